@@ -1,0 +1,1 @@
+"""Pure functions of tensors: advantages and losses, each with its source."""

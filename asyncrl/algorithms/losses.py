@@ -1,0 +1,72 @@
+"""Losses of on-policy algorithms over minibatches of valid samples. Every loss is to be minimized."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+_ADVANTAGE_EPS = 1e-8
+
+
+class ClipRange(NamedTuple):
+    """Bounds of PPO's probability ratio."""
+
+    low: float
+    high: float
+
+
+def clip_range(clip_ratio: float, mode: Literal["symmetric", "reciprocal"]) -> ClipRange:
+    """Bounds [1-c, 1+c], or [1/(1+c), 1+c], which is symmetric in the logarithm."""
+    low = 1.0 - clip_ratio if mode == "symmetric" else 1.0 / (1.0 + clip_ratio)
+    return ClipRange(low, 1.0 + clip_ratio)
+
+
+def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
+    """Clipped surrogate objective (Schulman et al. 2017, arXiv:1707.06347, equation 7), negated.
+
+    Args:
+        log_ratio: [B] float32, log-probability of the current policy minus that of the behaviour policy.
+        advantages: [B] float32.
+        clip: bounds of the ratio.
+    """
+    ratio = log_ratio.exp()
+    surrogate = torch.minimum(ratio * advantages, ratio.clamp(clip.low, clip.high) * advantages)
+    return -surrogate.mean()
+
+
+def a2c_policy_loss(log_prob: Tensor, advantages: Tensor) -> Tensor:
+    """Policy gradient (Mnih et al. 2016, arXiv:1602.01783): -E[log pi(a|s) A], both [B] float32."""
+    return -(log_prob * advantages).mean()
+
+
+def squared_value_loss(values: Tensor, returns: Tensor) -> Tensor:
+    """Mean squared error, without the factor 1/2; both [B] float32 in units of normalized returns."""
+    return torch.nn.functional.mse_loss(values, returns)
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+    """The larger of the squared errors with and without clipping the change since `old_values` to +-clip.
+
+    The form of OpenAI Baselines' PPO2; all tensors [B] float32 in units of normalized returns.
+    """
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum((values - returns).square(), (clipped - returns).square()).mean()
+
+
+def normalize_advantages(advantages: Tensor) -> Tensor:
+    """Shift and scale `[B]` advantages to mean 0 and deviation 1 over the minibatch."""
+    std, mean = torch.std_mean(advantages, correction=0)
+    return (advantages - mean) / (std + _ADVANTAGE_EPS)
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """KL(behaviour || current) from samples: mean of (r - 1) - log r (Schulman 2020, joschu.net/blog/kl-approx)."""
+    return (log_ratio.expm1() - log_ratio).mean()
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """1 - Var[returns - values] / Var[returns], both [N]; 0 where the returns do not vary."""
+    variance = returns.var(correction=0)
+    return torch.where(variance > 0, 1.0 - (returns - values).var(correction=0) / variance, torch.zeros_like(variance))

@@ -1,0 +1,115 @@
+"""One anonymous shared mapping that holds every shared array of a run.
+
+A memfd has no name in `/dev/shm`, so a killed run leaves nothing behind and no other user can open it. The runner
+creates the arena; children get its file descriptor with their start-up arguments.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ALIGNMENT = 128  # two cache lines: words of different writers never share one
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Name, dtype and shape of one shared array."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, without padding."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+def arena_size(specs: Iterable[ArraySpec]) -> int:
+    """Bytes that an arena of these arrays takes."""
+    return sum(_padded(spec.nbytes) for spec in specs)
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class Arena:
+    """Shared arrays by name. Owned by the process that created it; others hold views of the same pages."""
+
+    def __init__(self, fd: int, specs: tuple[ArraySpec, ...]) -> None:
+        """Maps an existing file descriptor; use `Arena.create` to make a new one."""
+        self._fd = fd
+        self._specs = specs
+        self._mapping = mmap.mmap(fd, arena_size(specs))
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        offset = 0
+        for spec in specs:
+            count = int(np.prod(spec.shape, dtype=np.int64))
+            array = np.frombuffer(self._mapping, dtype=spec.dtype, count=count, offset=offset)
+            self._arrays[spec.name] = array.reshape(spec.shape)
+            offset += _padded(spec.nbytes)
+
+    @classmethod
+    def create(cls, specs: Iterable[ArraySpec]) -> Arena:
+        """Allocates all pages at once, zeroed.
+
+        Raises:
+            ValueError: two arrays have the same name.
+            OSError: the memory is not there.
+        """
+        specs = tuple(specs)
+        if len({spec.name for spec in specs}) != len(specs):
+            raise ValueError(f"two arrays share a name: {sorted(spec.name for spec in specs)}")
+        size = arena_size(specs)
+        fd = _anonymous_file()
+        try:
+            os.ftruncate(fd, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, size)
+            return cls(fd, specs)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """The shared array of that name."""
+        return self._arrays[name]
+
+    def words(self, name: str) -> memoryview:
+        """A one-dimensional int64 array as a memoryview, whose items are read and written in one aligned access."""
+        array = self._arrays[name]
+        if array.dtype != np.int64 or array.ndim != 1:
+            raise ValueError(f"{name} is {array.dtype} with {array.ndim} dimensions, words are int64 with one")
+        return memoryview(array)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Gives the descriptor back; the pages go when the last view of them does."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._arrays.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_arena, (reduction.DupFd(self._fd), self._specs)
+
+
+def _rebuild_arena(duplicate: Any, specs: tuple[ArraySpec, ...]) -> Arena:
+    return Arena(duplicate.detach(), specs)
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("asyncrl", os.MFD_CLOEXEC)
+    fd, path = tempfile.mkstemp(prefix="asyncrl-")
+    os.unlink(path)
+    return fd

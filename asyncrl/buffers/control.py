@@ -1,0 +1,63 @@
+"""Words by which a run is told to stop and by which its progress is seen."""
+
+from __future__ import annotations
+
+import enum
+import time
+
+from asyncrl.buffers.arena import Arena
+
+
+class StopRequest(enum.IntEnum):
+    """What the run was asked to do."""
+
+    RUN = 0
+    FINISH = 1
+    """Finish the update in hand, save, end."""
+
+
+class RunControl:
+    """Stop word (written by the runner), end word (written by the learner) and progress words (one writer each)."""
+
+    _STOP, _ENDED = range(2)
+    _STEPS, _FIRST_STEP_NS = range(2)
+
+    def __init__(self, arena: Arena, num_workers: int) -> None:
+        """Views the words."""
+        self._words = arena.words("control")
+        self._progress = [arena.words(f"progress.{worker_idx}") for worker_idx in range(num_workers)]
+
+    def request_stop(self) -> None:
+        """Asks the learner to finish, save and end (runner)."""
+        self._words[self._STOP] = StopRequest.FINISH
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the learner is to finish."""
+        return bool(self._words[self._STOP] != StopRequest.RUN)
+
+    def end(self) -> None:
+        """Ends collecting and inference: training is over (learner; the runner when a role failed)."""
+        self._words[self._ENDED] = 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether rollout and inference workers are to leave."""
+        return bool(self._words[self._ENDED])
+
+    def count_steps(self, worker_idx: int, num_steps: int) -> None:
+        """Adds collected environment steps of one worker (that worker)."""
+        words = self._progress[worker_idx]
+        if words[self._STEPS] == 0 and num_steps > 0:
+            words[self._FIRST_STEP_NS] = time.monotonic_ns()
+        words[self._STEPS] += num_steps
+
+    def collected_steps(self, worker_idx: int) -> int:
+        """Environment steps that a worker has collected."""
+        return int(self._progress[worker_idx][self._STEPS])
+
+    @property
+    def first_step_at(self) -> float | None:
+        """Time (`time.monotonic`) of the run's first environment step, None before it."""
+        times = [words[self._FIRST_STEP_NS] for words in self._progress if words[self._FIRST_STEP_NS] > 0]
+        return min(times) / 1e9 if times else None

@@ -1,0 +1,86 @@
+"""The whole schema of the shared memory, from the spaces and the plan: every array, its dtype and its shape.
+
+A slot holds one trajectory of one split: T rows of steps. `obs` and `value` have one row more, for the state after the
+last step. Row rules: `obs[t + 1]` is the true next observation of `obs[t]` unless `terminated[t]`. After a truncation the
+next row is the episode's final observation: it gets a value, has no action, is not stepped, and is not `valid`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.buffers.arena import ArraySpec, arena_size
+from asyncrl.buffers.rings import ring_specs
+from asyncrl.buffers.weights import weights_specs
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.envs.spec import BoxAction, EnvSpec
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One field of a slot: dtype, shape of one environment's row, and whether it has the extra row."""
+
+    name: str
+    dtype: str
+    row_shape: tuple[int, ...]
+    has_extra_row: bool = False
+
+
+def trajectory_fields(spec: EnvSpec) -> tuple[FieldSpec, ...]:
+    """Fields that each have a row for every environment: `[slots, T or T+1, envs, *row_shape]`."""
+    if isinstance(spec.action, BoxAction):
+        action = FieldSpec("action", "float32", (spec.action.size,))
+        num_parameters = 2 * spec.action.size
+    else:
+        action = FieldSpec("action", "int64", ())
+        num_parameters = spec.action.n
+    return (
+        FieldSpec("obs", "float32", (spec.observation_size,), has_extra_row=True),
+        FieldSpec("value", "float32", (), has_extra_row=True),
+        action,
+        FieldSpec("action_parameters", "float32", (num_parameters,)),
+        FieldSpec("log_prob", "float32", ()),
+        FieldSpec("reward", "float32", ()),
+        FieldSpec("terminated", "bool", ()),
+        FieldSpec("truncated", "bool", ()),
+        FieldSpec("valid", "bool", ()),
+    )
+
+
+def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
+    """Arrays of all slots: the trajectory fields, what is known of each row as a whole, and the words of each slot."""
+    num_slots, rollout, num_envs = plan.num_slots, plan.rollout, plan.envs_per_split
+    specs = [
+        ArraySpec(
+            f"slots.{field.name}",
+            field.dtype,
+            (num_slots, rollout + int(field.has_extra_row), num_envs, *field.row_shape),
+        )
+        for field in trajectory_fields(spec)
+    ]
+    specs.append(ArraySpec("slots.policy_version", "int64", (num_slots, rollout + 1)))
+    specs.append(ArraySpec("slots.chosen_at", "float64", (num_slots, rollout + 1)))
+    specs.extend(ArraySpec(f"slots.{word}", "int64", (num_slots,)) for word in ("state", "owner", "generation"))
+    return specs
+
+
+def arena_specs(spec: EnvSpec, plan: ResourcePlan, num_weights: int) -> list[ArraySpec]:
+    """Every array of a run."""
+    specs = slot_specs(spec, plan)
+    specs.extend(
+        ArraySpec(f"splits.{word}", "int64", (plan.num_splits,))
+        for word in ("request_seq", "response_seq", "request_slot", "request_row")
+    )
+    for worker_idx in range(plan.num_workers):
+        specs.extend(ring_specs(f"granted.{worker_idx}", plan.num_slots))
+        specs.extend(ring_specs(f"ready.{worker_idx}", plan.num_slots))
+        specs.extend(ring_specs(f"requests.{worker_idx}", plan.worker_num_splits))
+        specs.append(ArraySpec(f"progress.{worker_idx}", "int64", (2,)))
+    specs.append(ArraySpec("control", "int64", (2,)))
+    specs.extend(weights_specs(num_weights))
+    return specs
+
+
+def arena_bytes(spec: EnvSpec, plan: ResourcePlan, num_weights: int) -> int:
+    """Shared memory of a run in bytes."""
+    return arena_size(arena_specs(spec, plan, num_weights))

@@ -1,0 +1,143 @@
+"""Trajectory slots: room for one trajectory of one split each, with one owner at a time.
+
+    FREE --grant (learner)--> FILLING --finish (worker)--> READY --take (learner)--> TRAINING --free (learner)--> FREE
+
+The learner owns a slot that is FREE or TRAINING, and gives FILLING to a split; the worker of that split owns it until it
+is READY. The words are the truth; rings only carry the news.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.buffers.arena import Arena
+
+NOBODY = -1
+
+
+class SlotState(enum.IntEnum):
+    """Who may touch a slot, see the module's diagram."""
+
+    FREE = 0
+    FILLING = 1
+    READY = 2
+    TRAINING = 3
+
+
+class SlotStateError(RuntimeError):
+    """A slot was used in a state in which the caller does not own it."""
+
+
+class TrajectorySlots:
+    """All slots of a run. Arrays are indexed `[slot, row, env, ...]`, see `asyncrl.buffers.layout`."""
+
+    def __init__(self, arena: Arena) -> None:
+        """Views the arrays that `slot_specs` described."""
+        self.obs = arena.array("slots.obs")
+        self.value = arena.array("slots.value")
+        self.action = arena.array("slots.action")
+        self.action_parameters = arena.array("slots.action_parameters")
+        self.log_prob = arena.array("slots.log_prob")
+        self.reward = arena.array("slots.reward")
+        self.terminated = arena.array("slots.terminated")
+        self.truncated = arena.array("slots.truncated")
+        self.valid = arena.array("slots.valid")
+        self.policy_version = arena.array("slots.policy_version")
+        self.chosen_at = arena.array("slots.chosen_at")
+        self._state = arena.words("slots.state")
+        self._owner = arena.words("slots.owner")
+        self._generation = arena.words("slots.generation")
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots S."""
+        return len(self._state)
+
+    @property
+    def rollout(self) -> int:
+        """Number of step rows T."""
+        return int(self.reward.shape[1])
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of a split E."""
+        return int(self.reward.shape[2])
+
+    def state(self, slot: int) -> SlotState:
+        """Present state of a slot."""
+        return SlotState(self._state[slot])
+
+    def owner(self, slot: int) -> int:
+        """The split that fills or filled the slot, `NOBODY` if it is free."""
+        return int(self._owner[slot])
+
+    def generation(self, slot: int) -> int:
+        """How many times the slot was granted."""
+        return int(self._generation[slot])
+
+    def reset(self) -> None:
+        """Frees and poisons every slot (before any process starts)."""
+        for slot in range(self.num_slots):
+            self._poison(slot)
+            self._owner[slot] = NOBODY
+            self._state[slot] = SlotState.FREE
+
+    def grant(self, slot: int, split_idx: int) -> None:
+        """Gives a free slot to a split (learner)."""
+        self._require(slot, SlotState.FREE)
+        self._owner[slot] = split_idx
+        self._generation[slot] += 1
+        self._state[slot] = SlotState.FILLING
+
+    def finish(self, slot: int, split_idx: int) -> None:
+        """Hands a filled slot to the learner (worker)."""
+        self._require(slot, SlotState.FILLING, split_idx)
+        self._state[slot] = SlotState.READY
+
+    def take(self, slot: int) -> None:
+        """Takes a ready slot for training (learner).
+
+        Raises:
+            SlotStateError: the slot is not ready, or rows were not written since it was granted.
+        """
+        self._require(slot, SlotState.READY)
+        self.check_written(slot)
+        self._state[slot] = SlotState.TRAINING
+
+    def free(self, slot: int) -> None:
+        """Ends the use of a slot (learner), whose old contents can't be mistaken for new ones from now on."""
+        self._require(slot, SlotState.TRAINING)
+        self._poison(slot)
+        self._owner[slot] = NOBODY
+        self._state[slot] = SlotState.FREE
+
+    def check_written(self, slot: int) -> None:
+        """Raises `SlotStateError` if a row of the slot still holds poison."""
+        for name, field in (("value", self.value), ("log_prob", self.log_prob), ("reward", self.reward)):
+            poisoned = np.isnan(field[slot])
+            if poisoned.any():
+                row, env = np.argwhere(poisoned)[0]
+                raise SlotStateError(
+                    f"slot {slot} of split {self.owner(slot)}: {name} of row {row}, environment {env} was never written "
+                    "or is not a number"
+                )
+
+    def env_rows(self, field: npt.NDArray[Any], slot: int, row: int) -> npt.NDArray[Any]:
+        """One row of a field for all environments: `[E, ...]`, a view."""
+        view: npt.NDArray[Any] = field[slot, row]
+        return view
+
+    def _poison(self, slot: int) -> None:
+        for field in (self.value, self.log_prob, self.reward):
+            field[slot] = np.nan
+
+    def _require(self, slot: int, expected: SlotState, split_idx: int | None = None) -> None:
+        found = self.state(slot)
+        if found != expected:
+            raise SlotStateError(f"slot {slot} is {found.name}, expected {expected.name}; owner: split {self.owner(slot)}")
+        if split_idx is not None and self.owner(slot) != split_idx:
+            raise SlotStateError(f"slot {slot} belongs to split {self.owner(slot)}, not to split {split_idx}")

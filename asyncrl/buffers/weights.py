@@ -1,0 +1,65 @@
+"""Weights from the learner to everyone who acts: versioned blocks in the arena, one writer, any number of readers.
+
+Two buffers take turns. The count of publications is even more than a version: publication n lies in buffer n % 2, and a
+reader's copy is whole exactly if the count did not move while it copied, because publication n + 2 is the first to
+overwrite buffer n % 2 and is begun only after the count became n + 1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.buffers.arena import Arena, ArraySpec
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class WeightsChannel:
+    """The newest published weights, with the policy version that they are."""
+
+    def __init__(self, arena: Arena) -> None:
+        """Views the arrays that `weights_specs` described."""
+        self._buffers = arena.array("weights.buffers")
+        self._versions = arena.words("weights.versions")
+        self._count = arena.words("weights.count")
+
+    @property
+    def num_publications(self) -> int:
+        """How many times weights were published; 0 before the first."""
+        return int(self._count[0])
+
+    def publish(self, block: FloatArray, version: int) -> None:
+        """Makes `block` [N] the newest weights (learner only)."""
+        count = self._count[0] + 1
+        self._buffers[count % 2] = block
+        self._versions[count % 2] = version
+        self._count[0] = count
+
+    def read(self, out: FloatArray, seen: int) -> tuple[int, int] | None:
+        """Copies the newest weights if there were publications after number `seen`.
+
+        Args:
+            out: [N] float32, overwritten if there is something new.
+            seen: the number of the publication that the caller has.
+
+        Returns:
+            (number of the publication, policy version), or None if there is nothing new.
+        """
+        while True:
+            count = self._count[0]
+            if count == seen:
+                return None
+            np.copyto(out, self._buffers[count % 2])
+            version = self._versions[count % 2]
+            if self._count[0] == count:
+                return count, version
+
+
+def weights_specs(num_values: int) -> list[ArraySpec]:
+    """Arrays of a channel for blocks of `num_values` float32."""
+    return [
+        ArraySpec("weights.buffers", "float32", (2, num_values)),
+        ArraySpec("weights.versions", "int64", (2,)),
+        ArraySpec("weights.count", "int64", (1,)),
+    ]

@@ -1,0 +1,1 @@
+"""One typed schema, its loading from presets, files and flags, cross-field checks, and the resource plan."""

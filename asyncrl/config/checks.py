@@ -1,0 +1,206 @@
+"""Which settings do not go together. Every rule is looked at; nothing stops at the first problem."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.problems import Problem
+from asyncrl.config.schema import TrainConfig
+
+
+def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | None = None) -> list[Problem]:
+    """Everything that keeps the run from starting, as far as settings and machine show it.
+
+    Args:
+        config: the settings.
+        plan: what they were resolved to.
+        machine: what the plan was made for; the machine this runs on if not given.
+    """
+    machine = machine or Machine.detect()
+    return [
+        *_environment(config),
+        *_device(config, machine),
+        *_splits(config, plan),
+        *_inference(config, plan),
+        *(_async_samples(plan) if plan.async_rl else _sync_samples(plan)),
+        *_lag(plan),
+        *_learning(config),
+    ]
+
+
+def find_warnings(config: TrainConfig, plan: ResourcePlan) -> list[Problem]:
+    """What is allowed, and still probably not what was meant."""
+    return [*_warn_ignored(config, plan), *_warn_resources(plan), *_warn_learning(config, plan)]
+
+
+def _environment(config: TrainConfig) -> Iterator[Problem]:
+    if not config.env:
+        yield Problem(("env",), "no environment was given.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
+
+
+def _device(config: TrainConfig, machine: Machine) -> Iterator[Problem]:
+    device = config.device
+    if device in ("auto", "cpu"):
+        return
+    match = re.fullmatch(r"cuda(?::(\d+))?", device)
+    if match is None:
+        yield Problem(("device",), f"--device={device} is not one of auto, cpu, cuda, cuda:N.", ("--device=auto",))
+    elif not machine.torch_has_cuda:
+        text = f"--device={device}: the installed torch was built without CUDA."
+        yield Problem(("device",), text, ("--device=cpu", "--device=auto"))
+    elif int(match.group(1) or 0) >= machine.num_cuda_devices:
+        text = f"--device={device}: number of devices that the CUDA driver shows: {machine.num_cuda_devices}."
+        fitting = ("--device=cuda",) if machine.num_cuda_devices else ("--device=cpu",)
+        yield Problem(("device",), text, tuple(fitting))
+
+
+def _splits(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    splits = config.worker_num_splits
+    if splits == "auto" or splits == 1:
+        return
+    envs = plan.num_envs_per_worker
+    if plan.inference_mode == "local":
+        mode = "in serial mode" if plan.serial_mode else "with local inference"
+        text = f"--worker_num_splits={splits}: {mode} a worker never waits for actions, so it has one split."
+        fitting = ("--worker_num_splits=1",) + (() if plan.serial_mode else ("--inference_mode=central",))
+        yield Problem(("worker_num_splits", "inference_mode"), text, tuple(fitting))
+    if envs % splits:
+        text = (
+            f"--num_envs_per_worker={envs} cannot be divided into --worker_num_splits={splits} equal parts: "
+            f"{envs} / {splits} = {envs / splits:.4g}."
+        )
+        fitting = (
+            *_as_flags("num_envs_per_worker", envs, splits),
+            f"--worker_num_splits={_divisor_near(envs, splits)}",
+        )
+        yield Problem(("num_envs_per_worker", "worker_num_splits"), text, tuple(fitting))
+
+
+def _inference(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if plan.num_inference_workers > plan.num_workers:
+        text = (
+            f"--num_inference_workers={plan.num_inference_workers} is more than the number of rollout workers, "
+            f"{plan.num_workers}: some would have nothing to do."
+        )
+        yield Problem(("num_inference_workers",), text, (f"--num_inference_workers={plan.num_workers}",))
+
+
+def _sync_samples(plan: ResourcePlan) -> Iterator[Problem]:
+    """A synchronous iteration trains exactly what all splits bring in whole slots."""
+    unit = plan.num_envs * plan.rollout
+    if plan.dataset_size % unit == 0:
+        return
+    text = (
+        f"synchronous training needs batch_size x num_batches_per_epoch to be a multiple of "
+        f"num_workers x num_envs_per_worker x rollout: {plan.batch_size} x {plan.num_batches_per_epoch} = "
+        f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker} x {plan.rollout} = "
+        f"{unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
+    )
+    fitting = (
+        *_as_flags("batch_size", plan.batch_size, unit // math.gcd(unit, plan.num_batches_per_epoch)),
+        *_as_flags("num_batches_per_epoch", plan.num_batches_per_epoch, unit // math.gcd(unit, plan.batch_size)),
+    )
+    names = ("batch_size", "num_batches_per_epoch", "num_workers", "num_envs_per_worker", "rollout")
+    yield Problem(names, text, tuple(fitting))
+
+
+def _async_samples(plan: ResourcePlan) -> Iterator[Problem]:
+    """A dataset takes whole trajectories."""
+    if plan.batch_size % plan.rollout == 0:
+        return
+    text = (
+        f"asynchronous training needs batch_size to be a multiple of rollout: {plan.batch_size} / {plan.rollout} = "
+        f"{plan.batch_size / plan.rollout:.4g}."
+    )
+    fitting = (
+        *_as_flags("batch_size", plan.batch_size, plan.rollout),
+        f"--rollout={_divisor_near(plan.batch_size, plan.rollout)}",
+    )
+    yield Problem(("batch_size", "rollout"), text, tuple(fitting))
+
+
+def _lag(plan: ResourcePlan) -> Iterator[Problem]:
+    if plan.forced_lag > plan.max_policy_lag:
+        text = (
+            f"--debug_forced_lag={plan.debug_forced_lag} makes every sample {plan.forced_lag} versions old, since "
+            f"weights are published every {plan.num_batches_per_epoch} versions, but "
+            f"--max_policy_lag={plan.max_policy_lag} drops samples of that age: nothing would be trained."
+        )
+        yield Problem(("debug_forced_lag", "max_policy_lag"), text, (f"--max_policy_lag={plan.steady_lag_bound}",))
+
+
+def _learning(config: TrainConfig) -> Iterator[Problem]:
+    low, high, rate = config.lr_adaptive_min, config.lr_adaptive_max, config.learning_rate
+    if low > high:
+        text = f"--lr_adaptive_min={low:g} is greater than --lr_adaptive_max={high:g}."
+        yield Problem(("lr_adaptive_min", "lr_adaptive_max"), text, (f"--lr_adaptive_min={high:g}",))
+    elif config.lr_schedule.startswith("kl_adaptive") and rate > 0 and not low <= rate <= high:
+        text = (
+            f"--learning_rate={rate:g} is outside the adaptive schedule's range, "
+            f"--lr_adaptive_min={low:g} to --lr_adaptive_max={high:g}."
+        )
+        fitting = (f"--learning_rate={min(max(rate, low), high):g}",)
+        yield Problem(("learning_rate", "lr_adaptive_min", "lr_adaptive_max"), text, tuple(fitting))
+    if config.normalize_advantage and config.batch_size < 2:
+        text = "--batch_size=1 leaves no deviation by which --normalize_advantage=True could divide."
+        yield Problem(("batch_size", "normalize_advantage"), text, ("--normalize_advantage=False",))
+
+
+def _warn_ignored(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if plan.serial_mode and plan.async_rl:
+        text = "serial mode collects and trains strictly in turn, although async_rl=True."
+        yield Problem(("async_rl", "serial_mode"), text, ("--async_rl=False",))
+    if plan.serial_mode and config.inference_mode == "central":
+        text = "serial mode computes actions in its one process, although inference_mode=central."
+        yield Problem(("inference_mode", "serial_mode"), text)
+    if plan.inference_mode == "local" and config.num_inference_workers > 1:
+        text = f"num_inference_workers={config.num_inference_workers} has no effect: inference is local."
+        yield Problem(("num_inference_workers",), text, ("--inference_mode=central",))
+    if not plan.async_rl and plan.num_batches_to_accumulate > 1:
+        text = f"num_batches_to_accumulate={plan.num_batches_to_accumulate} has no effect with async_rl=False."
+        yield Problem(("num_batches_to_accumulate",), text)
+
+
+def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
+    collecting = plan.num_workers + plan.num_inference_workers
+    if not plan.serial_mode and plan.num_workers > plan.cores:
+        text = f"{collecting} rollout and inference workers share {plan.cores} cores."
+        yield Problem(("num_workers",), text, (f"--num_workers={plan.cores}",))
+    if plan.learner_threads > plan.cores:
+        text = f"learner_threads={plan.learner_threads} is more than the {plan.cores} cores."
+        yield Problem(("learner_threads",), text, (f"--learner_threads={plan.cores}",))
+
+
+def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if plan.async_rl and not plan.serial_mode and plan.max_policy_lag < plan.steady_lag_bound:
+        text = (
+            f"max_policy_lag={plan.max_policy_lag} is less than the {plan.steady_lag_bound} versions that samples "
+            "reach in ordinary operation: many will be dropped."
+        )
+        yield Problem(("max_policy_lag",), text, (f"--max_policy_lag={plan.steady_lag_bound}",))
+    if plan.dataset_size > plan.train_for_env_steps:
+        text = (
+            f"one dataset, {plan.batch_size} x {plan.num_batches_per_epoch} = {plan.dataset_size} samples, is more "
+            f"than train_for_env_steps={plan.train_for_env_steps}: the run ends after the first."
+        )
+        yield Problem(("train_for_env_steps", "batch_size", "num_batches_per_epoch"), text)
+    if config.algo == "a2c" and config.num_epochs > 1:
+        text = f"num_epochs={config.num_epochs}: A2C has no ratio, so further passes over the same samples are biased."
+        yield Problem(("num_epochs", "algo"), text, ("--num_epochs=1",))
+    if config.learning_rate == 0:
+        yield Problem(("learning_rate",), "learning_rate=0: the policy will not change.")
+
+
+def _as_flags(name: str, value: int, step: int) -> list[str]:
+    """The multiples of `step` next to `value`, above 0, as flags."""
+    below = value // step * step
+    return [f"--{name}={multiple}" for multiple in (below, below + step) if multiple > 0]
+
+
+def _divisor_near(number: int, wanted: int) -> int:
+    """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
+    return min((count for count in range(1, number + 1) if number % count == 0), key=lambda count: abs(count - wanted))

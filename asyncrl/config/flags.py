@@ -1,0 +1,134 @@
+"""Splits a command line into flags and the text that each was given, and lays out --help."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.config.problems import Problem
+from asyncrl.config.settings import SECTION_TITLES, Setting
+
+_TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+
+
+@dataclass(frozen=True)
+class ExtraFlag:
+    """A flag of one command line that is no setting of the run.
+
+    Attributes:
+        name: the flag's name, with underscores.
+        description: for --help.
+        is_bool: True for a switch, False for a flag that takes text.
+    """
+
+    name: str
+    description: str
+    is_bool: bool = True
+
+
+@dataclass(frozen=True)
+class FlagTexts:
+    """What a command line gave.
+
+    Attributes:
+        texts: text of each flag, the last one if it was given twice; "True" for a bare switch.
+        problems: one for each thing that is no flag or lacks its value.
+    """
+
+    texts: dict[str, str]
+    problems: tuple[Problem, ...]
+
+
+def split_flags(argv: Sequence[str], settings: Mapping[str, Setting], extra_flags: Iterable[ExtraFlag]) -> FlagTexts:
+    """Reads `--name=value`, `--name value`, a bare `--switch` and `--no-switch`, with `-` and `_` alike."""
+    switches = {flag.name: flag.is_bool for flag in extra_flags} | {name: s.is_bool for name, s in settings.items()}
+    texts: dict[str, str] = {}
+    problems: list[Problem] = []
+    rest = list(argv)
+    while rest:
+        token = rest.pop(0)
+        if not token.startswith("--") or token == "--":
+            problems.append(Problem((), f"{token!r} stands alone; settings are given as --name=value."))
+            continue
+        written, equals, text = token[2:].partition("=")
+        name = written.replace("-", "_")
+        is_negated = name not in switches and name.startswith("no_") and switches.get(name[3:], False)
+        if is_negated and not equals:
+            texts[name[3:]] = "False"
+        elif name not in switches:
+            problems.append(unknown_name(name, switches, f"there is no setting --{written}", "--"))
+            if not equals and rest and not rest[0].startswith("-"):
+                rest.pop(0)
+        elif equals:
+            texts[name] = text
+        elif switches[name]:
+            texts[name] = rest.pop(0) if rest and rest[0].lower() in _TRUTH_VALUES else "True"
+        else:
+            values = _take_values(rest, several=name in settings and settings[name].is_list)
+            if values:
+                texts[name] = values
+            else:
+                problems.append(Problem((name,), f"--{written} needs a value: --{written}=VALUE."))
+    return FlagTexts(texts, tuple(problems))
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like `name`, None if none is."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -> Problem:
+    """The problem that there is no such name; it is about the setting that was probably meant."""
+    near = nearest(name, known)
+    return Problem((near,), f"{text}; the nearest is {prefix}{near}.") if near else Problem((), f"{text}.")
+
+
+def format_help(usage: str, description: str, settings: Mapping[str, Setting], extra_flags: Iterable[ExtraFlag]) -> str:
+    """The text of --help: the command's own flags, then every setting by section."""
+    width = min(120, max(60, shutil.get_terminal_size().columns))
+    lines = [f"usage: {usage} [--name=value ...]", "", *textwrap.wrap(description, width), "", "this command:"]
+    lines += _format_flag("help", "show this text", width)
+    for flag in extra_flags:
+        lines += _format_flag(flag.name if flag.is_bool else f"{flag.name}=TEXT", flag.description, width)
+    for section, title in SECTION_TITLES.items():
+        lines += ["", f"{title}:"]
+        for setting in settings.values():
+            if setting.section == section:
+                text = f"{setting.description} [{setting.expected}; default {format_value(setting.default)}]"
+                lines += _format_flag(setting.name, text, width)
+    return "\n".join(lines)
+
+
+def format_value(value: Any) -> str:
+    """A value as a person would write it on the command line."""
+    if value is None:
+        return "none"
+    if value == "":
+        return "empty"
+    if isinstance(value, list):
+        return ",".join(str(element) for element in value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def _take_values(rest: list[str], several: bool) -> str:
+    """Takes the value, or for a list all values up to the next flag; a negative number is no flag."""
+    values: list[str] = []
+    while rest and (several or not values) and not rest[0].startswith("--"):
+        values.append(rest.pop(0))
+    return ", ".join(values)
+
+
+def _format_flag(name: str, text: str, width: int) -> list[str]:
+    indent = 30
+    head = f"  --{name}"
+    lines = textwrap.wrap(text, width - indent)
+    if len(head) < indent - 1:
+        return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
+    return [head, *(" " * indent + line for line in lines)]

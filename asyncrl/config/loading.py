@@ -1,0 +1,185 @@
+"""Settings of a run from four layers: defaults < preset < --config file < flags.
+
+A thin reader of our own: every mistake must become one sentence, all of them at once, and `--flag=true` must work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import ExtraFlag, format_help, split_flags, unknown_name
+from asyncrl.config.presets import Preset, preset_for, read_preset
+from asyncrl.config.problems import ConfigError, Problem
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.settings import Setting, all_settings
+from asyncrl.config.values import read_mapping, read_scalar
+
+_OWN_FLAGS = (
+    ExtraFlag("config", "YAML file with settings, name: value", is_bool=False),
+    ExtraFlag("preset", "preset to start from instead of the one that fits the environment, or none", is_bool=False),
+)
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """Settings and where each came from.
+
+    Attributes:
+        config: the settings.
+        origins: by setting: `default`, `preset NAME`, `file PATH` or `flag`.
+        preset: name of the preset that was used.
+        preset_path: its file.
+        cli: value of each extra flag: bool for a switch, text or None otherwise.
+        problems: mistakes that a lenient load left out of `config`; empty after a strict one.
+    """
+
+    config: TrainConfig
+    origins: dict[str, str]
+    preset: str | None = None
+    preset_path: Path | None = None
+    cli: dict[str, Any] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass
+class _Layers:
+    """Values as they are gathered, later layers over earlier ones."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def put(self, values: Mapping[str, Any], origin: str, settings: Mapping[str, Setting]) -> None:
+        for name, value in values.items():
+            name = name.replace("-", "_")
+            if name in settings:
+                self.values[name] = value
+                self.origins[name] = origin
+            else:
+                self.problems.append(unknown_name(name, settings, f"{origin}: there is no setting {name}"))
+
+    def complain(self, text: str, *names: str) -> None:
+        self.problems.append(Problem(names, text))
+
+
+def load(
+    argv: Sequence[str],
+    extra_flags: Sequence[ExtraFlag] = (),
+    *,
+    program: str = "python -m asyncrl.train",
+    description: str = "Train a policy.",
+    lenient: bool = False,
+) -> LoadedConfig:
+    """Reads the command line, and the preset and file that it names.
+
+    Args:
+        argv: arguments without the program's name.
+        extra_flags: flags of this command line that are no settings.
+        program: for --help.
+        description: for --help.
+        lenient: keep mistakes in `LoadedConfig.problems`, with defaults in their place, so that the caller can find
+            further problems before it refuses. A lenient result with problems must not be run.
+
+    Raises:
+        ConfigError: everything that is wrong, one line each.
+        SystemExit: after --help was printed.
+    """
+    settings = all_settings()
+    flags = (*_OWN_FLAGS, *extra_flags)
+    if any(token in ("--help", "-h") for token in argv):
+        print(format_help(program, description, settings, flags))
+        raise SystemExit(0)
+    given = split_flags(argv, settings, flags)
+    layers = _Layers(problems=list(given.problems))
+    from_flags = _read_flag_values(given.texts, settings, layers)
+    from_file = _read_file(given.texts.get("config"), settings, layers)
+    wanted = {**from_file, **from_flags}
+    preset = _choose_preset(given.texts.get("preset"), str(wanted.get("env") or ""), settings, layers)
+    if preset is not None:
+        layers.put(preset.values(str(wanted.get("algo", TrainConfig().algo))), f"preset {preset.name}", settings)
+    layers.put(from_file, f"file {given.texts.get('config')}", settings)
+    layers.put(from_flags, "flag", settings)
+    config = _validate(layers, settings)
+    if layers.problems and not lenient:
+        raise ConfigError(layers.problems)
+    return LoadedConfig(
+        config=config,
+        origins={name: layers.origins.get(name, "default") for name in settings},
+        preset=preset.name if preset else None,
+        preset_path=preset.path if preset else None,
+        cli=_read_extra(given.texts, extra_flags),
+        problems=tuple(layers.problems),
+    )
+
+
+def load_file(path: Path) -> TrainConfig:
+    """Reads the complete settings of a run from its config.yaml; presets play no part.
+
+    Raises:
+        ConfigError: everything that is wrong with it.
+    """
+    settings = all_settings()
+    layers = _Layers()
+    layers.put(read_mapping(path, settings), f"file {path}", settings)
+    config = _validate(layers, settings)
+    if layers.problems:
+        raise ConfigError(layers.problems)
+    return config
+
+
+def _read_flag_values(texts: Mapping[str, str], settings: Mapping[str, Setting], layers: _Layers) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in texts.items():
+        if name in settings:
+            try:
+                values[name] = read_scalar(text, settings[name])
+            except UsageError as error:
+                layers.complain(str(error), name)
+    return values
+
+
+def _read_file(path: str | None, settings: Mapping[str, Setting], layers: _Layers) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return read_mapping(Path(path), settings)
+    except UsageError as error:
+        layers.complain(f"--config: {error}", "config")
+        return {}
+
+
+def _choose_preset(wanted: str | None, env_id: str, settings: Mapping[str, Setting], layers: _Layers) -> Preset | None:
+    if wanted is not None and wanted.lower() == "none":
+        return None
+    try:
+        return preset_for(env_id, settings) if wanted is None else read_preset(wanted, settings)
+    except UsageError as error:
+        layers.complain(str(error), "preset")
+        return None
+
+
+def _validate(layers: _Layers, settings: Mapping[str, Setting]) -> TrainConfig:
+    """Builds the settings; a value that is refused is reported and replaced by its default."""
+    try:
+        return TrainConfig(**layers.values)
+    except ValidationError as error:
+        refused = sorted({str(detail["loc"][0]) for detail in error.errors()})
+    for name in refused:
+        value, origin = layers.values.pop(name), layers.origins.pop(name)
+        where = "--" if origin == "flag" else f"{origin}: "
+        layers.complain(f"{where}{name}={value} is not possible: expected {settings[name].expected}.", name)
+    return TrainConfig(**layers.values)
+
+
+def _read_extra(texts: Mapping[str, str], extra_flags: Sequence[ExtraFlag]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for flag in extra_flags:
+        text = texts.get(flag.name)
+        values[flag.name] = text if not flag.is_bool else (text or "").lower() in ("true", "yes", "on", "1")
+    return values

@@ -1,0 +1,67 @@
+"""What this machine offers, found without importing torch: cores that may be used, and usable CUDA devices."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The resources that a plan is made for.
+
+    Attributes:
+        cores: CPU cores that this process may run on.
+        torch_has_cuda: whether the installed torch was built for CUDA.
+        num_cuda_devices: devices that the CUDA driver shows to this process.
+    """
+
+    cores: int
+    torch_has_cuda: bool = False
+    num_cuda_devices: int = 0
+
+    @property
+    def cuda_is_usable(self) -> bool:
+        """Whether torch can compute on at least one CUDA device."""
+        return self.torch_has_cuda and self.num_cuda_devices > 0
+
+    @staticmethod
+    def detect() -> Machine:
+        """Looks at the machine that this process runs on."""
+        torch_has_cuda = _torch_has_cuda()
+        return Machine(available_cores(), torch_has_cuda, _num_cuda_devices() if torch_has_cuda else 0)
+
+
+def available_cores() -> int:
+    """Number of cores that the scheduler lets this process use, which a container or taskset may have made smaller."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _torch_has_cuda() -> bool:
+    """Reads torch/version.py as text: importing torch takes longer than everything else here together."""
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return re.search(r"^cuda\b[^=\n]*=\s*['\"]\d", text, flags=re.MULTILINE) is not None
+
+
+def _num_cuda_devices() -> int:
+    """Asks the CUDA driver, which heeds CUDA_VISIBLE_DEVICES; 0 where there is no driver or it does not answer."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value

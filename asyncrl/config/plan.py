@@ -1,0 +1,234 @@
+"""The resource plan: what every `auto` becomes on this machine, and every number that follows from the settings.
+
+The roles read the plan; only `resolve` reads `auto`. Here are no checks: settings that do not fit together still
+resolve to something of sane size, and `asyncrl.config.checks` says what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from asyncrl.config.machine import Machine
+from asyncrl.config.schema import TrainConfig
+
+InferenceMode = Literal["local", "central"]
+
+
+@dataclass(frozen=True)
+class ResourcePlan:
+    """Numbers of processes, environments, samples and slots of one run.
+
+    Attributes:
+        device: device of learner and central inference: cpu, cuda or cuda:N.
+        inference_mode: where actions are computed.
+        serial_mode, async_rl: as in the settings.
+        num_workers: rollout workers.
+        num_envs_per_worker: environments of each.
+        worker_num_splits: parts of a worker's environments that take turns.
+        num_inference_workers: inference workers, 0 with local inference.
+        learner_threads: CPU threads of the learner.
+        cores: cores that the plan was made for.
+        rollout: steps of one trajectory, T.
+        batch_size, num_batches_per_epoch, num_epochs: as in the settings.
+        num_batches_to_accumulate: datasets that may wait or be in training, A.
+        max_policy_lag, debug_forced_lag: in policy versions, as in the settings.
+        train_for_env_steps: environment steps of the whole run.
+    """
+
+    device: str
+    inference_mode: InferenceMode
+    serial_mode: bool
+    async_rl: bool
+    num_workers: int
+    num_envs_per_worker: int
+    worker_num_splits: int
+    num_inference_workers: int
+    learner_threads: int
+    cores: int
+    rollout: int
+    batch_size: int
+    num_batches_per_epoch: int
+    num_epochs: int
+    num_batches_to_accumulate: int
+    max_policy_lag: int
+    debug_forced_lag: int
+    train_for_env_steps: int
+
+    @property
+    def envs_per_split(self) -> int:
+        """Environments that step together and fill one slot, E."""
+        return self.num_envs_per_worker // self.worker_num_splits
+
+    @property
+    def num_splits(self) -> int:
+        """Splits of all workers, W * K."""
+        return self.num_workers * self.worker_num_splits
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of the run."""
+        return self.num_workers * self.num_envs_per_worker
+
+    @property
+    def dataset_size(self) -> int:
+        """Samples (rows) that are trained together."""
+        return self.batch_size * self.num_batches_per_epoch
+
+    @property
+    def columns_per_dataset(self) -> int:
+        """Trajectories of one environment in a dataset."""
+        return max(1, self.dataset_size // self.rollout)
+
+    @property
+    def slots_per_dataset(self) -> Fraction:
+        """D: a dataset in slots; in async it need not be whole, since datasets take single columns."""
+        return Fraction(self.columns_per_dataset, self.envs_per_split)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async."""
+        if not self.async_rl:
+            return math.ceil(self.slots_per_dataset)
+        return math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + self.num_splits
+
+    @property
+    def updates_per_dataset(self) -> int:
+        """Optimizer steps, and so policy versions, that one dataset brings."""
+        return self.num_epochs * self.num_batches_per_epoch
+
+    @property
+    def num_datasets(self) -> int:
+        """Datasets of the whole run."""
+        return math.ceil(self.train_for_env_steps / self.dataset_size)
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.num_datasets * self.updates_per_dataset
+
+    @property
+    def forced_lag(self) -> int:
+        """Versions by which published weights are late: `debug_forced_lag` in whole publications, one an epoch."""
+        return math.ceil(self.debug_forced_lag / self.num_batches_per_epoch) * self.num_batches_per_epoch
+
+    @property
+    def steady_lag_bound(self) -> int:
+        """Largest lag at first use, in policy versions, while all splits keep the same pace.
+
+        Sync: 0, because slots are granted only after the weights of the dataset before were published.
+
+        Async: take the moment when a slot is granted, while dataset j is being trained (or is the next to be). Its
+        weights are at least those published after dataset j - 1, since they are published before slots are freed. A
+        slot stays charged until its last column was trained, so besides dataset j at most `num_slots - D` slots can
+        be charged, this one among them. Slots are trained in the order in which they become ready, which at equal
+        pace is the order of the grants, so all that is trained between dataset j and this slot's last column lies
+        in those: the slot is used up ceil((num_slots - D) / D) datasets after j at the latest, each of them
+        `updates_per_dataset` versions. With A = 1 and D = W * K there are 2 D slots: a lag of exactly one dataset.
+
+        A split that falls behind the others may exceed it; `lag_bound` holds always.
+        """
+        if not self.async_rl:
+            return self.forced_lag
+        datasets = math.ceil((self.num_slots - self.slots_per_dataset) / self.slots_per_dataset)
+        return datasets * self.updates_per_dataset + self.forced_lag
+
+    @property
+    def lag_bound(self) -> int:
+        """Lag at first use, in policy versions, that no trained sample exceeds: in async older ones are dropped."""
+        return self.max_policy_lag if self.async_rl else self.forced_lag
+
+    @property
+    def num_processes(self) -> int:
+        """Processes that compute, the runner included."""
+        if self.serial_mode:
+            return 1
+        return 2 + self.num_workers + self.num_inference_workers
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that compute at the same time at most: one for each worker, and the learner's."""
+        if self.serial_mode:
+            return self.learner_threads
+        collecting = self.num_workers + self.num_inference_workers
+        return collecting + self.learner_threads if self.async_rl else max(collecting, self.learner_threads)
+
+
+def resolve(config: TrainConfig, machine: Machine | None = None) -> ResourcePlan:
+    """Turns every `auto` into a value for this machine and derives the rest.
+
+    Args:
+        config: the settings.
+        machine: what to plan for; the machine this runs on if not given.
+    """
+    machine = machine or Machine.detect()
+    device = config.device if config.device != "auto" else ("cuda" if machine.cuda_is_usable else "cpu")
+    inference_mode = _inference_mode(config, device)
+    prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
+    num_workers, num_envs = _workers_and_envs(config, machine.cores, prefer_even)
+    if config.worker_num_splits != "auto":
+        num_splits = min(config.worker_num_splits, num_envs)
+    else:
+        num_splits = 2 if prefer_even and num_envs % 2 == 0 else 1
+    return ResourcePlan(
+        device=device,
+        inference_mode=inference_mode,
+        serial_mode=config.serial_mode,
+        async_rl=config.async_rl,
+        num_workers=num_workers,
+        num_envs_per_worker=num_envs,
+        worker_num_splits=num_splits,
+        num_inference_workers=config.num_inference_workers if inference_mode == "central" else 0,
+        learner_threads=_learner_threads(config, machine.cores, num_workers),
+        cores=machine.cores,
+        rollout=config.rollout,
+        batch_size=config.batch_size,
+        num_batches_per_epoch=config.num_batches_per_epoch,
+        num_epochs=config.num_epochs,
+        num_batches_to_accumulate=config.num_batches_to_accumulate,
+        max_policy_lag=config.max_policy_lag,
+        debug_forced_lag=config.debug_forced_lag,
+        train_for_env_steps=config.train_for_env_steps,
+    )
+
+
+def _inference_mode(config: TrainConfig, device: str) -> InferenceMode:
+    if config.serial_mode:
+        return "local"
+    if config.inference_mode == "auto":
+        return "central" if device.startswith("cuda") else "local"
+    return config.inference_mode
+
+
+def _learner_threads(config: TrainConfig, cores: int, num_workers: int) -> int:
+    if config.learner_threads != "auto":
+        return config.learner_threads
+    if config.serial_mode:
+        # The order of a sum depends on the number of threads; with one, a run repeats on any number of cores.
+        return 1
+    return max(1, cores - num_workers) if config.async_rl else cores
+
+
+def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tuple[int, int]:
+    """Chooses workers and environments of each so that all of them together fill one dataset with one rollout."""
+    columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout)
+    if config.num_workers != "auto":
+        num_workers = config.num_workers
+    else:
+        num_workers = _auto_workers(config, columns, 1 if config.serial_mode else cores, prefer_even)
+    if config.num_envs_per_worker != "auto":
+        return num_workers, config.num_envs_per_worker
+    return num_workers, max(1, columns // num_workers)
+
+
+def _auto_workers(config: TrainConfig, columns: int, most: int, prefer_even: bool) -> int:
+    """Largest number of workers, up to `most`, whose equal shares make up a dataset."""
+    if config.num_envs_per_worker != "auto":
+        share = config.num_envs_per_worker
+        fitting = [count for count in range(1, most + 1) if columns % (count * share) == 0]
+        return fitting[-1] if fitting else max(1, min(most, columns // share))
+    divisors = [count for count in range(1, min(most, columns) + 1) if columns % count == 0]
+    even = [count for count in divisors if (columns // count) % 2 == 0]
+    return even[-1] if prefer_even and even else divisors[-1]

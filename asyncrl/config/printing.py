@@ -1,0 +1,95 @@
+"""Settings and plan as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.config.flags import format_value
+from asyncrl.config.loading import LoadedConfig
+from asyncrl.config.plan import ResourcePlan
+
+_DERIVED = (
+    "device",
+    "inference_mode",
+    "num_workers",
+    "num_envs_per_worker",
+    "worker_num_splits",
+    "learner_threads",
+)
+
+
+def format_settings(loaded: LoadedConfig, plan: ResourcePlan) -> str:
+    """One line for each setting: its value, what `auto` became, and where it came from."""
+    rows = []
+    for name, origin in loaded.origins.items():
+        value = format_value(getattr(loaded.config, name))
+        if name in _DERIVED and value == "auto":
+            rows.append((name, f"auto -> {getattr(plan, name)}", f"{origin}, derived"))
+        else:
+            rows.append((name, value, origin))
+    name_width = max(len(row[0]) for row in rows)
+    value_width = min(40, max(len(row[1]) for row in rows))
+    return "\n".join(f"{name:<{name_width}}  {value:<{value_width}}  {origin}" for name, value, origin in rows)
+
+
+def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> dict[str, Any]:
+    """The plan's figures as JSON values."""
+    return {
+        "device": plan.device,
+        "inference_mode": plan.inference_mode,
+        "serial_mode": plan.serial_mode,
+        "async_rl": plan.async_rl,
+        "num_workers": plan.num_workers,
+        "num_envs_per_worker": plan.num_envs_per_worker,
+        "worker_num_splits": plan.worker_num_splits,
+        "num_inference_workers": plan.num_inference_workers,
+        "num_envs": plan.num_envs,
+        "rollout": plan.rollout,
+        "samples_per_iteration": plan.dataset_size,
+        "trajectories_per_iteration": plan.columns_per_dataset,
+        "slots_per_dataset": float(plan.slots_per_dataset),
+        "num_slots": plan.num_slots,
+        "shared_memory_bytes": arena_bytes,
+        "free_bytes": free_bytes,
+        "num_processes": plan.num_processes,
+        "num_threads": plan.num_threads,
+        "learner_threads": plan.learner_threads,
+        "cores": plan.cores,
+        "steady_lag_bound": plan.steady_lag_bound,
+        "lag_bound": plan.lag_bound,
+        "sgd_steps_per_dataset": plan.updates_per_dataset,
+        "sgd_steps_per_run": plan.num_updates,
+    }
+
+
+def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> str:
+    """The plan in a few lines for people."""
+    mode = ("serial, " if plan.serial_mode else "") + ("asynchronous" if plan.async_rl else "synchronous")
+    splits = f", each in {plan.worker_num_splits} splits" if plan.worker_num_splits > 1 else ""
+    inference = f"; inference workers: {plan.num_inference_workers}" if plan.inference_mode == "central" else ""
+    memory = "not known without the environment's spaces" if arena_bytes is None else format_bytes(arena_bytes)
+    lines = {
+        "mode": f"{mode}, {plan.inference_mode} inference, device {plan.device}",
+        "environments": f"{plan.num_workers} workers x {plan.num_envs_per_worker} = {plan.num_envs}{splits}{inference}",
+        "iteration": f"{plan.batch_size} x {plan.num_batches_per_epoch} = {plan.dataset_size} samples, "
+        f"{plan.columns_per_dataset} trajectories of {plan.rollout} steps",
+        "slots": f"{plan.num_slots} of {plan.envs_per_split} trajectories; "
+        f"an iteration takes {float(plan.slots_per_dataset):g}",
+        "shared memory": f"{memory} of {format_bytes(free_bytes)} free",
+        "processes": f"{plan.num_processes}; {plan.num_threads} busy threads at most on {plan.cores} cores "
+        f"({plan.learner_threads} of the learner)",
+        "policy lag": f"at most {plan.steady_lag_bound} versions while workers keep pace, never above {plan.lag_bound}",
+        "SGD steps": f"{plan.updates_per_dataset} for each iteration, {plan.num_updates:,} in the run's "
+        f"{plan.num_datasets:,} iterations",
+    }
+    return "\n".join(f"{title + ':':<15} {text}" for title, text in lines.items())
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes in the unit that people use for its size."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.1f} GiB"

@@ -1,0 +1,143 @@
+"""The one schema of a run: every setting, its type, range, default and meaning.
+
+Settings that Sample Factory has keep its names. `auto` values stay `auto` here; `asyncrl.config.plan` resolves them
+into the `ResourcePlan` that the roles read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Auto = Literal["auto"]
+PositiveInt = Annotated[int, Field(gt=0)]
+AutoPositiveInt = PositiveInt | Auto
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+def _setting(default: Any, section: str, description: str) -> Any:
+    return Field(default=default, description=description, json_schema_extra={"section": section})
+
+
+class TrainConfig(BaseModel):
+    """All settings of a training run, as the user gave them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
+
+    # What to train
+    env: str = _setting("", "run", "Gymnasium id, or module:Id for an environment that its module registers")
+    env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
+    algo: Literal["ppo", "a2c"] = _setting("ppo", "run", "learning algorithm")
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
+        0, "run", "seed of weights, exploration and, one derived seed each, of the environments"
+    )
+    train_for_env_steps: PositiveInt = _setting(
+        10_000_000, "run", "stop after this many environment steps were trained on"
+    )
+    train_for_seconds: PositiveFloat | None = _setting(None, "run", "stop after this many seconds of training")
+
+    # Where the run lives
+    train_dir: str = _setting("train_dir", "folder", "folder that holds all runs")
+    experiment: str | None = _setting(
+        None, "folder", "name of the run's folder; made from env, algo and time if not given"
+    )
+    restart_behavior: Literal["refuse", "overwrite"] = _setting(
+        "refuse", "folder", "what to do when the run's folder exists: refuse to start, or delete it and start anew"
+    )
+    save_every_s: PositiveFloat = _setting(
+        120.0, "folder", "seconds between checkpoints; one is always saved at the end"
+    )
+    keep_checkpoints: PositiveInt = _setting(2, "folder", "how many of the newest checkpoints are kept")
+    report_every_s: PositiveFloat = _setting(5.0, "folder", "seconds between records in TensorBoard and metrics.jsonl")
+
+    # How the roles work together
+    async_rl: bool = _setting(True, "roles", "collect while training (True), or strictly in turn (False)")
+    serial_mode: bool = _setting(False, "roles", "all roles in one process, repeatable to the bit on a CPU")
+    num_batches_to_accumulate: PositiveInt = _setting(
+        1, "roles", "async: datasets that may wait or be in training before collecting pauses"
+    )
+    num_workers: AutoPositiveInt = _setting("auto", "roles", "rollout worker processes")
+    num_envs_per_worker: AutoPositiveInt = _setting("auto", "roles", "environments in each rollout worker")
+    worker_num_splits: AutoPositiveInt = _setting(
+        "auto", "roles", "parts of a worker's environments that take turns: one steps while another waits for actions"
+    )
+    inference_mode: Literal["auto", "local", "central"] = _setting(
+        "auto", "roles", "where actions are computed: in each rollout worker, or by inference workers in batches"
+    )
+    num_inference_workers: PositiveInt = _setting(1, "roles", "inference worker processes (central inference)")
+    inference_max_wait_ms: NonNegativeFloat = _setting(
+        0.3, "roles", "longest time for which an inference worker waits to make a batch larger"
+    )
+    device: str = _setting("auto", "roles", "device of learner and central inference: auto, cpu, cuda or cuda:N")
+    learner_threads: AutoPositiveInt = _setting("auto", "roles", "CPU threads of the learner")
+    max_policy_lag: PositiveInt = _setting(
+        1000, "roles", "trajectories older than this many policy versions (optimizer steps) are dropped before training"
+    )
+    debug_forced_lag: Annotated[int, Field(ge=0)] = _setting(
+        0, "roles", "publish weights this many versions late; for experiments and tests"
+    )
+
+    # Samples
+    rollout: PositiveInt = _setting(32, "samples", "steps of each environment in one trajectory")
+    batch_size: PositiveInt = _setting(1024, "samples", "samples in a minibatch")
+    num_batches_per_epoch: PositiveInt = _setting(
+        4, "samples", "minibatches in a dataset; a dataset is batch_size times this many samples"
+    )
+    num_epochs: PositiveInt = _setting(2, "samples", "passes over each dataset")
+    shuffle_minibatches: bool = _setting(True, "samples", "draw the samples of a minibatch at random from the dataset")
+    reward_scale: PositiveFloat = _setting(1.0, "samples", "factor on rewards before training")
+    reward_clip: PositiveFloat | None = _setting(None, "samples", "clip scaled rewards to plus or minus this value")
+
+    # Learning
+    gamma: Fraction = _setting(0.99, "learning", "discount factor")
+    gae_lambda: Fraction = _setting(0.95, "learning", "lambda of generalized advantage estimation")
+    learning_rate: NonNegativeFloat = _setting(3e-4, "learning", "Adam's learning rate at the start")
+    lr_schedule: Literal["constant", "linear_decay", "kl_adaptive_minibatch", "kl_adaptive_epoch"] = _setting(
+        "constant", "learning", "how the learning rate changes; linear_decay reaches 0 at train_for_env_steps"
+    )
+    lr_schedule_kl_threshold: PositiveFloat = _setting(
+        0.008, "learning", "KL divergence that the adaptive schedules aim at"
+    )
+    lr_adaptive_min: PositiveFloat = _setting(1e-6, "learning", "smallest learning rate of the adaptive schedules")
+    lr_adaptive_max: PositiveFloat = _setting(1e-2, "learning", "largest learning rate of the adaptive schedules")
+    adam_eps: PositiveFloat = _setting(1e-6, "learning", "Adam's epsilon")
+    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = _setting(0.9, "learning", "Adam's first momentum coefficient")
+    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = _setting(
+        0.999, "learning", "Adam's second momentum coefficient"
+    )
+    max_grad_norm: NonNegativeFloat = _setting(0.5, "learning", "clip the norm of the gradient to this; 0 means never")
+    ppo_clip_ratio: PositiveFloat = _setting(0.2, "learning", "clip range of PPO's probability ratio")
+    ppo_clip_mode: Literal["symmetric", "reciprocal"] = _setting(
+        "symmetric", "learning", "clip the ratio to [1-c, 1+c] or to [1/(1+c), 1+c]"
+    )
+    ppo_clip_value: PositiveFloat | None = _setting(
+        None, "learning", "clip the change of value predictions to this range; None means no clipping"
+    )
+    value_loss_coeff: NonNegativeFloat = _setting(0.5, "learning", "weight of the value loss")
+    entropy_loss_coeff: NonNegativeFloat = _setting(0.0, "learning", "weight of the entropy bonus")
+    kl_loss_coeff: NonNegativeFloat = _setting(0.0, "learning", "weight of the KL penalty towards the behaviour policy")
+    normalize_advantage: bool = _setting(True, "learning", "normalize advantages over each minibatch")
+    normalize_input: bool = _setting(True, "learning", "normalize observations with running statistics")
+    normalize_returns: bool = _setting(
+        True, "learning", "let the critic predict returns normalized with running statistics"
+    )
+
+    # Model
+    encoder_mlp_layers: list[PositiveInt] = _setting([64, 64], "model", "widths of the hidden layers")
+    nonlinearity: Literal["tanh", "relu", "elu"] = _setting("tanh", "model", "activation function")
+    actor_critic_share_weights: bool = _setting(False, "model", "one network with two heads for actor and critic")
+    policy_initialization: Literal["orthogonal", "torch_default"] = _setting(
+        "orthogonal", "model", "initial weights of the network"
+    )
+    adaptive_stddev: bool = _setting(False, "model", "continuous actions: the deviation depends on the observation")
+    initial_stddev: PositiveFloat = _setting(1.0, "model", "continuous actions: deviation at the start")
+    squash_actions: bool = _setting(
+        False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
+    )
+
+    # What is shown
+    with_tensorboard: bool = _setting(True, "watching", "write TensorBoard event files")
+    quiet: bool = _setting(False, "watching", "print no progress")

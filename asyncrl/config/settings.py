@@ -1,0 +1,100 @@
+"""The schema as its users meet it: one description of each setting, for flags, help and error sentences."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.config.schema import TrainConfig
+
+SECTION_TITLES = {
+    "run": "what to train",
+    "folder": "the run's folder",
+    "roles": "how the roles work together",
+    "samples": "samples",
+    "learning": "learning",
+    "model": "model",
+    "watching": "what is shown",
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of the schema.
+
+    Attributes:
+        name: its name, also the flag's.
+        section: group under which --help shows it.
+        description: what it means.
+        default: value if nobody gives one.
+        expected: its possible values, in words.
+        is_text: its value is taken as written, never read as a number or a truth value.
+        is_bool: the bare flag means True.
+        is_list: the flag takes several values.
+    """
+
+    name: str
+    section: str
+    description: str
+    default: Any
+    expected: str
+    is_text: bool
+    is_bool: bool
+    is_list: bool
+
+
+@functools.lru_cache(maxsize=1)
+def all_settings() -> dict[str, Setting]:
+    """Every setting by name, in the schema's order."""
+    properties = TrainConfig.model_json_schema()["properties"]
+    return {name: _read_setting(name, schema) for name, schema in properties.items()}
+
+
+def _read_setting(name: str, schema: Mapping[str, Any]) -> Setting:
+    types = {option.get("type") for option in _options(schema)}
+    return Setting(
+        name=name,
+        section=schema["section"],
+        description=schema["description"],
+        default=schema["default"],
+        expected=" or ".join(_in_words(option) for option in _options(schema)),
+        is_text=types <= {"string", "null"},
+        is_bool="boolean" in types,
+        is_list="array" in types,
+    )
+
+
+def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    options: list[Mapping[str, Any]] = schema.get("anyOf", [schema])
+    return options
+
+
+def _in_words(option: Mapping[str, Any]) -> str:
+    if "const" in option:
+        return str(option["const"])
+    if "enum" in option:
+        return "one of " + ", ".join(str(value) for value in option["enum"])
+    if option.get("type") == "array":
+        return "a list, each element " + _in_words(option["items"])
+    names = {
+        "integer": "a whole number",
+        "number": "a number",
+        "boolean": "True or False",
+        "string": "text",
+        "object": "a JSON object",
+        "null": "none",
+    }
+    return names[option["type"]] + _range_in_words(option)
+
+
+def _range_in_words(option: Mapping[str, Any]) -> str:
+    bounds = {
+        "exclusiveMinimum": "greater than",
+        "minimum": "at least",
+        "exclusiveMaximum": "less than",
+        "maximum": "at most",
+    }
+    parts = [f"{words} {option[key]:.15g}" for key, words in bounds.items() if key in option]
+    return " " + " and ".join(parts) if parts else ""

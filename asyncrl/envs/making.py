@@ -1,0 +1,125 @@
+"""Making and seeding one environment; mistakes in its id, arguments or missing packages become one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import error as gymnasium_error
+
+from asyncrl.config.errors import UsageError
+
+_INSTALL = {
+    "mujoco": 'pip install "asyncrl[mujoco]"',
+    "box2d": 'pip install "gymnasium[box2d]"',
+    "ale": 'pip install "gymnasium[atari]"',
+    "pygame": 'pip install "gymnasium[classic-control]"',
+}
+
+
+def make_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, render_mode: str | None = None
+) -> gymnasium.Env[Any, Any]:
+    """Makes one environment.
+
+    Args:
+        env_id: a registered Gymnasium id, or `module:Id`, whose module is imported first.
+        env_kwargs: keyword arguments for the environment.
+        render_mode: as Gymnasium understands it.
+
+    Raises:
+        UsageError: unknown id, missing package, or arguments that the environment does not know.
+        Exception: whatever the environment itself raises, unchanged.
+    """
+    arguments = dict(env_kwargs or {})
+    if render_mode is not None:
+        arguments["render_mode"] = render_mode
+    registered_id = _import_registering_module(env_id)
+    with _without_registry_warnings():
+        try:
+            return gymnasium.make(registered_id, disable_env_checker=True, **arguments)
+        except gymnasium_error.UnregisteredEnv as error:
+            raise UsageError(_unknown_id(env_id, registered_id)) from error
+        except gymnasium_error.DependencyNotInstalled as error:
+            raise UsageError(_missing_package(env_id, error)) from error
+        except ImportError as error:
+            if not _raised_by_gymnasium(error):
+                raise
+            raise UsageError(f"{_unknown_id(env_id, registered_id)} Gymnasium says: {error}") from error
+        except TypeError as error:
+            if "unexpected keyword argument" not in str(error):
+                raise
+            raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}") from error
+
+
+def env_seed(seed: int, env_idx: int) -> int:
+    """Seed of environment `env_idx` of a run, unrelated to those of its neighbours and of other run seeds."""
+    return int(np.random.SeedSequence([seed, env_idx]).generate_state(1)[0])
+
+
+def _import_registering_module(env_id: str) -> str:
+    """Imports the module of `module:Id` from the working directory or the path; returns the id without it."""
+    module, separator, registered_id = env_id.partition(":")
+    if not separator:
+        return env_id
+    if not module or not registered_id:
+        raise UsageError(f'env={env_id} is not of the form "module:Id".')
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module + ".").startswith(error.name + "."):
+            raise
+        raise UsageError(
+            f"env={env_id}: there is no module {module!r} in the working directory {os.getcwd()} or on Python's path."
+        ) from error
+    return registered_id
+
+
+def _unknown_id(env_id: str, registered_id: str) -> str:
+    known = [name for name in gymnasium.registry if name != registered_id]
+    near = difflib.get_close_matches(registered_id, known, n=3, cutoff=0.6)
+    if not near:
+        by_lower = {name.lower(): name for name in known}
+        near = [by_lower[name] for name in difflib.get_close_matches(registered_id.lower(), by_lower, n=3, cutoff=0.6)]
+    text = f"Gymnasium knows no environment {registered_id!r}"
+    if near:
+        return f"{text}; the nearest are {', '.join(near)}."
+    if registered_id.startswith("ALE/"):
+        return f"{text}; Atari games need: {_INSTALL['ale']}"
+    if ":" not in env_id:
+        return f"{text}; an environment that a module of yours registers is given as module:Id."
+    return f"{text}, also after importing {env_id.partition(':')[0]!r}: does that module call gymnasium.register?"
+
+
+def _missing_package(env_id: str, error: Exception) -> str:
+    text = str(error).lower()
+    for package, command in _INSTALL.items():
+        if package in text:
+            return f"{env_id} needs a package that is not installed ({package}): {command}"
+    return f"{env_id} needs a package that is not installed: {error}"
+
+
+def _raised_by_gymnasium(error: ImportError) -> bool:
+    """Whether Gymnasium itself raised, as it does for ids that it has given up, and not an import that failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    package = os.path.dirname(gymnasium.__file__)
+    return type(error) is ImportError and bool(frames) and frames[-1].filename.startswith(package)
+
+
+@contextlib.contextmanager
+def _without_registry_warnings() -> Iterator[None]:
+    """Silences Gymnasium's remarks on versions, which each environment of each worker would print again."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"gymnasium\.envs\.registration")
+        yield

@@ -1,0 +1,130 @@
+"""Finds out an environment's spaces in a process of its own, so that its code never runs in the runner.
+
+The two sides pass JSON files in a temporary folder; what the environment prints goes to a third file there and is
+shown only when its process dies without an answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.errors import UsageError
+from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+
+_OUTPUT_SHOWN = 2000
+
+
+def probe(env_id: str, env_kwargs: Mapping[str, Any] | None = None, timeout_s: float = 60.0) -> EnvSpec:
+    """Makes and resets the environment once, in a child process, and returns what it is.
+
+    Raises:
+        UsageError: the environment cannot be made, or its spaces are not supported.
+        EnvironmentFailed: the environment raised, died, or took longer than `timeout_s`; the text says which.
+    """
+    with tempfile.TemporaryDirectory(prefix="asyncrl_probe_") as folder_name:
+        folder = Path(folder_name)
+        request = {"env_id": env_id, "env_kwargs": dict(env_kwargs or {})}
+        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
+        exit_code = _run_child(folder, env_id, timeout_s)
+        try:
+            answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            output = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")[-_OUTPUT_SHOWN:].strip()
+            death = f"{env_id}: the process that made it died ({_describe_exit(exit_code)})"
+            raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}") from None
+    if "usage_error" in answer:
+        raise UsageError(answer["usage_error"])
+    if "traceback" in answer:
+        raise EnvironmentFailed(f"{env_id} raised an exception while it was made and reset:\n{answer['traceback']}")
+    return decode_spec(answer["spec"])
+
+
+def encode_spec(spec: EnvSpec) -> dict[str, Any]:
+    """The spec as JSON values; infinite bounds become Python's `Infinity`."""
+    return dataclasses.asdict(spec)
+
+
+def decode_spec(data: Mapping[str, Any]) -> EnvSpec:
+    """The inverse of `encode_spec`."""
+    values = dict(data)
+    action = values.pop("action")
+    if "n" in action:
+        return EnvSpec(action=DiscreteAction(**action), **values)
+    box = BoxAction(tuple(action["shape"]), tuple(action["low"]), tuple(action["high"]), action["dtype"])
+    return EnvSpec(action=box, **values)
+
+
+def _run_child(folder: Path, env_id: str, timeout_s: float) -> int:
+    # The child finds modules where this process finds them; "" is the working directory for both.
+    search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    with (folder / "output.txt").open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "asyncrl.envs.probe", str(folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONPATH": search_path},
+            start_new_session=True,
+        )
+        try:
+            return child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise EnvironmentFailed(f"{env_id} was not made and reset within {timeout_s:g} s.") from None
+        finally:
+            # The environment may have started processes of its own; they share the child's session.
+            _kill_group(child)
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        child.kill()
+    child.wait()
+
+
+def _describe_exit(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    return f"signal {signal.Signals(-exit_code).name}"
+
+
+def _answer(env_id: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The child's work: what the parent is told, as JSON values."""
+    from asyncrl.envs.making import make_env
+    from asyncrl.envs.spaces import check_observation, read_spec
+
+    try:
+        env = make_env(env_id, env_kwargs)
+        spec = read_spec(env, env_id)
+        observation, _ = env.reset(seed=0)
+        check_observation(observation, spec)
+        answer = {"spec": encode_spec(spec)}
+        env.close()
+    except UsageError as error:
+        return {"usage_error": str(error)}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the user sees it as it was raised
+        return {"traceback": environment_traceback(error)}
+    return answer
+
+
+def _main(folder: Path) -> None:
+    request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
+    answer = _answer(request["env_id"], request["env_kwargs"])
+    unfinished = folder / "answer.unfinished"
+    unfinished.write_text(json.dumps(answer), encoding="utf-8")
+    unfinished.rename(folder / "answer.json")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

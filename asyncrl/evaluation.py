@@ -1,0 +1,244 @@
+"""How good a policy is: a fixed number of episodes, frozen weights and statistics, the environment's own rewards."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.making import env_seed, make_env
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.actor_critic import ActorCritic
+
+# Far from the indices of a run's own environments, so that no episode begins as one that was trained on.
+_FIRST_SEED_IDX = 1_000_000_000
+_PROGRESS_EVERY_S = 5.0
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """Episodes of one policy.
+
+    Attributes:
+        returns: sum of the environment's own rewards in each episode.
+        lengths: steps of each episode.
+        env_steps: environment steps that the policy was trained for.
+        checkpoint: where it came from.
+    """
+
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    env_steps: int | None = None
+    checkpoint: str | None = None
+
+    @property
+    def mean_reward(self) -> float:
+        """Mean return of an episode."""
+        return statistics.fmean(self.returns)
+
+    @property
+    def std_reward(self) -> float | None:
+        """Standard deviation of the returns (with n - 1), None for a single episode."""
+        return statistics.stdev(self.returns) if len(self.returns) > 1 else None
+
+    @property
+    def ci95(self) -> tuple[float, float] | None:
+        """95 % confidence interval of the mean return by Student's t over episodes, None for a single episode.
+
+        It speaks of this policy only; how much policies of different training seeds differ is another question.
+        """
+        if self.std_reward is None:
+            return None
+        half = student_t_975(len(self.returns) - 1) * self.std_reward / math.sqrt(len(self.returns))
+        return self.mean_reward - half, self.mean_reward + half
+
+    @property
+    def mean_ep_length(self) -> float:
+        """Mean steps of an episode."""
+        return statistics.fmean(self.lengths)
+
+    def to_json(self) -> str:
+        """Returns the result as one line of JSON."""
+        return json.dumps(
+            {
+                "mean_reward": self.mean_reward,
+                "std_reward": self.std_reward,
+                "ci95": self.ci95,
+                "mean_ep_length": self.mean_ep_length,
+                "episodes": len(self.returns),
+                "env_steps": self.env_steps,
+                "checkpoint": self.checkpoint,
+            }
+        )
+
+    def to_text(self) -> str:
+        """Returns the result for a person."""
+        text = f"return {self.mean_reward:.2f}"
+        if self.std_reward is not None and self.ci95 is not None:
+            text += f" +- {self.std_reward:.2f} (95 % interval of the mean: {self.ci95[0]:.2f} to {self.ci95[1]:.2f})"
+        return f"{text}, {self.mean_ep_length:.1f} steps an episode, {len(self.returns)} episodes"
+
+
+def evaluate(
+    model: ActorCritic,
+    spec: EnvSpec,
+    config: TrainConfig,
+    *,
+    episodes: int,
+    num_envs: int = 8,
+    seed: int = 0,
+    deterministic: bool = False,
+    report: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """Plays a policy for a fixed number of episodes, all of which count, however long they take.
+
+    Each episode has its own seed and its own environment beforehand. Taking the first episodes that end would favour
+    short ones.
+
+    Args:
+        model: the policy, with its statistics; nothing in it changes.
+        spec: spaces of the environment.
+        config: for the environment and the meaning of actions.
+        episodes: how many.
+        num_envs: environments whose actions are chosen in one forward pass.
+        seed: seed of the episodes and of the policy's draws.
+        deterministic: take the mode of the policy.
+        report: is called now and then with the episodes and steps done.
+
+    Raises:
+        EnvironmentFailed: the environment's own code raised.
+        UsageError: the environment cannot be made.
+    """
+    environments: list[gymnasium.Env[Any, Any]] = []
+    try:
+        for _ in range(min(num_envs, episodes)):
+            environments.append(make_env(config.env, config.env_kwargs))
+        lanes = [_Lane(env, idx, episodes, len(environments), seed) for idx, env in enumerate(environments)]
+        _play(lanes, _Policy(model, spec, config, seed, deterministic), spec, report)
+    finally:
+        for env in environments:
+            env.close()
+    finished = {episode: result for lane in lanes for episode, result in lane.finished.items()}
+    return EvaluationResult(
+        returns=tuple(finished[episode][0] for episode in range(episodes)),
+        lengths=tuple(finished[episode][1] for episode in range(episodes)),
+    )
+
+
+class _Policy:
+    """The model as a function from observations to what environments take."""
+
+    def __init__(self, model: ActorCritic, spec: EnvSpec, config: TrainConfig, seed: int, deterministic: bool) -> None:
+        self._model = model
+        self._device = model.statistics.device
+        self._adapter = ActionAdapter(spec, config.squash_actions)
+        self._generator = None if deterministic else torch.Generator(self._device).manual_seed(seed)
+
+    def act(self, obs: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
+        """Chooses actions for `obs: [E, D] float32`."""
+        batch = torch.from_numpy(obs).to(self._device)
+        if self._generator is None:
+            action = self._model.act_deterministic(batch)
+        else:
+            action = self._model.act(batch, self._generator).action
+        return self._adapter.to_env_batch(action.cpu().numpy())
+
+
+class _Lane:
+    """One environment and the episodes that are its own: every `num_lanes`-th, from its index on."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], idx: int, episodes: int, num_lanes: int, seed: int) -> None:
+        self._env = env
+        self._seed = seed
+        self._todo = list(range(idx, episodes, num_lanes))
+        self._return, self._length = 0.0, 0
+        self.finished: dict[int, tuple[float, int]] = {}
+        self.num_steps = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all its episodes have ended."""
+        return not self._todo
+
+    def reset(self) -> Any:
+        """Begins the next episode and returns its first observation."""
+        self._return, self._length = 0.0, 0
+        return self._call("reset", lambda: self._env.reset(seed=env_seed(self._seed, _FIRST_SEED_IDX + self._todo[0])))[
+            0
+        ]
+
+    def step(self, action: Any) -> Any:
+        """Takes a step and returns the observation to act on next; None after the last episode."""
+        obs, reward, terminated, truncated, _ = self._call("step", lambda: self._env.step(action))
+        self._return += float(reward)
+        self._length += 1
+        self.num_steps += 1
+        if not (terminated or truncated):
+            return obs
+        self.finished[self._todo.pop(0)] = (self._return, self._length)
+        return None if self.is_done else self.reset()
+
+    def _call(self, name: str, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:
+            where = f"the environment failed in {name}, episode {self._todo[0]}, at its step {self._length}"
+            raise EnvironmentFailed(f"{where}:\n{environment_traceback(error)}") from error
+
+
+def _play(lanes: list[_Lane], policy: _Policy, spec: EnvSpec, report: Callable[[int, int], None] | None) -> None:
+    """Steps all environments in turn until each has played its episodes."""
+    obs = np.empty((len(lanes), spec.observation_size), dtype=np.float32)
+    for row, lane in enumerate(lanes):
+        obs[row] = lane.reset()
+    playing, reported_at = list(lanes), time.monotonic()
+    while playing:
+        actions = policy.act(obs)
+        for row, lane in enumerate(playing):
+            next_obs = lane.step(actions[row])
+            if next_obs is not None:
+                obs[row] = next_obs
+        if any(lane.is_done for lane in playing):
+            obs = obs[[not lane.is_done for lane in playing]]
+            playing = [lane for lane in playing if not lane.is_done]
+        if report is not None and time.monotonic() - reported_at >= _PROGRESS_EVERY_S:
+            reported_at = time.monotonic()
+            report(sum(len(lane.finished) for lane in lanes), sum(lane.num_steps for lane in lanes))
+
+
+def student_t_975(degrees_of_freedom: int) -> float:
+    """Returns the 97.5 % quantile of Student's t, by bisection of its distribution function.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
+    """
+    low, high = 0.0, 13.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _two_sided_t(middle, degrees_of_freedom) < 0.95 else (low, middle)
+    return (low + high) / 2
+
+
+def _two_sided_t(t: float, degrees_of_freedom: int) -> float:
+    """Probability that Student's t lies between -t and t."""
+    is_odd = degrees_of_freedom % 2 == 1
+    theta = math.atan(t / math.sqrt(degrees_of_freedom))
+    cosine = math.cos(theta)
+    term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
+    for k in range(3 if is_odd else 2, degrees_of_freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (k - 1) / k
+    if is_odd:
+        return 2 / math.pi * (theta + math.sin(theta) * total)
+    return math.sin(theta) * total

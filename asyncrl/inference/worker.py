@@ -1,0 +1,108 @@
+"""An inference worker: it answers the requests of all splits of the rollout workers that it serves.
+
+    consumes  requests (one ring from each rollout worker, and the request table), published weights
+    produces  actions, log-probs, values, policy versions (slot rows), answers (request table)
+    waits     for requests until woken or for WAIT_S, then looks again; for company as `batching` says
+    stops     when the run has ended
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.requests import RequestTable
+from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.wake import Waker
+from asyncrl.inference.batching import RequestBatcher
+from asyncrl.models.acting import ActingPolicy
+from asyncrl.monitoring.reports import InferenceReport
+
+WAIT_S = 0.1
+
+
+class InferenceWorker:
+    """Serves requests in batches. Owns its policy."""
+
+    def __init__(
+        self,
+        worker_idx: int,
+        policy: ActingPolicy,
+        slots: TrajectorySlots,
+        table: RequestTable,
+        rings: Mapping[int, IndexRing],
+        clients: Mapping[int, Waker],
+        splits_per_client: int,
+        max_wait_s: float,
+        control: RunControl,
+    ) -> None:
+        """Takes the rings from the rollout workers that it serves, and their wakers, by the workers' indices."""
+        self._worker_idx = worker_idx
+        self._policy = policy
+        self._slots = slots
+        self._table = table
+        self._rings = rings
+        self._clients = clients
+        self._splits_per_client = splits_per_client
+        self._batcher = RequestBatcher(len(rings) * max(1, splits_per_client // 2), max_wait_s)
+        self._control = control
+        self._report_started = time.monotonic()
+        self._busy_s = 0.0
+        self._num_forward_passes = 0
+        self._num_observations = 0
+
+    def poll(self) -> float:
+        """Takes in new requests and answers a batch if it is time.
+
+        Returns:
+            Seconds to wait, unless woken, before polling again.
+        """
+        now = time.monotonic()
+        for ring in self._rings.values():
+            self._batcher.add(ring.pop_all(), now)
+        wait_s = self._batcher.wait_s(now)
+        if wait_s is None:
+            return WAIT_S
+        if wait_s > 0.0:
+            return wait_s
+        self._answer(self._batcher.take())
+        self._busy_s += time.monotonic() - now
+        return 0.0
+
+    def report(self) -> InferenceReport:
+        """What was done since the last report."""
+        now = time.monotonic()
+        report = InferenceReport(
+            worker_idx=self._worker_idx,
+            wall_s=now - self._report_started,
+            busy_s=self._busy_s,
+            num_forward_passes=self._num_forward_passes,
+            num_observations=self._num_observations,
+        )
+        self._report_started, self._busy_s = now, 0.0
+        self._num_forward_passes = self._num_observations = 0
+        return report
+
+    @property
+    def report_age_s(self) -> float:
+        """Seconds since the last report."""
+        return time.monotonic() - self._report_started
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _answer(self, splits: list[int]) -> None:
+        asked = [(split_idx, self._table.open_request(split_idx)) for split_idx in splits]
+        served = [(split_idx, place) for split_idx, place in asked if place is not None]
+        if not served:
+            return
+        self._policy.refresh()
+        self._policy.answer([place for _, place in served])
+        for split_idx, _ in served:
+            self._table.answer(split_idx)
+        for client in {split_idx // self._splits_per_client for split_idx, _ in served}:
+            self._clients[client].wake()
+        self._num_forward_passes += 1
+        self._num_observations += len(served) * self._slots.num_envs

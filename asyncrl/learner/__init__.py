@@ -1,0 +1,1 @@
+"""The learner: it owns the slots' order, makes datasets of them, trains, and publishes weights."""

@@ -1,0 +1,366 @@
+"""One training iteration of PPO or A2C on one dataset: no processes, no shared memory.
+
+Consumes a `Dataset` of raw observations, produces `TrainMetrics` and, on demand, the block of weights and statistics
+that roles act with. A dataset is trained under the normalizer statistics that its newest behaviour used; what the
+dataset adds to them enters with the next publication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.gae import gae
+from asyncrl.algorithms.losses import (
+    a2c_policy_loss,
+    approximate_kl,
+    clip_range,
+    clipped_value_loss,
+    explained_variance,
+    normalize_advantages,
+    ppo_policy_loss,
+    squared_value_loss,
+)
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.learning_rate import LearningRate
+from asyncrl.learner.statistics import RunningMoments
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.flat import FlatParameters, block_size, write_block
+from asyncrl.monitoring.reports import TrainMetrics
+
+Scalar = int | float
+
+
+@dataclass(frozen=True)
+class LearnerState:
+    """All that continues a learner, in the form in which checkpoints keep it.
+
+    Attributes:
+        model: parameters by name, and the newest `statistics`; what `ActorCritic.load_state_dict` takes.
+        optimizer: Adam's moments, running moments and the state of the shuffling generator.
+        scalars: numbers that JSON keeps exactly.
+    """
+
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    scalars: dict[str, Scalar]
+
+
+class _Samples(NamedTuple):
+    """Valid rows of a dataset, each `[N, ...]`, as the losses take them."""
+
+    obs: Tensor
+    action: Tensor
+    action_parameters: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    normalized_return: Tensor
+    normalized_value: Tensor
+
+    def at(self, indices: Tensor) -> _Samples:
+        return _Samples(*(field.index_select(0, indices) for field in self))
+
+    def minibatches(self, num_batches: int) -> Iterator[_Samples]:
+        """Parts of nearly equal size, none of them empty."""
+        num_batches = min(num_batches, self.obs.shape[0])
+        return (_Samples(*parts) for parts in zip(*(field.tensor_split(num_batches) for field in self), strict=True))
+
+
+class _Step(NamedTuple):
+    """What one optimizer step leaves for the metrics; the first six are scalars."""
+
+    loss: Tensor
+    policy_gradient_loss: Tensor
+    value_loss: Tensor
+    entropy_loss: Tensor
+    kl_loss: Tensor
+    grad_norm: Tensor
+    log_ratio: Tensor
+
+
+class OnPolicyLearner:
+    """Owns the model that is trained, its optimizer, and the running statistics of observations and returns.
+
+    Attributes:
+        policy_version: optimizer steps so far.
+        model: the model; between datasets its statistics are those under which it was trained last.
+    """
+
+    def __init__(self, model: ActorCritic, config: TrainConfig, device: torch.device) -> None:
+        self.model = model.to(device)
+        self.policy_version = 0
+        self._config = config
+        self._device = device
+        self._flat = FlatParameters(self.model)
+        self._gradient = self._flat.require_grad()
+        self._weights = torch.nn.Parameter(self._flat.data)
+        self._weights.grad = self._gradient
+        self._optimizer = torch.optim.Adam(
+            [self._weights],
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            eps=config.adam_eps,
+            fused=True,
+        )
+        self._learning_rate = LearningRate(config)
+        self._obs_moments = RunningMoments(model.observation_size, device)
+        self._return_moments = RunningMoments(1, device)
+        self._newest_statistics = self.model.statistics.clone()
+        self._published_statistics: dict[int, Tensor] = {}
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
+        self._needs_kl = config.kl_loss_coeff > 0.0 or self._learning_rate.is_adaptive
+
+    @property
+    def block_size(self) -> int:
+        """Elements of a publication."""
+        return block_size(self.model)
+
+    def publication(self, out: Tensor | None = None) -> Tensor:
+        """Write the current weights and the newest statistics as one block, and remember what went out.
+
+        Args:
+            out: [block_size] float32 to write to; a new CPU tensor if not given.
+
+        Returns:
+            The block, to be acted with under the name of `policy_version`.
+        """
+        if out is None:
+            out = torch.empty(self.block_size)
+        write_block(self.model, self._flat, out, self._newest_statistics)
+        oldest = self.policy_version - self._config.max_policy_lag
+        self._published_statistics = {
+            version: statistics for version, statistics in self._published_statistics.items() if version >= oldest
+        }
+        self._published_statistics[self.policy_version] = self._newest_statistics
+        return out
+
+    def train(self, dataset: Dataset, env_steps_before: int, after_epoch: Callable[[], None]) -> TrainMetrics:
+        """Train `num_epochs` passes over the dataset.
+
+        Args:
+            dataset: columns of raw samples, on any device.
+            env_steps_before: environment steps trained on before this dataset; the linear schedule reads it.
+            after_epoch: called after every pass, the place to publish.
+
+        Raises:
+            FloatingPointError: a loss or gradient was not finite; `after_epoch` is not called with such weights.
+            LookupError: the dataset's newest policy version was never published.
+        """
+        dataset = dataset.to(self._device)
+        self._put_in_force(dataset.newest_policy_version)
+        samples, raw_values, raw_returns = self._prepare(dataset)
+        self._learning_rate.start_dataset(env_steps_before)
+        steps: list[_Step] = []
+        learning_rates: list[float] = []
+        for _ in range(self._config.num_epochs):
+            start = len(steps)
+            kls = []
+            for minibatch in self._shuffled(samples).minibatches(self._config.num_batches_per_epoch):
+                learning_rates.append(self._learning_rate.value)
+                step, kl = self._train_minibatch(minibatch)
+                steps.append(step)
+                kls.append(kl)
+                self._learning_rate.after_minibatch(kl)
+            self._learning_rate.after_epoch(kls)
+            self._check_finite(steps[start:])
+            after_epoch()
+        return self._metrics(steps, learning_rates, explained_variance(raw_values, raw_returns))
+
+    def state_dict(self) -> LearnerState:
+        """Copy all that continues this learner; the tensors share no memory with it or with one another."""
+        model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        model["statistics"] = self._newest_statistics.cpu().clone()
+        optimizer = {name: tensor.detach().cpu().clone() for name, tensor in self._optimizer_tensors().items()}
+        optimizer["generator"] = self._generator.get_state()
+        scalars: dict[str, Scalar] = {
+            "policy_version": self.policy_version,
+            "learning_rate": self._learning_rate.value,
+            "obs_count": self._obs_moments.count,
+            "return_count": self._return_moments.count,
+        }
+        return LearnerState(model, optimizer, scalars)
+
+    def load_state_dict(self, state: LearnerState) -> None:
+        """Continue from `state`; publish before the next dataset is collected."""
+        self.model.load_state_dict(state.model)
+        self._newest_statistics = self.model.statistics.clone()
+        self._published_statistics = {}
+        for name, tensor in self._optimizer_tensors().items():
+            tensor.copy_(state.optimizer[name])
+        self._generator.set_state(state.optimizer["generator"])
+        self.policy_version = int(state.scalars["policy_version"])
+        self._learning_rate.value = float(state.scalars["learning_rate"])
+        self._obs_moments.count = int(state.scalars["obs_count"])
+        self._return_moments.count = int(state.scalars["return_count"])
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """The tensors themselves, by their names in a checkpoint; made if no step was taken yet."""
+        state = self._optimizer.state[self._weights]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=self._device)
+            state["exp_avg"] = torch.zeros_like(self._flat.data)
+            state["exp_avg_sq"] = torch.zeros_like(self._flat.data)
+        return {
+            "step": state["step"],
+            "exp_avg": state["exp_avg"],
+            "exp_avg_sq": state["exp_avg_sq"],
+            "obs_mean": self._obs_moments.mean,
+            "obs_variance": self._obs_moments.variance,
+            "return_mean": self._return_moments.mean,
+            "return_variance": self._return_moments.variance,
+        }
+
+    def _put_in_force(self, version: int) -> None:
+        """Normalize as the roles did that acted under `version`."""
+        statistics = self._published_statistics.get(version)
+        if statistics is None:
+            known = sorted(self._published_statistics)
+            raise LookupError(
+                f"the dataset's newest policy version is {version}, but the versions published within max_policy_lag "
+                f"are {known}: publish before collecting, and drop older trajectories before training"
+            )
+        self.model.statistics.copy_(statistics)
+
+    def _prepare(self, dataset: Dataset) -> tuple[_Samples, Tensor, Tensor]:
+        """Turn a dataset into samples, raw values and raw returns of its valid rows; take in its statistics."""
+        config = self._config
+        reward = dataset.reward * config.reward_scale
+        if config.reward_clip is not None:
+            reward.clamp_(-config.reward_clip, config.reward_clip)
+        advantages, returns = gae(
+            reward,
+            dataset.value,
+            dataset.terminated,
+            dataset.truncated,
+            dataset.valid,
+            config.gamma,
+            config.gae_lambda,
+        )
+        # Rows that are no samples leave here, so that nothing they hold can reach a loss or a statistic.
+        rows = dataset.valid.flatten().nonzero().squeeze(-1)
+        raw_obs = dataset.obs[:-1].flatten(0, 1).index_select(0, rows)
+        raw_values = dataset.value[:-1].flatten().index_select(0, rows)
+        raw_returns = returns.flatten().index_select(0, rows)
+        samples = _Samples(
+            obs=self.model.normalize_obs(raw_obs),
+            action=dataset.action.flatten(0, 1).index_select(0, rows),
+            action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
+            log_prob=dataset.log_prob.flatten().index_select(0, rows),
+            advantage=advantages.flatten().index_select(0, rows),
+            normalized_return=self.model.normalize_return(raw_returns),
+            normalized_value=self.model.normalize_return(raw_values),
+        )
+        self._take_in(raw_obs, raw_returns)
+        return samples, raw_values, raw_returns
+
+    def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
+        """Add the dataset to the statistics that go out with the next publication."""
+        statistics = self._newest_statistics.clone()
+        size = self.model.observation_size
+        if self._config.normalize_input:
+            self._obs_moments.update(raw_obs)
+            statistics[:size] = self._obs_moments.mean
+            statistics[size : 2 * size] = self._obs_moments.std
+        if self._config.normalize_returns:
+            self._return_moments.update(raw_returns.unsqueeze(-1))
+            statistics[-2:-1] = self._return_moments.mean
+            statistics[-1:] = self._return_moments.std
+        self._newest_statistics = statistics
+
+    def _shuffled(self, samples: _Samples) -> _Samples:
+        if not self._config.shuffle_minibatches:
+            return samples
+        return samples.at(torch.randperm(samples.obs.shape[0], generator=self._generator).to(self._device))
+
+    def _train_minibatch(self, batch: _Samples) -> tuple[_Step, Tensor | None]:
+        """Take one optimizer step; also returns KL(behaviour || policy before the step) where something needs it."""
+        config, distribution = self._config, self.model.distribution
+        parameters, values = self.model(batch.obs)
+        log_prob = distribution.log_prob(parameters, batch.action)
+        log_ratio = log_prob - batch.log_prob
+        advantage = normalize_advantages(batch.advantage) if config.normalize_advantage else batch.advantage
+        if config.algo == "ppo":
+            policy_loss = ppo_policy_loss(log_ratio, advantage, self._clip)
+        else:
+            policy_loss = a2c_policy_loss(log_prob, advantage)
+        value_loss = self._value_loss(values, batch)
+        loss = policy_loss + value_loss
+        entropy_loss = kl_loss = torch.zeros((), device=self._device)
+        if config.entropy_loss_coeff > 0.0:
+            entropy_loss = -config.entropy_loss_coeff * distribution.entropy(parameters).mean()
+            loss = loss + entropy_loss
+        kl = None
+        if self._needs_kl:
+            kl = distribution.kl(batch.action_parameters, parameters).mean()
+        if kl is not None and config.kl_loss_coeff > 0.0:
+            kl_loss = config.kl_loss_coeff * kl
+            loss = loss + kl_loss
+        grad_norm = self._descend(loss)
+        step = _Step(
+            loss.detach(),
+            policy_loss.detach(),
+            value_loss.detach(),
+            entropy_loss.detach(),
+            kl_loss.detach(),
+            grad_norm,
+            log_ratio.detach(),
+        )
+        return step, None if kl is None else kl.detach()
+
+    def _value_loss(self, values: Tensor, batch: _Samples) -> Tensor:
+        clip = self._config.ppo_clip_value
+        if clip is None:
+            loss = squared_value_loss(values, batch.normalized_return)
+        else:
+            loss = clipped_value_loss(values, batch.normalized_value, batch.normalized_return, clip)
+        return self._config.value_loss_coeff * loss
+
+    def _descend(self, loss: Tensor) -> Tensor:
+        """Take one step down the gradient of `loss`; returns the gradient's norm before clipping."""
+        self._flat.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        grad_norm: Tensor = torch.linalg.vector_norm(self._gradient)
+        if self._config.max_grad_norm > 0.0:
+            self._gradient.mul_((self._config.max_grad_norm / (grad_norm + 1e-6)).clamp_(max=1.0))
+        self._optimizer.param_groups[0]["lr"] = self._learning_rate.value
+        self._optimizer.step()
+        self.policy_version += 1
+        return grad_norm
+
+    def _check_finite(self, steps: list[_Step]) -> None:
+        """Stop before weights that are not numbers are published; one look an epoch, for it waits for the device."""
+        if bool(torch.isfinite(torch.stack([step.loss + step.grad_norm for step in steps])).all()):
+            return
+        raise FloatingPointError(
+            f"the loss or its gradient is not finite by optimizer step {self.policy_version}: "
+            "look for observations or rewards that are not finite, or lower learning_rate"
+        )
+
+    def _metrics(self, steps: list[_Step], learning_rates: list[float], variance: Tensor) -> TrainMetrics:
+        """Bring every figure to the host in one transfer."""
+        means = torch.stack([torch.stack(column) for column in list(zip(*steps, strict=True))[:6]]).mean(1)
+        log_ratio = torch.cat([step.log_ratio for step in steps])
+        ratio = log_ratio.exp()
+        clipped = ((ratio < self._clip.low) | (ratio > self._clip.high)).float().mean()
+        first_deviation = steps[0].log_ratio.expm1().abs().max()
+        figures = torch.cat((means, torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation))))
+        loss, policy, value, entropy, kl, grad_norm, approx_kl, clip_fraction, explained, deviation = figures.tolist()
+        return TrainMetrics(
+            loss=loss,
+            policy_gradient_loss=policy,
+            value_loss=value,
+            entropy_loss=entropy,
+            kl_loss=kl,
+            approx_kl=approx_kl,
+            clip_fraction=clip_fraction,
+            explained_variance=explained,
+            learning_rate=sum(learning_rates) / len(learning_rates),
+            grad_norm=grad_norm,
+            max_ratio_deviation_first_batch=deviation,
+        )

@@ -1,0 +1,129 @@
+"""Which slot is whose, and whose turn is next: the learner's book of all slots.
+
+Sync: all slots are granted together, equally to every split, once all of them are free. Async: a split that has handed
+over its slot gets any free one, first come, first served, so a slow worker holds up nobody; collecting pauses by itself
+when no slot is free. A slot stays charged until its last column was trained on and newer weights were published.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.plan import ResourcePlan
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns `start` to `stop` of a slot, and whether they are its last."""
+
+    slot: int
+    start: int
+    stop: int
+    is_last: bool
+
+
+class SlotLedger:
+    """The order of ready slots and free slots. Used by the learner process alone, under its lock."""
+
+    def __init__(self, slots: TrajectorySlots, plan: ResourcePlan) -> None:
+        """Takes ownership of the slots, all of which are free."""
+        self._slots = slots
+        self._plan = plan
+        self._free: deque[int] = deque(range(slots.num_slots))
+        self._hungry: deque[int] = deque(range(plan.num_splits))
+        self._ready: deque[int] = deque()
+        self._next_column = 0
+        self._dropped_samples = 0
+
+    @property
+    def num_ready(self) -> int:
+        """Slots that wait to be trained on."""
+        return len(self._ready)
+
+    @property
+    def dropped_samples(self) -> int:
+        """Valid samples dropped so far because they were too old."""
+        return self._dropped_samples
+
+    def add_ready(self, slot: int) -> None:
+        """Notes that a split has handed over its slot."""
+        self._ready.append(slot)
+        self._hungry.append(self._slots.owner(slot))
+
+    def grant(self) -> list[tuple[int, int]]:
+        """Grants what may be granted now.
+
+        Returns:
+            (split, slot) of each grant.
+        """
+        if not self._plan.async_rl:
+            return self._grant_all_together()
+        grants = []
+        while self._free and self._hungry:
+            grants.append(self._grant(self._hungry.popleft()))
+        return grants
+
+    def take_dataset(self, learner_version: int) -> list[Columns] | None:
+        """Takes the columns of one dataset in the order in which their slots became ready.
+
+        Args:
+            learner_version: the policy version that will train on them; slots with an older sample than
+                `max_policy_lag` allows are dropped first.
+
+        Returns:
+            The columns, or None while there are too few.
+        """
+        self._drop_old(learner_version)
+        num_envs, wanted = self._slots.num_envs, self._plan.columns_per_dataset
+        if len(self._ready) * num_envs - self._next_column < wanted:
+            return None
+        taken = []
+        while wanted > 0:
+            slot, start = self._ready[0], self._next_column
+            if start == 0:
+                self._slots.take(slot)
+            stop = min(start + wanted, num_envs)
+            taken.append(Columns(slot, start, stop, is_last=stop == num_envs))
+            wanted -= stop - start
+            self._next_column = stop % num_envs
+            if stop == num_envs:
+                self._ready.popleft()
+        return taken
+
+    def release(self, columns: list[Columns]) -> None:
+        """Frees the slots whose last column was trained on, after newer weights were published."""
+        for part in columns:
+            if part.is_last:
+                self._free_slot(part.slot)
+
+    def _grant_all_together(self) -> list[tuple[int, int]]:
+        if len(self._free) < self._slots.num_slots:
+            return []
+        self._hungry.clear()
+        each = self._slots.num_slots // self._plan.num_splits
+        return [self._grant(split_idx) for split_idx in range(self._plan.num_splits) for _ in range(each)]
+
+    def _grant(self, split_idx: int) -> tuple[int, int]:
+        slot = self._free.popleft()
+        self._slots.grant(slot, split_idx)
+        return split_idx, slot
+
+    def _drop_old(self, learner_version: int) -> None:
+        oldest_allowed = learner_version - self._plan.max_policy_lag
+        for slot in list(self._ready):
+            if self._slots.policy_version[slot, :-1].min() >= oldest_allowed:
+                continue
+            first_column = 0
+            if slot == self._ready[0]:
+                first_column, self._next_column = self._next_column, 0
+            if first_column == 0:
+                self._slots.take(slot)
+            self._dropped_samples += int(self._slots.valid[slot, :, first_column:].sum())
+            self._ready.remove(slot)
+            self._free_slot(slot)
+
+    def _free_slot(self, slot: int) -> None:
+        self._slots.free(slot)
+        self._free.append(slot)

@@ -1,0 +1,226 @@
+"""The learner: it grants slots, turns full ones into datasets, trains, publishes, saves, and says when training is over.
+
+    consumes  ready slots (a ring from each rollout worker)
+    produces  granted slots (a ring to each rollout worker), published weights, checkpoints
+    waits     for slots: until woken by a rollout worker or for WAIT_S, then looks again
+    stops     when the asked number of steps or seconds was trained, or the runner asks
+
+A thread of its own keeps the slots moving while the other one trains, so no split waits for a minibatch to end. Both work
+on the ledger under one lock, and whoever holds it is the one producer of the granting rings.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.wake import Waker
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.batcher import Batcher
+from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.slot_ledger import Columns, SlotLedger
+from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
+from asyncrl.runtime import checkpoint
+
+WAIT_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class SlotExchange:
+    """Moves slots between the rings and the ledger; safe to call from both of the learner's threads."""
+
+    def __init__(
+        self,
+        ledger: SlotLedger,
+        ready: Sequence[IndexRing],
+        granted: Sequence[IndexRing],
+        workers: Sequence[Waker],
+        splits_per_worker: int,
+    ) -> None:
+        """Takes the rings from and to each rollout worker, and their wakers, by the worker's index."""
+        self._ledger = ledger
+        self._ready = ready
+        self._granted = granted
+        self._workers = workers
+        self._splits_per_worker = splits_per_worker
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+
+    def poll(self) -> None:
+        """Takes in ready slots and grants free ones."""
+        with self._changed:
+            slots = [slot for ring in self._ready for slot in ring.pop_all()]
+            for slot in slots:
+                self._ledger.add_ready(slot)
+            woken = set()
+            for split_idx, slot in self._ledger.grant():
+                worker_idx = split_idx // self._splits_per_worker
+                self._granted[worker_idx].push(slot)
+                woken.add(worker_idx)
+            if slots:
+                self._changed.notify_all()
+        for worker_idx in woken:
+            self._workers[worker_idx].wake()
+
+    def serve(self, waker: Waker, control: RunControl) -> None:
+        """Polls until the run has ended; the body of the learner's second thread."""
+        try:
+            while not control.ended:
+                self.poll()
+                waker.wait(WAIT_S)
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
+        """Takes the columns of a dataset, waiting for them at most `timeout_s`; None if there are too few."""
+        with self._changed:
+            columns = self._ledger.take_dataset(learner_version)
+            if columns is None and timeout_s > 0.0:
+                self._changed.wait(timeout_s)
+                columns = self._ledger.take_dataset(learner_version)
+            if self._failure is not None:
+                raise RuntimeError("the thread that exchanges slots failed") from self._failure
+            return columns
+
+    def release(self, columns: list[Columns]) -> None:
+        """Frees slots that were trained on and grants them anew."""
+        with self._changed:
+            self._ledger.release(columns)
+        self.poll()
+
+    @property
+    def num_ready(self) -> int:
+        """Slots that wait to be trained on."""
+        with self._changed:
+            return self._ledger.num_ready
+
+    @property
+    def dropped_samples(self) -> int:
+        """Samples dropped so far because they were too old."""
+        with self._changed:
+            return self._ledger.dropped_samples
+
+
+@dataclass(frozen=True)
+class LearnerOutcome:
+    """How far training came, and where it was saved (or why it was not)."""
+
+    env_steps: int
+    checkpoint: str | None
+    error: str | None
+
+
+class LearnerWorker:
+    """Trains one dataset after the other. Owns the learner, its counters and its checkpoints."""
+
+    def __init__(
+        self,
+        learner: OnPolicyLearner,
+        batcher: Batcher,
+        exchange: SlotExchange,
+        publisher: WeightsPublisher,
+        control: RunControl,
+        config: TrainConfig,
+        checkpoints: Path,
+    ) -> None:
+        """Publishes the first weights; slots may be granted from then on."""
+        self._learner = learner
+        self._batcher = batcher
+        self._exchange = exchange
+        self._publisher = publisher
+        self._control = control
+        self._config = config
+        self._checkpoints = checkpoints
+        self._block = torch.empty(learner.block_size)
+        self._env_steps = 0
+        self._num_samples = 0
+        self._started = self._saved_at = self._report_started = time.monotonic()
+        self._publish()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training has reached its end or was asked to stop."""
+        limit_s = self._config.train_for_seconds
+        return (
+            self._control.stop_requested
+            or self._env_steps >= self._config.train_for_env_steps
+            or (limit_s is not None and time.monotonic() - self._started >= limit_s)
+        )
+
+    def advance(self, timeout_s: float, send: Callable[[Report], None]) -> None:
+        """Trains on the next dataset if there is one within `timeout_s`, and saves if it is time."""
+        report = self.train_once(timeout_s)
+        if report is not None:
+            send(report)
+        if time.monotonic() - self._saved_at >= self._config.save_every_s:
+            send(self.save())
+
+    def finish(self, send: Callable[[Report], None]) -> LearnerOutcome:
+        """Saves, and says what came of the run."""
+        saved = self.save()
+        send(saved)
+        return LearnerOutcome(self._env_steps, saved.path if saved.error is None else None, saved.error)
+
+    def train_once(self, timeout_s: float) -> LearnerReport | None:
+        """Trains on the next dataset if there is one within `timeout_s`.
+
+        Order matters: weights are published before the slots are freed, so that whoever is granted one of them acts
+        with what was learned from it.
+        """
+        columns = self._exchange.take_dataset(self._learner.policy_version, timeout_s)
+        if columns is None:
+            return None
+        started = time.monotonic()
+        dataset = self._batcher.collect(columns)
+        lag = self._batcher.lag(self._learner.policy_version)
+        metrics = self._learner.train(dataset, self._env_steps, self._publish)
+        self._exchange.release(columns)
+        num_steps = dataset.num_valid
+        self._env_steps += num_steps
+        self._num_samples += num_steps * self._config.num_epochs
+        now = time.monotonic()
+        report = LearnerReport(
+            env_steps=self._env_steps,
+            num_samples=self._num_samples,
+            num_updates=self._learner.policy_version,
+            policy_version=self._learner.policy_version,
+            wall_s=now - self._report_started,
+            busy_s=now - started,
+            train=metrics,
+            lag=lag,
+            slots_ready=self._exchange.num_ready,
+            dropped_samples=self._exchange.dropped_samples,
+        )
+        self._report_started = now
+        return report
+
+    def save(self) -> CheckpointReport:
+        """Writes a checkpoint; a failure to write is reported, not raised."""
+        self._saved_at = time.monotonic()
+        state = self._learner.state_dict()
+        counters = {"env_steps": self._env_steps, "num_samples": self._num_samples}
+        content = checkpoint.Checkpoint(state.model, state.optimizer, {**state.scalars, **counters})
+        try:
+            path = checkpoint.save(self._checkpoints, content, self._env_steps, self._config.keep_checkpoints)
+        except checkpoint.CheckpointError as error:
+            log.error("%s", error)
+            return CheckpointReport(str(self._checkpoints), self._env_steps, str(error))
+        return CheckpointReport(str(path), self._env_steps)
+
+    def _publish(self) -> None:
+        block = self._learner.publication(self._block)
+        self._publisher.publish(np.asarray(block), self._learner.policy_version)
+

@@ -1,0 +1,86 @@
+"""A module's parameters as one flat tensor, and the block in which weights and statistics travel together.
+
+One tensor means one copy to publish, one call of the optimizer and one norm of the gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from asyncrl.models.actor_critic import ActorCritic
+
+
+class FlatParameters:
+    """Moves a module's parameters into one tensor; the module's own parameters become views of it.
+
+    Move the module to its device first: a later `.to(device)` would take the parameters out again.
+
+    Attributes:
+        data: [N] float32, all parameters in the order of `named_parameters`.
+        grad: [N] float32, their gradients; None without `with_grad`.
+    """
+
+    def __init__(self, module: nn.Module, with_grad: bool = True) -> None:
+        parameters = list(module.parameters())
+        self.data = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        self.grad = torch.zeros_like(self.data) if with_grad else None
+        start = 0
+        for parameter in parameters:
+            stop = start + parameter.numel()
+            parameter.data = self.data[start:stop].view(parameter.shape)
+            parameter.requires_grad_(with_grad)
+            parameter.grad = None if self.grad is None else self.grad[start:stop].view(parameter.shape)
+            start = stop
+
+    @property
+    def size(self) -> int:
+        """Number of parameters N."""
+        return self.data.numel()
+
+    def require_grad(self) -> Tensor:
+        """The gradients [N] of a module that is trained.
+
+        Raises:
+            RuntimeError: it was flattened without gradients.
+        """
+        if self.grad is None:
+            raise RuntimeError("these parameters were made flat with with_grad=False and cannot be trained")
+        return self.grad
+
+    def zero_grad(self) -> None:
+        """Set the gradients to zero in place: dropping them would take them out of the flat tensor."""
+        if self.grad is not None:
+            self.grad.zero_()
+
+
+def block_size(model: ActorCritic) -> int:
+    """Elements of the block that carries one version of `model`: parameters, then statistics."""
+    return sum(parameter.numel() for parameter in model.parameters()) + model.statistics.numel()
+
+
+def write_block(model: ActorCritic, flat: FlatParameters, out: Tensor, statistics: Tensor | None = None) -> None:
+    """Write parameters and statistics into `out: [N + 2D + 2] float32`.
+
+    Args:
+        model: the model that `flat` belongs to.
+        flat: its parameters.
+        out: the block, on any device.
+        statistics: [2D + 2] float32, what to write in place of the model's own.
+    """
+    _check_size(model, flat, out)
+    out[: flat.size].copy_(flat.data)
+    out[flat.size :].copy_(model.statistics if statistics is None else statistics)
+
+
+def read_block(model: ActorCritic, flat: FlatParameters, block: Tensor) -> None:
+    """Take parameters and statistics from `block: [N + 2D + 2] float32`, in place."""
+    _check_size(model, flat, block)
+    flat.data.copy_(block[: flat.size])
+    model.statistics.copy_(block[flat.size :])
+
+
+def _check_size(model: ActorCritic, flat: FlatParameters, block: Tensor) -> None:
+    expected = flat.size + model.statistics.numel()
+    if block.shape != (expected,):
+        raise ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")

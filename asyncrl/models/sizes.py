@@ -1,0 +1,32 @@
+"""How large a model's tensors will be, without torch: the arena is laid out and checked before torch is imported."""
+
+from __future__ import annotations
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
+
+
+def num_action_parameters(spec: EnvSpec) -> int:
+    """P, elements of the parameters of one action distribution."""
+    return spec.action.n if isinstance(spec.action, DiscreteAction) else 2 * spec.action.size
+
+
+def num_statistics(spec: EnvSpec) -> int:
+    """Elements of the statistics that travel with the weights: two for each observation element and two for returns."""
+    return 2 * spec.observation_size + 2
+
+
+def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
+    """N, trained parameters of `ActorCritic(spec, config)`."""
+    widths = [spec.observation_size, *config.encoder_mlp_layers]
+    num_encoder = sum((num_in + 1) * num_out for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
+    num_encoders = 1 if config.actor_critic_share_weights else 2
+    has_free_deviation = not isinstance(spec.action, DiscreteAction) and not config.adaptive_stddev
+    num_free = num_action_parameters(spec) // 2 if has_free_deviation else 0
+    num_outputs = num_action_parameters(spec) - num_free + 1
+    return num_encoders * num_encoder + (widths[-1] + 1) * num_outputs + num_free
+
+
+def weights_block_size(spec: EnvSpec, config: TrainConfig) -> int:
+    """Elements of one published block, as `asyncrl.models.flat.block_size` counts them."""
+    return num_model_parameters(spec, config) + num_statistics(spec)

@@ -1,0 +1,1 @@
+"""Reports of the roles, published metrics, TensorBoard, `metrics.jsonl`, progress."""

@@ -1,0 +1,187 @@
+"""From reports to published figures: sums over a record's interval, and over the run for its summary.
+
+The names are Stable-Baselines3's where it has one, so that its users' dashboards go on working.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from asyncrl.monitoring.reports import (
+    EpisodeRecord,
+    InferenceReport,
+    LagMetrics,
+    LearnerReport,
+    RolloutReport,
+    TrainMetrics,
+)
+
+EPISODE_WINDOW = 100
+
+
+@dataclass
+class BusyTime:
+    """Time at work of all processes of one role."""
+
+    wall_s: float = 0.0
+    busy_s: float = 0.0
+
+    def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
+        """Adds what one process reports."""
+        self.wall_s += report.wall_s
+        self.busy_s += report.busy_s
+
+    @property
+    def share(self) -> float | None:
+        """Share of the time at work, None before any report."""
+        return self.busy_s / self.wall_s if self.wall_s > 0 else None
+
+
+class EpisodeStatistics:
+    """Means over the last 100 finished episodes of all environments, as the environment counts rewards."""
+
+    def __init__(self) -> None:
+        """Starts with no episode."""
+        self._recent: deque[EpisodeRecord] = deque(maxlen=EPISODE_WINDOW)
+        self.num_episodes = 0
+
+    def add(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Adds finished episodes in their order."""
+        for episode in episodes:
+            self._recent.append(episode)
+            self.num_episodes += 1
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean return, None before the first episode's end."""
+        return _mean([episode.episode_return for episode in self._recent])
+
+    @property
+    def mean_length(self) -> float | None:
+        """Mean number of steps, None before the first episode's end."""
+        return _mean([episode.length for episode in self._recent])
+
+    def mean_extra_stats(self) -> dict[str, float]:
+        """Mean of each of the environment's own numbers, over those of the recent episodes that had it."""
+        values: dict[str, list[float]] = {}
+        for episode in self._recent:
+            for name, value in episode.extra_stats.items():
+                values.setdefault(name, []).append(value)
+        return {name: sum(found) / len(found) for name, found in sorted(values.items())}
+
+
+class LagStatistics:
+    """Policy lag over several datasets: means of their means and of their 95th percentiles, and the largest lag."""
+
+    def __init__(self) -> None:
+        """Starts with no dataset."""
+        self._num_datasets = 0
+        self._mean = self._p95 = self._age_ms = 0.0
+        self._max = 0
+
+    def add(self, lag: LagMetrics) -> None:
+        """Adds one dataset, at its first use."""
+        self._num_datasets += 1
+        self._mean += lag.mean
+        self._p95 += lag.p95
+        self._age_ms += lag.age_ms
+        self._max = max(self._max, lag.max)
+
+    def result(self) -> LagMetrics | None:
+        """Returns the figures, None before the first dataset."""
+        count = self._num_datasets
+        if count == 0:
+            return None
+        return LagMetrics(self._mean / count, self._p95 / count, self._max, self._age_ms / count)
+
+
+class Interval:
+    """Sums over the time between two records."""
+
+    def __init__(self) -> None:
+        """Starts empty."""
+        self.busy = {"rollout": BusyTime(), "inference": BusyTime(), "learner": BusyTime()}
+        self.lag = LagStatistics()
+        self._train: list[TrainMetrics] = []
+        self._num_forward_passes = 0
+        self._num_observations = 0
+        self.is_empty = True
+
+    def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
+        """Adds one report."""
+        self.is_empty = False
+        if isinstance(report, RolloutReport):
+            self.busy["rollout"].add(report)
+        elif isinstance(report, InferenceReport):
+            self.busy["inference"].add(report)
+            self._num_forward_passes += report.num_forward_passes
+            self._num_observations += report.num_observations
+        else:
+            self.busy["learner"].add(report)
+            self.lag.add(report.lag)
+            self._train.append(report.train)
+
+    def scalars(self) -> dict[str, float]:
+        """Returns the interval's figures by published name; those that nothing was reported for are left out."""
+        named: dict[str, float | None] = {f"perf/{role}_busy": busy.share for role, busy in self.busy.items()}
+        if self._num_forward_passes > 0:
+            named["perf/inference_batch_size"] = self._num_observations / self._num_forward_passes
+        if self._train:
+            for item in dataclasses.fields(TrainMetrics):
+                named[f"train/{item.name}"] = _mean([getattr(metrics, item.name) for metrics in self._train])
+            named["train/learning_rate"] = self._train[-1].learning_rate
+        named.update(lag_scalars(self.lag.result()))
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def lag_scalars(lag: LagMetrics | None) -> dict[str, float | None]:
+    """Returns the lag's figures by published name."""
+    if lag is None:
+        return {}
+    return {"lag/mean": lag.mean, "lag/p95": lag.p95, "lag/max": float(lag.max), "lag/age_ms": lag.age_ms}
+
+
+class TrainingClock:
+    """Environment steps that training consumed, and when: the speed over a record's interval and over the run.
+
+    A dataset is trained in one go, so steps arrive in lumps. A window therefore runs from one dataset's end to
+    another's, not from record to record; and the run's begins at the first dataset's end, so that start-up is left out.
+    """
+
+    def __init__(self) -> None:
+        """Starts before the first dataset."""
+        self.env_steps = 0
+        self._first: tuple[float, int] | None = None
+        self._last_record: tuple[float, int] | None = None
+        self._last: tuple[float, int] | None = None
+
+    def add(self, now: float, env_steps: int) -> None:
+        """Notes that a dataset was trained; `env_steps` is the total since the start of the run."""
+        self.env_steps = max(self.env_steps, env_steps)
+        self._last = (now, self.env_steps)
+        if self._first is None:
+            self._first = self._last_record = self._last
+
+    def take_fps(self) -> float | None:
+        """Returns steps a second since the last dataset of the record before; None without two datasets."""
+        fps = _rate(self._last_record, self._last)
+        self._last_record = self._last
+        return fps
+
+    @property
+    def run_fps(self) -> float | None:
+        """Steps a second between the first trained dataset and the last, None without two."""
+        return _rate(self._first, self._last)
+
+
+def _rate(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> float | None:
+    if begin is None or end is None or end[0] <= begin[0]:
+        return None
+    return (end[1] - begin[1]) / (end[0] - begin[0])
+
+
+def _mean(values: list[float] | list[int]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,299 @@
+"""Takes the roles' reports, writes a record every few seconds, shows progress, and sums up the run at its end.
+
+It runs in the runner's process and is called from its control loop: `handle` for each report, `tick` as often as the
+loop turns, `finish` once. It has no thread and waits for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import psutil
+
+from asyncrl.monitoring.metrics import EpisodeStatistics, Interval, LagStatistics, TrainingClock
+from asyncrl.monitoring.progress import Progress, Status, make_progress
+from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, LearnerReport, Report, RolloutReport
+from asyncrl.monitoring.writers import GuardedWriter, JsonLinesWriter, TensorBoardWriter, write_text_atomically
+
+if TYPE_CHECKING:
+    from asyncrl.config.plan import ResourcePlan
+    from asyncrl.config.schema import TrainConfig
+
+RunStatus = Literal["completed", "interrupted", "failed"]
+
+_REDRAW_S = 0.25
+
+
+class RunFiles(Protocol):
+    """The files of a run's folder that monitoring writes."""
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of event files."""
+
+    @property
+    def summary(self) -> Path:
+        """How the run ended."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended; what it never came to is None.
+
+    Attributes:
+        status: `completed` reached its limit, `interrupted` was stopped by the user, `failed` by an error.
+        env_steps: environment steps trained on.
+        num_updates: optimizer steps.
+        num_episodes: episodes that ended.
+        wall_s: seconds from the command to the end.
+        startup_s: seconds from the command to the first environment step.
+        fps: environment steps trained a second, from the first trained dataset to the last.
+        ep_rew_mean, ep_len_mean: means over the last 100 episodes.
+        lag_mean, lag_p95: means over all datasets of the policy lag at first use, and of its 95th percentile.
+        lag_max: the largest policy lag of any sample at first use.
+        lag_bound: the bound that the plan gave.
+        lag_age_ms: mean age of the samples at first use, in milliseconds.
+        dropped_samples: samples that were too old to train on.
+        restarts: processes that were started again.
+        checkpoint: the last checkpoint.
+        error: what went wrong, if anything did.
+    """
+
+    status: RunStatus
+    env_steps: int
+    num_updates: int
+    num_episodes: int
+    wall_s: float
+    startup_s: float | None
+    fps: float | None
+    ep_rew_mean: float | None
+    ep_len_mean: float | None
+    lag_mean: float | None
+    lag_p95: float | None
+    lag_max: int | None
+    lag_bound: int
+    lag_age_ms: float | None
+    dropped_samples: int
+    restarts: int
+    checkpoint: str | None
+    error: str | None
+
+
+class Monitor:
+    """All figures of one run."""
+
+    def __init__(
+        self,
+        folder: RunFiles,
+        config: TrainConfig,
+        plan: ResourcePlan,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        started_at: float | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            folder: where records and summary go.
+            config: the run's settings.
+            plan: the run's plan, for its bound on the lag.
+            clock: seconds that only go forward.
+            started_at: when the command was given, on that clock; now if None. See `process_started_at`.
+            progress: what to show; what suits the terminal if None.
+        """
+        self._folder, self._config, self._plan, self._clock = folder, config, plan, clock
+        self._started_at = clock() if started_at is None else started_at
+        self._progress = make_progress(config.quiet) if progress is None else progress
+        self._writers = [GuardedWriter(str(folder.metrics), JsonLinesWriter(folder.metrics), self.say)]
+        if config.with_tensorboard:
+            self._writers.append(GuardedWriter("TensorBoard", TensorBoardWriter(folder.tensorboard), self.say))
+        self._interval = Interval()
+        self._episodes = EpisodeStatistics()
+        self._run_lag = LagStatistics()
+        self._training = TrainingClock()
+        self._last_learner_report: LearnerReport | None = None
+        self._fps: float | None = None
+        self._lag: LagMetrics | None = None
+        self._first_step_at: float | None = None
+        self._checkpoint: str | None = None
+        self._num_restarts = 0
+        self._record_at = self._redraw_at = clock()
+        self._is_finished = False
+
+    def handle(self, report: Report) -> None:
+        """Takes one report of any role."""
+        if isinstance(report, CheckpointReport):
+            self._handle_checkpoint(report)
+            return
+        self._interval.add(report)
+        if isinstance(report, RolloutReport):
+            self._episodes.add(report.episodes)
+            if report.env_steps > 0:
+                self.mark_first_step()
+        elif isinstance(report, LearnerReport):
+            self._training.add(self._clock(), report.env_steps)
+            self._run_lag.add(report.lag)
+            self._lag = report.lag
+            self._last_learner_report = report
+
+    def mark_first_step(self, at: float | None = None) -> None:
+        """Notes that an environment was stepped, now or at a time of the clock; later calls change nothing.
+
+        A rollout worker's first report does so as well, but comes up to a second after the step.
+        """
+        if self._first_step_at is None:
+            self._first_step_at = self._clock() if at is None else at
+
+    def count_restart(self) -> None:
+        """Notes that a process was started again."""
+        self._num_restarts += 1
+
+    def say(self, text: str) -> None:
+        """Shows the user one sentence, without tearing the progress line."""
+        self._progress.say(text)
+
+    def tick(self) -> None:
+        """Writes a record if `report_every_s` have passed, and redraws the progress now and then."""
+        now = self._clock()
+        if now - self._record_at >= self._config.report_every_s:
+            self._record_at = now
+            self._write_record(now)
+            self._progress.record(self._status(now))
+        elif now - self._redraw_at >= _REDRAW_S:
+            self._redraw_at = now
+            self._progress.update(self._status(now))
+
+    def finish(
+        self,
+        status: RunStatus,
+        *,
+        env_steps: int | None = None,
+        checkpoint: str | None = None,
+        error: str | None = None,
+    ) -> Summary:
+        """Writes the last record and `summary.json`, and closes everything.
+
+        Args:
+            status: how the run ended.
+            env_steps: environment steps trained on, exact; what the learner last reported if None.
+            checkpoint: the last checkpoint; what was last reported if None.
+            error: what went wrong.
+
+        Returns:
+            What was written.
+        """
+        now = self._clock()
+        if self._is_finished:
+            raise RuntimeError("Monitor.finish was called twice; a run ends once")
+        self._is_finished = True
+        self._write_record(now)
+        self._progress.record(self._status(now))
+        self._progress.close()
+        for writer in self._writers:
+            writer.close()
+        summary = self._summarize(now, status, env_steps, checkpoint, error)
+        try:
+            write_text_atomically(self._folder.summary, json.dumps(dataclasses.asdict(summary), indent=2) + "\n")
+        except OSError as failure:
+            self.say(f"could not write {self._folder.summary}: {failure.strerror}")
+        return summary
+
+    def _handle_checkpoint(self, report: CheckpointReport) -> None:
+        if report.error is None:
+            self._checkpoint = report.path
+        else:
+            self.say(f"no checkpoint at {report.env_steps:,} steps, training goes on: {report.error}")
+
+    def _write_record(self, now: float) -> None:
+        """Writes what was reported since the last record, if anything was."""
+        if self._interval.is_empty:
+            return
+        fps = self._training.take_fps()
+        scalars = self._interval.scalars() | self._run_scalars(now)
+        if fps is not None:
+            # The progress line keeps the last known speed; a record of an interval without training has none.
+            self._fps = scalars["time/fps"] = fps
+        self._interval = Interval()
+        for writer in self._writers:
+            writer.write(self._training.env_steps, scalars)
+
+    def _run_scalars(self, now: float) -> dict[str, float]:
+        """Returns the figures that do not belong to the interval, by published name."""
+        named: dict[str, float | None] = {
+            "rollout/ep_rew_mean": self._episodes.mean_return,
+            "rollout/ep_len_mean": self._episodes.mean_length,
+            "time/total_env_steps": self._training.env_steps,
+            "time/time_elapsed": now - self._started_at,
+            "perf/restarts": self._num_restarts,
+        }
+        learner = self._last_learner_report
+        if learner is not None:
+            named["train/n_updates"] = learner.num_updates
+            named["perf/slots_ready"] = learner.slots_ready
+            named["perf/dropped_samples"] = learner.dropped_samples
+        for name, value in self._episodes.mean_extra_stats().items():
+            named[f"episode_extra_stats/{name}"] = value
+        return {name: float(value) for name, value in named.items() if value is not None}
+
+    def _status(self, now: float) -> Status:
+        return Status(
+            env_steps=self._training.env_steps,
+            target_env_steps=self._config.train_for_env_steps,
+            elapsed_s=now - self._started_at,
+            fps=self._fps,
+            episode_return=self._episodes.mean_return,
+            lag_mean=None if self._lag is None else self._lag.mean,
+            lag_max=None if self._lag is None else self._lag.max,
+            remaining_s=self._remaining_s(now),
+        )
+
+    def _remaining_s(self, now: float) -> float | None:
+        """Seconds until the first of the two limits, None while neither can be foreseen."""
+        remaining = []
+        fps = self._fps or self._training.run_fps
+        if fps:
+            remaining.append(max(0, self._config.train_for_env_steps - self._training.env_steps) / fps)
+        if self._config.train_for_seconds is not None and self._first_step_at is not None:
+            remaining.append(max(0.0, self._config.train_for_seconds - (now - self._first_step_at)))
+        return min(remaining, default=None)
+
+    def _summarize(
+        self, now: float, status: RunStatus, env_steps: int | None, checkpoint: str | None, error: str | None
+    ) -> Summary:
+        lag, learner = self._run_lag.result(), self._last_learner_report
+        return Summary(
+            status=status,
+            env_steps=self._training.env_steps if env_steps is None else env_steps,
+            num_updates=0 if learner is None else learner.num_updates,
+            num_episodes=self._episodes.num_episodes,
+            wall_s=round(now - self._started_at, 3),
+            startup_s=None if self._first_step_at is None else round(self._first_step_at - self._started_at, 3),
+            fps=self._training.run_fps,
+            ep_rew_mean=self._episodes.mean_return,
+            ep_len_mean=self._episodes.mean_length,
+            lag_mean=None if lag is None else lag.mean,
+            lag_p95=None if lag is None else lag.p95,
+            lag_max=None if lag is None else lag.max,
+            lag_bound=self._plan.lag_bound,
+            lag_age_ms=None if lag is None else lag.age_ms,
+            dropped_samples=0 if learner is None else learner.dropped_samples,
+            restarts=self._num_restarts,
+            checkpoint=self._checkpoint if checkpoint is None else checkpoint,
+            error=error,
+        )
+
+
+def process_started_at() -> float:
+    """Returns when this process started, in `time.monotonic`'s seconds: before Python and its imports."""
+    return time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())

@@ -1,0 +1,137 @@
+"""Everything that is looked at before a run starts, without torch and without starting a role.
+
+    loaded settings -> resource plan -> checks -> environment's spaces -> memory -> Preflight
+
+`validate` prints the result; `train` refuses to start if it is not clean.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+from asyncrl.buffers.layout import arena_bytes
+from asyncrl.config.checks import find_problems, find_warnings
+from asyncrl.config.errors import UsageError
+from asyncrl.config.loading import LoadedConfig
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import ResourcePlan, resolve
+from asyncrl.config.printing import format_bytes
+from asyncrl.config.problems import Problem
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.actions import can_squash
+from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.envs.probe import probe
+from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.models.sizes import weights_block_size
+from asyncrl.runtime.memory import available_bytes
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What was found.
+
+    Attributes:
+        config: the settings.
+        plan: what they were resolved to.
+        spec: the environment's spaces; None if it could not be made.
+        problems: what keeps the run from starting.
+        warnings: what is probably not meant.
+        environment_failure: text with the environment's own traceback, if it raised.
+        arena_bytes: shared memory that the run needs; None without a spec.
+        free_bytes: memory that there is.
+    """
+
+    config: TrainConfig
+    plan: ResourcePlan
+    spec: EnvSpec | None
+    problems: tuple[Problem, ...]
+    warnings: tuple[Problem, ...]
+    environment_failure: str | None
+    arena_bytes: int | None
+    free_bytes: int
+
+    @property
+    def exit_code(self) -> int:
+        """0 if the run may start, 2 for the user's mistakes, 1 for an environment that raised."""
+        if self.problems:
+            return 2
+        return 1 if self.environment_failure else 0
+
+
+def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
+    """Looks at everything and stops at nothing.
+
+    Args:
+        loaded: settings, from a strict or a lenient load; the mistakes of a lenient one come first in the result.
+        machine: what to plan for; the machine this runs on if not given.
+    """
+    machine = machine or Machine.detect()
+    config = loaded.config
+    plan = resolve(config, machine)
+    problems = [*loaded.problems, *_unaffected(find_problems(config, plan, machine), loaded.problems)]
+    spec, failure = None, None
+    if config.env and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
+        try:
+            spec = probe(config.env, config.env_kwargs)
+        except EnvironmentFailed as error:
+            failure = str(error)
+        except UsageError as error:
+            problems.append(Problem(("env",), str(error)))
+    needed, free = None, available_bytes()
+    if spec is not None:
+        problems.extend(_action_problems(config, spec))
+        needed = arena_bytes(spec, plan, weights_block_size(spec, config))
+        if needed > free:
+            problems.append(_too_large(plan, needed, free))
+    return Preflight(
+        config=config,
+        plan=plan,
+        spec=spec,
+        problems=tuple(problems),
+        warnings=tuple(_unaffected(find_warnings(config, plan), loaded.problems)),
+        environment_failure=failure,
+        arena_bytes=needed,
+        free_bytes=free,
+    )
+
+
+def print_findings(result: Preflight) -> int:
+    """Prints problems, warnings and the environment's failure on stderr and returns the exit code."""
+    for warning in result.warnings:
+        print(f"warning: {warning.sentence('Better')}", file=sys.stderr)
+    for problem in result.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if result.environment_failure:
+        print(f"error: {result.environment_failure}", file=sys.stderr)
+    return result.exit_code
+
+
+def _unaffected(found: list[Problem], mistakes: tuple[Problem, ...]) -> list[Problem]:
+    """Drops what may only follow from a mistake, because a default stands where a mistaken value was."""
+    mistaken = _names(mistakes)
+    if {"config", "preset"} & mistaken:
+        return []
+    return [problem for problem in found if not mistaken & set(problem.settings)]
+
+
+def _names(problems: tuple[Problem, ...]) -> set[str]:
+    return {name for problem in problems for name in problem.settings}
+
+
+def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+    if not config.squash_actions or (isinstance(spec.action, BoxAction) and can_squash(spec.action)):
+        return []
+    found = "not all of them are" if isinstance(spec.action, BoxAction) else f"it takes one of {spec.action.n} choices"
+    text = f"--squash_actions=True needs actions with finite bounds, but for {spec.env_id} {found}."
+    return [Problem(("squash_actions", "env"), text, ("--squash_actions=False",))]
+
+
+def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
+    text = (
+        f"{plan.num_slots} slots of {plan.envs_per_split} trajectories of {plan.rollout} steps need "
+        f"{format_bytes(needed)} ({needed} bytes) of shared memory, but there are "
+        f"{format_bytes(free)} ({free} bytes) free."
+    )
+    names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
+    return Problem(names, text)

@@ -1,0 +1,1 @@
+"""Rollout workers: they step environments and write what happens into slots."""

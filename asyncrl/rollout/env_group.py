@@ -1,0 +1,171 @@
+"""The environments of one split, stepped one after the other. No communication happens here.
+
+Environments are reset here and not by a wrapper, because the rows of a slot have their own rule: after a termination the
+next row is the reset observation; after a truncation the next row is the final observation, which is not stepped, and the
+reset observation is the row after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.monitoring.reports import EpisodeRecord
+
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class EnvironmentCallFailed(Exception):
+    """The environment's own code raised. The original exception is the cause.
+
+    Attributes:
+        env_idx: number of the environment in the run.
+        step: environment steps it had made.
+    """
+
+    def __init__(self, env_idx: int, step: int, call: str) -> None:
+        super().__init__(f"environment {env_idx} failed in {call} at its step {step}")
+        self.env_idx = env_idx
+        self.step = step
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """Where one step of a split goes, all views of a slot: `[E]`, and `next_obs [E, D]`."""
+
+    reward: FloatArray
+    terminated: BoolArray
+    truncated: BoolArray
+    valid: BoolArray
+    next_obs: FloatArray
+
+
+class EnvGroup:
+    """Steps a split's environments. Owns them and their episode counters."""
+
+    def __init__(
+        self, envs: Sequence[gymnasium.Env[Any, Any]], seeds: Sequence[int], first_env_idx: int, spec: EnvSpec, squash: bool
+    ) -> None:
+        """Takes ownership of the environments; `seeds` are used at the first reset only, one for each."""
+        self._envs = list(envs)
+        self._seeds: list[int | None] = list(seeds)
+        self._first_env_idx = first_env_idx
+        self._adapter = ActionAdapter(spec, squash)
+        self._obs_size = spec.observation_size
+        self._holds_final_obs = np.zeros(len(self._envs), dtype=np.bool_)
+        self._returns = [0.0] * len(self._envs)
+        self._lengths = [0] * len(self._envs)
+        self._steps = [0] * len(self._envs)
+        self._episodes: list[EpisodeRecord] = []
+
+    def __len__(self) -> int:
+        return len(self._envs)
+
+    def reset(self, obs: FloatArray) -> None:
+        """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
+        self._holds_final_obs[:] = False
+        for env in range(len(self._envs)):
+            self._reset_one(env, obs)
+
+    def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
+        """Takes one step in every environment whose row is a step, and writes what came of it.
+
+        Args:
+            actions: `[E, A]` float32 or `[E]` int64, as the distribution produced them.
+            rows: where to write.
+
+        Returns:
+            Number of environment steps made.
+        """
+        env_actions = self._adapter.to_env_batch(actions)
+        num_steps = 0
+        for env in range(len(self._envs)):
+            if self._holds_final_obs[env]:
+                self._skip_final_row(env, rows)
+            else:
+                self._step_one(env, env_actions[env], rows)
+                num_steps += 1
+        return num_steps
+
+    def take_episodes(self) -> tuple[EpisodeRecord, ...]:
+        """Episodes finished since the last call."""
+        episodes, self._episodes = tuple(self._episodes), []
+        return episodes
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for env in self._envs:
+            env.close()
+
+    def _step_one(self, env: int, action: Any, rows: StepRows) -> None:
+        try:
+            obs, reward, terminated, truncated, info = self._envs[env].step(action)
+        except Exception as error:
+            raise EnvironmentCallFailed(self._first_env_idx + env, self._steps[env], "step") from error
+        self._steps[env] += 1
+        self._lengths[env] += 1
+        self._returns[env] += float(reward)
+        truncated = bool(truncated) and not terminated
+        rows.reward[env] = reward
+        rows.terminated[env] = terminated
+        rows.truncated[env] = truncated
+        rows.valid[env] = True
+        if terminated or truncated:
+            self._finish_episode(env, info)
+        if terminated:
+            self._reset_one(env, rows.next_obs)
+        else:
+            self._store_obs(env, obs, rows.next_obs, "step")
+            self._holds_final_obs[env] = truncated
+
+    def _skip_final_row(self, env: int, rows: StepRows) -> None:
+        rows.reward[env] = 0.0
+        rows.terminated[env] = False
+        rows.truncated[env] = False
+        rows.valid[env] = False
+        self._holds_final_obs[env] = False
+        self._reset_one(env, rows.next_obs)
+
+    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
+        """Writes the first row of a new slot, `first_obs [E, D]`, from the last row of the one before.
+
+        Where an episode was truncated by the last step, the last row holds its final observation and has served; the
+        new slot begins with the reset observation.
+        """
+        np.copyto(first_obs, last_obs)
+        for env in np.flatnonzero(self._holds_final_obs):
+            self._holds_final_obs[env] = False
+            self._reset_one(int(env), first_obs)
+
+    def _reset_one(self, env: int, obs_rows: FloatArray) -> None:
+        seed, self._seeds[env] = self._seeds[env], None
+        try:
+            obs, _ = self._envs[env].reset(seed=seed)
+        except Exception as error:
+            raise EnvironmentCallFailed(self._first_env_idx + env, self._steps[env], "reset") from error
+        self._returns[env] = 0.0
+        self._lengths[env] = 0
+        self._store_obs(env, obs, obs_rows, "reset")
+
+    def _store_obs(self, env: int, obs: Any, obs_rows: FloatArray, call: str) -> None:
+        size = obs.size if isinstance(obs, np.ndarray) else np.size(obs)
+        if size != self._obs_size:
+            error = ValueError(f"observation has {size} elements, its space says {self._obs_size}")
+            raise EnvironmentCallFailed(self._first_env_idx + env, self._steps[env], call) from error
+        obs_rows[env] = obs
+
+    def _finish_episode(self, env: int, info: dict[str, Any]) -> None:
+        extra_stats = {
+            str(name): float(number)
+            for name, number in info.get("episode_extra_stats", {}).items()
+            if isinstance(number, (int, float, np.number))
+        }
+        self._episodes.append(EpisodeRecord(self._returns[env], self._lengths[env], extra_stats))

@@ -1,0 +1,77 @@
+"""One split's way through a slot: ask for actions, step, ask again, hand over. Knows no process."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.rollout.env_group import EnvGroup, StepRows
+
+
+class ActionSource(Protocol):
+    """Where actions come from: this process's policy, or an inference worker."""
+
+    def request(self, split_idx: int, slot: int, row: int) -> None:
+        """Asks for actions, values and log-probs on a row of observations."""
+
+    def is_answered(self, split_idx: int) -> bool:
+        """Whether the last request of the split was answered."""
+
+
+class Split:
+    """A split's environments and the slot that they fill."""
+
+    def __init__(self, split_idx: int, group: EnvGroup, slots: TrajectorySlots, actions: ActionSource) -> None:
+        """Resets the environments."""
+        self.split_idx = split_idx
+        self.group = group
+        self._slots = slots
+        self._actions = actions
+        self._slot: int | None = None
+        self._row = 0
+        self._last_obs = np.empty((len(group), slots.obs.shape[3]), dtype=np.float32)
+        group.reset(self._last_obs)
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether the split waits for room to write into."""
+        return self._slot is None
+
+    @property
+    def can_advance(self) -> bool:
+        """Whether the split has actions to take."""
+        return self._slot is not None and self._actions.is_answered(self.split_idx)
+
+    def begin(self, slot: int) -> None:
+        """Starts to fill a slot that was granted to this split."""
+        self._slot, self._row = slot, 0
+        self.group.start_slot(self._last_obs, self._slots.obs[slot, 0])
+        self._actions.request(self.split_idx, slot, 0)
+
+    def advance(self) -> tuple[int, int | None]:
+        """Takes the actions of the present row, or hands the slot over if it was the last row.
+
+        Returns:
+            (environment steps made, slot that is now ready or None).
+        """
+        slot, row, slots = self._slot, self._row, self._slots
+        if slot is None:
+            raise RuntimeError(f"split {self.split_idx} has no slot to fill")
+        if row == slots.rollout:
+            np.copyto(self._last_obs, slots.obs[slot, row])
+            slots.finish(slot, self.split_idx)
+            self._slot = None
+            return 0, slot
+        rows = StepRows(
+            reward=slots.reward[slot, row],
+            terminated=slots.terminated[slot, row],
+            truncated=slots.truncated[slot, row],
+            valid=slots.valid[slot, row],
+            next_obs=slots.obs[slot, row + 1],
+        )
+        num_steps = self.group.step(slots.action[slot, row], rows)
+        self._row = row + 1
+        self._actions.request(self.split_idx, slot, row + 1)
+        return num_steps, None

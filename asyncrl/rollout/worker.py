@@ -1,0 +1,102 @@
+"""A rollout worker: its splits, the slots granted to them, and the learner that takes them when full.
+
+    consumes  granted slots (ring from the learner), actions (slot rows, answered by a policy)
+    produces  observations, rewards, ends of episodes (slot rows), requests (table and ring), ready slots (ring)
+    waits     when no split can go on: until woken by learner or inference worker, or for WAIT_S, then looks again
+    stops     when the run has ended
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.wake import Waker
+from asyncrl.monitoring.reports import RolloutReport
+from asyncrl.rollout.split import Split
+
+WAIT_S = 0.1
+
+
+class RolloutWorker:
+    """Moves its splits forward, whichever can. Owns their environments."""
+
+    def __init__(
+        self,
+        worker_idx: int,
+        splits: Sequence[Split],
+        slots: TrajectorySlots,
+        granted: IndexRing,
+        ready: IndexRing,
+        learner: Waker,
+        control: RunControl,
+    ) -> None:
+        """Takes ownership of the splits."""
+        self.worker_idx = worker_idx
+        self._splits = {split.split_idx: split for split in splits}
+        self._slots = slots
+        self._granted = granted
+        self._ready = ready
+        self._learner = learner
+        self._control = control
+        self._waiting_slots: dict[int, list[int]] = {split.split_idx: [] for split in splits}
+        self._report_started = time.monotonic()
+        self._busy_s = 0.0
+        self._env_steps = 0
+
+    def poll(self) -> float:
+        """Advances every split that can be advanced by one row.
+
+        Returns:
+            Seconds to wait, unless woken, before polling again.
+        """
+        started = time.monotonic()
+        for slot in self._granted.pop_all():
+            self._waiting_slots[self._slots.owner(slot)].append(slot)
+        worked = False
+        for split_idx, split in self._splits.items():
+            if split.needs_slot and self._waiting_slots[split_idx]:
+                split.begin(self._waiting_slots[split_idx].pop(0))
+                worked = True
+            elif split.can_advance:
+                self._advance(split)
+                worked = True
+        if not worked:
+            return WAIT_S
+        self._busy_s += time.monotonic() - started
+        return 0.0
+
+    def report(self) -> RolloutReport:
+        """What was done since the last report."""
+        now = time.monotonic()
+        report = RolloutReport(
+            worker_idx=self.worker_idx,
+            wall_s=now - self._report_started,
+            busy_s=self._busy_s,
+            env_steps=self._env_steps,
+            episodes=tuple(episode for split in self._splits.values() for episode in split.group.take_episodes()),
+        )
+        self._report_started, self._busy_s, self._env_steps = now, 0.0, 0
+        return report
+
+    @property
+    def report_age_s(self) -> float:
+        """Seconds since the last report."""
+        return time.monotonic() - self._report_started
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for split in self._splits.values():
+            split.group.close()
+
+    def _advance(self, split: Split) -> None:
+        num_steps, ready_slot = split.advance()
+        if ready_slot is not None:
+            self._ready.push(ready_slot)
+            self._learner.wake()
+            return
+        self._env_steps += num_steps
+        self._control.count_steps(self.worker_idx, num_steps)

@@ -1,0 +1,1 @@
+"""Start, stop and watch processes; the folder of a run and its checkpoints; memory."""

@@ -1,0 +1,227 @@
+"""Checkpoints: written whole or not at all, verified when read, and never able to run code.
+
+A checkpoint is a folder `checkpoint_<env_steps>/` with two safetensors files and `state.json`, which also carries the
+checksums of the other two. It is written under a temporary name, synced and renamed, so that a folder of that name is
+complete whenever the machine stops.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+FORMAT_VERSION = 1
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "state.json"
+
+_NAME = re.compile(r"checkpoint_(\d{12,})")
+_TEMPORARY_PREFIX = ".tmp_"
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written, or what was found cannot be used; the text is for the user."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a run needs to go on.
+
+    Attributes:
+        model: the model's tensors by name, normalizer statistics among them.
+        optimizer: the optimizer's tensors by name, and what else the learner keeps as tensors.
+        state: what JSON can hold: counters, rates, versions.
+    """
+
+    model: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+    state: Mapping[str, Any]
+
+
+def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int) -> Path:
+    """Writes a checkpoint and deletes all but the newest ones.
+
+    Args:
+        folder: the run's folder of checkpoints; made if missing. Only one process may save into it.
+        checkpoint: what to write; tensors may be of any device and views of one another.
+        env_steps: environment steps trained so far; it names and orders the checkpoints.
+        keep: how many checkpoints stay, at least the one written now.
+
+    Returns:
+        The checkpoint's folder. It is on the disk when this returns.
+
+    Raises:
+        CheckpointError: the file system refused. No part of the checkpoint is left, and older ones are untouched.
+    """
+    target = folder / f"checkpoint_{env_steps:012d}"
+    temporary = folder / f"{_TEMPORARY_PREFIX}{target.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _delete_leftovers(folder)
+        temporary.mkdir()
+        _write_files(temporary, checkpoint, env_steps)
+        _replace(temporary, target)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"could not write the checkpoint {target}: {reason}") from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _prune(folder, max(keep, 1), target)
+    return target
+
+
+def latest(folder: Path) -> Path | None:
+    """Returns the checkpoint with the most environment steps in a run's folder of checkpoints, None if it has none."""
+    found = _list(folder)
+    return found[-1][1] if found else None
+
+
+def load(path: Path, device: str = "cpu") -> Checkpoint:
+    """Reads a checkpoint and verifies its checksums.
+
+    Args:
+        path: a checkpoint's folder.
+        device: device of the tensors.
+
+    Raises:
+        CheckpointError: it is missing, incomplete, damaged or of a newer format.
+    """
+    manifest = _read_manifest(path)
+    return Checkpoint(
+        model=_read_tensors(path / MODEL_FILE, manifest, device),
+        optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest, device),
+        state=manifest["state"],
+    )
+
+
+def saved_env_steps(path: Path) -> int:
+    """Returns the environment steps that had been trained when the checkpoint at `path` was written.
+
+    Raises:
+        CheckpointError: as for `load`, the tensors not looked at.
+    """
+    return int(_read_manifest(path)["env_steps"])
+
+
+def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
+    contents = {
+        MODEL_FILE: _serialize(checkpoint.model),
+        OPTIMIZER_FILE: _serialize(checkpoint.optimizer),
+    }
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "env_steps": env_steps,
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+        "state": dict(checkpoint.state),
+    }
+    contents[STATE_FILE] = (json.dumps(manifest, indent=1) + "\n").encode()
+    for name, content in contents.items():
+        with open(folder / name, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    import safetensors.torch
+    import torch
+
+    # Parameters are views of one flat tensor, and safetensors wants each to own its memory.
+    owned = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    return safetensors.torch.save(owned)
+
+
+def _replace(temporary: Path, target: Path) -> None:
+    """Gives a complete folder its name; one that had the name before is of the same step and gives way."""
+    replaced = target.parent / f"{_TEMPORARY_PREFIX}replaced_{target.name}"
+    if target.exists():
+        os.rename(target, replaced)
+    os.rename(temporary, target)
+    _sync_folder(target.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _delete_leftovers(folder: Path) -> None:
+    """Deletes what a killed run had begun to write."""
+    for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _prune(folder: Path, keep: int, just_saved: Path) -> None:
+    """Deletes the oldest checkpoints. One that will not go is left: the new checkpoint is safe either way."""
+    for _, path in _list(folder)[:-keep]:
+        if path != just_saved:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _list(folder: Path) -> list[tuple[int, Path]]:
+    """Returns (environment steps, path) of each checkpoint, oldest first."""
+    if not folder.is_dir():
+        return []
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match.group(1)), path) for match, path in matches if match)
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(_read(path / STATE_FILE))
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint {path} is damaged: its {STATE_FILE} is not JSON ({error})") from None
+    if not isinstance(manifest, dict) or "format_version" not in manifest:
+        raise CheckpointError(f"{path / STATE_FILE} does not describe a checkpoint: it has no format_version")
+    version = manifest["format_version"]
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"the checkpoint {path} has format version {version}, this asyncrl reads version {FORMAT_VERSION}: "
+            "use the asyncrl that wrote it"
+        )
+    missing = {"env_steps", "sha256", "state"} - manifest.keys()
+    if missing:
+        raise CheckpointError(f"the checkpoint {path} is damaged: {STATE_FILE} lacks {', '.join(sorted(missing))}")
+    return manifest
+
+
+def _read_tensors(path: Path, manifest: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
+    import safetensors.torch
+
+    content = _read(path)
+    if hashlib.sha256(content).hexdigest() != manifest["sha256"].get(path.name):
+        raise CheckpointError(
+            f"the checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one in {STATE_FILE}; "
+            "use an older checkpoint"
+        )
+    return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        reason = f"it has no {path.name}" if path.parent.is_dir() else "there is no such folder"
+        raise CheckpointError(f"{path.parent} is not a checkpoint: {reason}") from None
+    except OSError as error:
+        raise CheckpointError(f"could not read {path}: {error.strerror}") from error

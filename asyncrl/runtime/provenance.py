@@ -1,0 +1,87 @@
+"""What a run ran with: versions, source, command, machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_PACKAGES = (
+    "asyncrl", "torch", "numpy", "gymnasium", "mujoco", "faster-fifo", "signal-slot-mp", "tensorboardX", "safetensors",
+    "pydantic", "psutil",
+)  # fmt: skip
+_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+def describe(device: str) -> dict[str, Any]:
+    """Returns what makes a run comparable with another: JSON-able, and without user or host names.
+
+    Args:
+        device: the device that `auto` became.
+    """
+    return {
+        "command": sys.argv,
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "git_commit": git_commit(_SOURCE_ROOT),
+        "machine": {
+            "platform": platform.platform(),
+            "cpu": _cpu_name(),
+            "cores": os.cpu_count(),
+            "usable_cores": _num_usable_cores(),
+            "memory_bytes": psutil.virtual_memory().total,
+            "gpus": _gpu_names(),
+            "device": device,
+        },
+    }
+
+
+def git_commit(source_root: Path) -> str | None:
+    """Returns the commit of a source checkout, with `-dirty` if files differ from it; None for an installed wheel."""
+    if not (source_root / ".git").exists():
+        return None
+    command = ["git", "-C", str(source_root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _num_usable_cores() -> int | None:
+    """Cores that this process may run on, which a container or `taskset` can limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _gpu_names() -> list[str]:
+    """Names as the NVIDIA driver lists them; asking torch would start CUDA in this process."""
+    names = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return names

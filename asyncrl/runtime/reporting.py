@@ -1,0 +1,82 @@
+"""The control plane from one child to the runner: typed reports over signal-slot and a faster-fifo queue.
+
+A process killed while it uses a faster-fifo queue can leave the queue's mutex locked for ever. So every queue belongs to
+one child and is read by one thread of the runner that serves this child alone; if the child dies, queue and thread are
+abandoned together and nobody else waits for them. `emit` drops reports when the queue is full; nothing that must arrive
+travels here (errors go through a pipe, counts through the arena).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import Any
+
+from signal_slot.queue_utils import get_queue
+from signal_slot.signal_slot import EventLoop, EventLoopObject, configure_logger, signal
+
+from asyncrl.monitoring.reports import Report
+
+QUEUE_BYTES = 500_000
+_IDLE_WAKE_UP_S = 0.5
+
+configure_logger(logging.getLogger(__name__))
+
+
+class ReportSender(EventLoopObject):  # type: ignore[misc]
+    """The child's end. Crosses to the child with its start-up arguments."""
+
+    @signal  # type: ignore[misc]
+    def reported(self) -> None:
+        """Emitted with each report."""
+
+    def send(self, report: Report) -> None:
+        """Sends a report, or drops it if the runner is far behind."""
+        self.emit("reported", report)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_sender, (self.object_id, self.send_signals_to, self.receiver_queues)
+
+
+def _rebuild_sender(name: str, send_signals_to: dict[str, Any], receiver_queues: dict[str, Any]) -> ReportSender:
+    sender = ReportSender(EventLoop(f"{name} loop", serial_mode=True), name)
+    sender.send_signals_to = send_signals_to
+    sender.receiver_queues = receiver_queues
+    return sender
+
+
+class _Receiver(EventLoopObject):  # type: ignore[misc]
+    def __init__(self, loop: EventLoop, name: str, inbox: queue.SimpleQueue[Report]) -> None:
+        super().__init__(loop, name)
+        self._inbox = inbox
+
+    def on_report(self, report: Report) -> None:
+        self._inbox.put(report)
+
+
+class ReportChannel:
+    """One child's channel: its sender, and the runner's thread that puts its reports into the inbox."""
+
+    def __init__(self, name: str, inbox: queue.SimpleQueue[Report]) -> None:
+        """Makes queue and thread; `name` is unique among the channels of the run."""
+        self._loop = EventLoop(f"{name} reports", serial_mode=True)
+        self._loop.signal_queue = get_queue(buffer_size_bytes=QUEUE_BYTES)
+        self._loop.default_timer.set_interval(_IDLE_WAKE_UP_S)
+        receiver = _Receiver(self._loop, f"{name} receiver", inbox)
+        self.sender = ReportSender(EventLoop(f"{name} loop", serial_mode=True), name)
+        self.sender.connect("reported", receiver, "on_report")
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._receive, name=f"reports of {name}", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Lets the thread take what is there, and abandons it if it does not end in time."""
+        self._closed.set()
+        self._thread.join(timeout_s)
+
+    def _receive(self) -> None:
+        while not self._closed.is_set():
+            self._loop.process_events()
+        self._loop.default_timer.set_interval(0.0)
+        self._loop.process_events()

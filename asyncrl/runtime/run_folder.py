@@ -1,0 +1,276 @@
+"""The folder of one run: where each file lies, who may write there, and what may be deleted.
+
+TRAIN_DIR/EXPERIMENT/
+    config.yaml         every setting as the run used it
+    environment.json    versions, git commit, machine
+    metrics.jsonl       one record a line
+    tensorboard/        the same as event files
+    checkpoints/
+    logs/<role>.log
+    summary.json        how the run ended
+    .asyncrl-run        marks the folder as a run: only what carries it is ever deleted
+    .lock               locked, and holding the process id, while the run lives
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from asyncrl.config.errors import UsageError
+from asyncrl.monitoring.writers import write_text_atomically
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import TrainConfig
+
+_MARKER = ".asyncrl-run"
+_LOCK = ".lock"
+_MAX_NAME_BYTES = 200
+
+
+class RunFolder:
+    """Paths of one run and, from `create` to `close`, the right to write there.
+
+    The lock belongs to the process that called `create`; its children get paths, not this object.
+    """
+
+    def __init__(self, path: Path, lock: _Lock | None = None) -> None:
+        """Use `create` or `open`."""
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def create(cls, train_dir: str, experiment: str, restart_behavior: Literal["refuse", "overwrite"]) -> RunFolder:
+        """Makes the folder of a new run and locks it.
+
+        Args:
+            train_dir: folder that holds all runs; made if missing.
+            experiment: name of the run.
+            restart_behavior: what to do with a finished or dead run of that name. Overwriting deletes all of it.
+
+        Raises:
+            UsageError: the name is not one, the folder is in use, holds a run (`refuse`) or something that is no run,
+                or cannot be written.
+        """
+        path = _run_path(train_dir, experiment)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            _check_is_run_or_empty(path)
+            lock = _Lock.acquire(path)
+            try:
+                _claim(path, restart_behavior)
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as error:
+            raise UsageError(
+                f"cannot use {path} as the run's folder: {error.strerror or error}; "
+                "choose another --train_dir or --experiment"
+            ) from error
+        return cls(path, lock)
+
+    @classmethod
+    def open(cls, train_dir: str, experiment: str) -> RunFolder:
+        """Finds the folder of an existing run, to read it; the run may be alive.
+
+        Raises:
+            UsageError: there is no such run.
+        """
+        path = _run_path(train_dir, experiment)
+        if not (path / _MARKER).is_file():
+            raise UsageError(_no_such_run(path))
+        return cls(path)
+
+    @property
+    def config(self) -> Path:
+        """Every setting, as YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Folder of event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of log files."""
+        return self.path / "logs"
+
+    @property
+    def environment(self) -> Path:
+        """Versions and machine, as JSON."""
+        return self.path / "environment.json"
+
+    @property
+    def summary(self) -> Path:
+        """How the run ended, as JSON."""
+        return self.path / "summary.json"
+
+    def log(self, role: str) -> Path:
+        """Log file of a process, for example `rollout_0`; its folder is made if missing."""
+        self.logs.mkdir(exist_ok=True)
+        return self.logs / f"{role}.log"
+
+    def write_config(self, config: TrainConfig) -> None:
+        """Writes every setting, the default ones too."""
+        import yaml
+
+        write_text_atomically(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+
+    def read_config(self) -> TrainConfig:
+        """Reads the settings of the run.
+
+        Raises:
+            UsageError: the file is missing or is not what `write_config` wrote.
+        """
+        import yaml
+
+        from asyncrl.config.schema import TrainConfig
+
+        try:
+            return TrainConfig.model_validate(yaml.safe_load(self.config.read_text(encoding="utf-8")))
+        except OSError as error:
+            raise UsageError(f"cannot read the settings of the run: {self.config}: {error.strerror}") from error
+        except (ValueError, yaml.YAMLError) as error:
+            raise UsageError(f"{self.config} does not hold the settings of a run: {error}") from error
+
+    def write_environment(self, environment: dict[str, Any]) -> None:
+        """Writes what `asyncrl.runtime.provenance.describe` found."""
+        write_text_atomically(self.environment, json.dumps(environment, indent=2) + "\n")
+
+    def close(self) -> None:
+        """Gives the lock back; the folder may then be overwritten by another run."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> RunFolder:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Gives the lock back."""
+        self.close()
+
+
+class _Lock:
+    """An advisory lock on a file: the kernel drops it with the process, so a killed run leaves no stale one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @classmethod
+    def acquire(cls, folder: Path) -> _Lock:
+        """Locks the folder of a run, or raises UsageError with the process that has it."""
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(descriptor)
+            raise UsageError(
+                f"{folder} is in use by another run (process {holder}): wait for it, stop it, "
+                "or choose another --experiment"
+            ) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return cls(descriptor)
+
+    def release(self) -> None:
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+
+def default_experiment(env: str, algo: str, now: Callable[[], float] = time.time) -> str:
+    """Returns a name for a run that was given none: environment, algorithm and local time."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", env).strip(".-") or "run"
+    return f"{stem}_{algo}_{datetime.fromtimestamp(now()):%Y%m%d-%H%M%S}"
+
+
+def _run_path(train_dir: str, experiment: str) -> Path:
+    """Returns the run's path after checking that it is a folder right inside `train_dir`."""
+    problem = _problem_of_name(experiment)
+    if problem:
+        raise UsageError(f"--experiment={experiment!r} cannot name a run: {problem}")
+    path = Path(train_dir).expanduser() / experiment
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link: a run's folder must lie in --train_dir itself")
+    return path
+
+
+def _problem_of_name(name: str) -> str | None:
+    if not name:
+        return "it is empty"
+    if "/" in name or "\\" in name:
+        return "it names one folder inside --train_dir and may not contain / or \\"
+    if name.startswith((".", "-")) or name != name.strip():
+        return "it may not start with a dot or a dash, nor start or end with a space"
+    if not name.isprintable():
+        return "it contains a character that cannot be printed"
+    if len(name.encode(errors="replace")) > _MAX_NAME_BYTES:
+        return f"it is longer than {_MAX_NAME_BYTES} bytes"
+    return None
+
+
+def _check_is_run_or_empty(path: Path) -> None:
+    """Refuses a folder that somebody else filled, before anything is written there."""
+    names = {entry.name for entry in path.iterdir()}
+    if _MARKER not in names and names - {_LOCK}:
+        raise UsageError(
+            f"{path} exists and is no asyncrl run (it has no {_MARKER}): it is left alone; choose another --experiment"
+        )
+
+
+def _claim(path: Path, restart_behavior: str) -> None:
+    """Makes a locked folder the new run's own."""
+    old = [entry for entry in path.iterdir() if entry.name not in (_MARKER, _LOCK)]
+    if old and restart_behavior == "refuse":
+        raise UsageError(
+            f"{path} already holds a run: choose another --experiment, or delete that run with "
+            "--restart_behavior=overwrite"
+        )
+    for entry in old:
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    (path / _MARKER).write_text("an asyncrl run: --restart_behavior=overwrite deletes it\n", encoding="utf-8")
+    for name in ("logs", "checkpoints"):
+        (path / name).mkdir()
+
+
+def _no_such_run(path: Path) -> str:
+    """Says that there is no run, and which ones there are."""
+    folder = path.parent
+    text = f"there is no run {path.name!r} in {folder}"
+    if not folder.is_dir():
+        return f"{text}: that folder does not exist; give the one that was trained into with --train_dir"
+    runs = [entry for entry in folder.iterdir() if (entry / _MARKER).is_file()]
+    runs.sort(key=lambda entry: (entry / _MARKER).stat().st_mtime, reverse=True)
+    if not runs:
+        return f"{text}, nor any other"
+    return f"{text}; the newest there: {', '.join(entry.name for entry in runs[:5])}"

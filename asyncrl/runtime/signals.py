@@ -1,0 +1,54 @@
+"""Ctrl-C and SIGTERM: the first asks the run to finish and save, the second ends it at once."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class StopAtOnce(Exception):  # noqa: N818 - an instruction, not an error
+    """The user asked a second time."""
+
+
+class StopSignals:
+    """Counts the requests to stop while it is entered."""
+
+    def __init__(self) -> None:
+        """Handles nothing yet."""
+        self._received: list[int] = []
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def was_asked(self) -> bool:
+        """Whether the run was asked to stop."""
+        return bool(self._received)
+
+    @property
+    def exit_code(self) -> int:
+        """128 plus the first signal: 130 for Ctrl-C, 143 for SIGTERM; 0 if there was none."""
+        return 128 + self._received[0] if self._received else 0
+
+    def check(self) -> bool:
+        """Returns whether the run is to finish.
+
+        Raises:
+            StopAtOnce: it was asked twice.
+        """
+        if len(self._received) > 1:
+            raise StopAtOnce
+        return self.was_asked
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)

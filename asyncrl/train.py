@@ -1,0 +1,118 @@
+"""`python -m asyncrl.train`: trains a policy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from multiprocessing.context import BaseContext
+
+from asyncrl import preflight
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import ExtraFlag
+from asyncrl.config.loading import LoadedConfig, load
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.printing import format_settings
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.monitoring.monitor import Monitor, process_started_at
+from asyncrl.runtime.processes import RunFailed, explain, process_context, start_loading_modules
+from asyncrl.runtime.provenance import describe
+from asyncrl.runtime.run_folder import RunFolder, default_experiment
+from asyncrl.runtime.signals import StopAtOnce, StopSignals
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+
+_FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Returns:
+        0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+    """
+    started_at = process_started_at()
+    loaded = load(sys.argv[1:] if argv is None else argv, _FLAGS, description="Train a policy.", lenient=True)
+    context = process_context()
+    if not loaded.problems and not loaded.config.serial_mode and not loaded.cli["print_config"]:
+        start_loading_modules(context)
+    checked = preflight.run(loaded)
+    if loaded.cli["print_config"]:
+        print(format_settings(loaded, checked.plan))
+        return preflight.print_findings(checked)
+    if loaded.preset is not None and not loaded.config.quiet:
+        print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none turns it off", flush=True)
+    if (code := preflight.print_findings(checked)) != EXIT_DONE or checked.spec is None:
+        return code
+    try:
+        return _train(loaded, checked.plan, checked.spec, context, started_at)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+def _train(
+    loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: BaseContext, started_at: float
+) -> int:
+    config = loaded.config
+    experiment = config.experiment or default_experiment(config.env, config.algo)
+    with RunFolder.create(config.train_dir, experiment, config.restart_behavior) as folder, StopSignals() as stop:
+        folder.write_config(config.model_copy(update={"experiment": experiment}))
+        folder.write_environment(describe(plan.device))
+        monitor = Monitor(folder, config, plan, started_at=started_at)
+        monitor.say(f"run {folder.path}")
+        try:
+            return _run(config, plan, spec, context, folder, monitor, stop)
+        except StopAtOnce:
+            monitor.finish("interrupted", error="stopped at once, without saving")
+            return stop.exit_code
+        except RunFailed as failure:
+            monitor.finish("failed", error=failure.summary)
+            print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
+            print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
+            return EXIT_FAILED
+
+
+def _run(
+    config: TrainConfig,
+    plan: ResourcePlan,
+    spec: EnvSpec,
+    context: BaseContext,
+    folder: RunFolder,
+    monitor: Monitor,
+    stop: StopSignals,
+) -> int:
+    # The runner needs torch, whose import is slow: whatever ends a command before this point ends it quickly.
+    from asyncrl import runner
+
+    setup = runner.RunSetup.create(config, plan, spec, folder.checkpoints)
+    control = setup.control
+
+    def turn() -> bool:
+        first_step_at = control.first_step_at
+        if first_step_at is not None:
+            monitor.mark_first_step(first_step_at)
+        monitor.tick()
+        return stop.check()
+
+    try:
+        if plan.serial_mode:
+            outcome = runner.run_serial(setup, monitor.handle, turn)
+        else:
+            outcome = runner.run_parallel(setup, context, folder.log, monitor.handle, turn)
+    except (RunFailed, StopAtOnce):
+        raise
+    except Exception as error:
+        raise explain("runner", error) from error
+    finally:
+        setup.arena.close()
+    turn_status = "interrupted" if stop.was_asked else "completed"
+    monitor.finish(turn_status, env_steps=outcome.env_steps, checkpoint=outcome.checkpoint, error=outcome.error)
+    if outcome.error is not None:
+        print(f"error: {outcome.error}", file=sys.stderr)
+        return EXIT_FAILED
+    return stop.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

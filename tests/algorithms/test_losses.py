@@ -1,0 +1,77 @@
+"""Losses against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms.losses import (
+    a2c_policy_loss,
+    approximate_kl,
+    clip_range,
+    clipped_value_loss,
+    explained_variance,
+    normalize_advantages,
+    ppo_policy_loss,
+    squared_value_loss,
+)
+
+
+def log(*ratios: float) -> Tensor:
+    return torch.tensor(ratios).log()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "expected"),
+    [(1.5, 2.0, -2.4), (1.5, -2.0, 3.0), (0.5, 2.0, -1.0), (0.5, -2.0, 1.6), (1.1, 2.0, -2.2)],
+)
+def test_ppo_takes_the_pessimistic_of_ratio_and_clipped_ratio(ratio: float, advantage: float, expected: float) -> None:
+    loss = ppo_policy_loss(log(ratio), torch.tensor([advantage]), clip_range(0.2, "symmetric"))
+    assert float(loss) == pytest.approx(expected)
+
+
+def test_ppo_gives_no_gradient_beyond_the_clip_range() -> None:
+    log_ratio = log(1.5, 1.5, 1.0).requires_grad_()
+    ppo_policy_loss(log_ratio, torch.tensor([1.0, -1.0, 1.0]), clip_range(0.2, "symmetric")).backward()
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.tolist() == pytest.approx([0.0, 0.5, -1.0 / 3.0])
+
+
+def test_reciprocal_clip_range_is_symmetric_in_the_logarithm() -> None:
+    low, high = clip_range(0.2, "reciprocal")
+    assert (low, high) == pytest.approx((1 / 1.2, 1.2))
+    assert clip_range(0.2, "symmetric") == pytest.approx((0.8, 1.2))
+
+
+def test_a2c_makes_good_actions_likelier() -> None:
+    log_prob = torch.tensor([-1.0, -2.0], requires_grad=True)
+    loss = a2c_policy_loss(log_prob, torch.tensor([3.0, -1.0]))
+    loss.backward()
+    assert loss.item() == pytest.approx(0.5)
+    assert log_prob.grad is not None
+    assert log_prob.grad.tolist() == [-1.5, 0.5]
+
+
+def test_value_loss_is_the_mean_square_and_its_clip_the_larger_error() -> None:
+    values, old, returns = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 2.0])
+    assert float(squared_value_loss(values, returns)) == pytest.approx(2.0)
+    assert float(clipped_value_loss(values, old, returns, clip=0.5)) == pytest.approx((0.25 + 4.0) / 2)
+
+
+def test_normalized_advantages_have_mean_zero_and_deviation_one() -> None:
+    assert normalize_advantages(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1.0, 1.0])
+    assert normalize_advantages(torch.tensor([2.0])).tolist() == [0.0]
+
+
+def test_approximate_kl_is_zero_for_equal_policies_and_positive_otherwise() -> None:
+    assert float(approximate_kl(log(1.0, 1.0))) == 0.0
+    assert float(approximate_kl(log(2.0))) == pytest.approx(1.0 - math.log(2.0))
+
+
+def test_explained_variance() -> None:
+    returns = torch.tensor([1.0, 2.0, 3.0])
+    assert float(explained_variance(returns + 5.0, returns)) == pytest.approx(1.0)
+    assert float(explained_variance(torch.zeros(3), returns)) == pytest.approx(0.0)
+    assert float(explained_variance(-returns, returns)) == pytest.approx(-3.0)
+    assert float(explained_variance(returns, torch.ones(3))) == 0.0

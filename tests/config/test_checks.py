@@ -1,0 +1,140 @@
+"""Settings that do not go together, and the values that are offered instead."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from asyncrl.config.checks import find_problems, find_warnings
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import resolve
+from asyncrl.config.problems import Problem
+from asyncrl.config.schema import TrainConfig
+
+CPU = Machine(cores=16)
+SYNC = {"async_rl": False, "num_workers": 16, "num_envs_per_worker": 8, "rollout": 32}
+
+
+def problems(machine: Machine = CPU, **settings: object) -> list[Problem]:
+    config = TrainConfig(**{"env": "CartPole-v1", **settings})  # type: ignore[arg-type]
+    return find_problems(config, resolve(config, machine), machine)
+
+
+def warned(**settings: object) -> set[str]:
+    config = TrainConfig(**{"env": "CartPole-v1", **settings})  # type: ignore[arg-type]
+    return {name for warning in find_warnings(config, resolve(config, CPU)) for name in warning.settings}
+
+
+def only(found: list[Problem]) -> Problem:
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_the_defaults_pass_in_every_mode() -> None:
+    for async_rl, serial, mode in itertools.product((True, False), (True, False), ("local", "central")):
+        assert problems(async_rl=async_rl, serial_mode=serial, inference_mode=mode) == []
+
+
+@pytest.mark.parametrize(("batch_size", "num_batches"), [(4096, 1), (2048, 2), (512, 8), (4096, 3)])
+def test_sync_takes_datasets_that_are_whole_rounds_of_all_environments(batch_size: int, num_batches: int) -> None:
+    assert problems(**SYNC, batch_size=batch_size, num_batches_per_epoch=num_batches) == []
+
+
+def test_sync_refuses_a_partial_round_with_its_arithmetic_and_the_nearest_values() -> None:
+    problem = only(problems(**SYNC, batch_size=512, num_batches_per_epoch=3))
+    assert "512 x 3 = 1536" in problem.text
+    assert "16 x 8 x 32 = 4096" in problem.text
+    assert problem.suggestions == ("--batch_size=4096", "--num_batches_per_epoch=8")
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "num_batches", "expected"),
+    [
+        (5000, 1, ("--batch_size=4096", "--batch_size=8192", "--num_batches_per_epoch=512")),
+        (1024, 6, ("--batch_size=2048", "--num_batches_per_epoch=4", "--num_batches_per_epoch=8")),
+    ],
+)
+def test_every_value_that_sync_offers_passes(batch_size: int, num_batches: int, expected: tuple[str, ...]) -> None:
+    refused = {"batch_size": batch_size, "num_batches_per_epoch": num_batches}
+    problem = only(problems(**SYNC, **refused))
+    assert problem.suggestions == expected
+    for suggestion in problem.suggestions:
+        name, value = suggestion[2:].split("=")
+        assert problems(**SYNC, **{**refused, name: int(value)}) == []
+
+
+def test_async_needs_only_whole_trajectories() -> None:
+    assert problems(num_workers=16, num_envs_per_worker=8, rollout=32, batch_size=512, num_batches_per_epoch=3) == []
+    problem = only(problems(rollout=32, batch_size=100))
+    assert problem.suggestions == ("--batch_size=96", "--batch_size=128", "--rollout=25")
+    assert only(problems(rollout=32, batch_size=8)).suggestions == ("--batch_size=32", "--rollout=8")
+
+
+def test_environments_must_divide_into_splits() -> None:
+    settings = {"inference_mode": "central", "num_workers": 1}
+    assert problems(**settings, num_envs_per_worker=6, worker_num_splits=3) == []
+    problem = only(problems(**settings, num_envs_per_worker=7, worker_num_splits=3))
+    assert problem.suggestions == ("--num_envs_per_worker=6", "--num_envs_per_worker=9", "--worker_num_splits=1")
+
+
+def test_local_inference_and_serial_mode_have_one_split() -> None:
+    settings = {"num_workers": 2, "num_envs_per_worker": 64, "worker_num_splits": 2}
+    assert "--inference_mode=central" in only(problems(**settings)).suggestions
+    assert only(problems(**settings, serial_mode=True)).suggestions == ("--worker_num_splits=1",)
+    assert problems(**settings, inference_mode="central") == []
+
+
+def test_inference_workers_are_not_more_than_rollout_workers() -> None:
+    problem = only(problems(inference_mode="central", num_workers=2, num_inference_workers=3))
+    assert problem.suggestions == ("--num_inference_workers=2",)
+
+
+@pytest.mark.parametrize(
+    ("device", "machine", "words"),
+    [
+        ("gpu", CPU, "not one of"),
+        ("cuda", CPU, "without CUDA"),
+        ("cuda", Machine(4, True, 0), "shows: 0"),
+        ("cuda:2", Machine(4, True, 2), "shows: 2"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(device: str, machine: Machine, words: str) -> None:
+    assert words in only(problems(machine, device=device)).text
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "auto"])
+def test_a_device_that_is_there_passes(device: str) -> None:
+    assert problems(Machine(4, True, 2), device=device) == []
+
+
+def test_rules_on_learning_and_lag() -> None:
+    assert "lr_adaptive_min" in only(problems(lr_adaptive_min=1e-2, lr_adaptive_max=1e-3)).settings
+    assert only(problems(lr_schedule="kl_adaptive_epoch", learning_rate=0.1)).suggestions == ("--learning_rate=0.01",)
+    assert problems(lr_schedule="linear_decay", learning_rate=0.1) == []
+    assert "nothing would be trained" in only(problems(debug_forced_lag=50, max_policy_lag=40)).text
+    assert only(problems(env="")).settings == ("env",)
+
+
+def test_a_batch_of_one_sample_cannot_be_normalized() -> None:
+    settings = {"batch_size": 1, "num_batches_per_epoch": 8, "rollout": 1}
+    assert "normalize_advantage" in only(problems(**settings)).settings
+    assert problems(**settings, normalize_advantage=False) == []
+
+
+def test_all_problems_are_found_at_once() -> None:
+    found = problems(env="", device="tpu", rollout=7, lr_adaptive_min=1.0)
+    assert len(found) == 4
+
+
+def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None:
+    assert warned(num_workers=16, num_envs_per_worker=8) == set()
+    assert "serial_mode" in warned(serial_mode=True)
+    assert warned(serial_mode=True, async_rl=False) == set()
+    assert "num_inference_workers" in warned(num_inference_workers=2)
+    assert "num_batches_to_accumulate" in warned(async_rl=False, num_batches_to_accumulate=2)
+    assert "num_workers" in warned(num_workers=32)
+    assert "max_policy_lag" in warned(max_policy_lag=3)
+    assert "train_for_env_steps" in warned(train_for_env_steps=100)
+    assert "num_epochs" in warned(algo="a2c", num_epochs=2)
+    assert "learning_rate" in warned(learning_rate=0.0)

@@ -1,0 +1,170 @@
+"""Layers of settings, the many ways to write a flag, and what the user is told of mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import ExtraFlag
+from asyncrl.config.loading import load, load_file
+from asyncrl.config.presets import preset_names, read_preset
+from asyncrl.config.problems import ConfigError
+from asyncrl.config.settings import all_settings
+
+
+def messages(argv: list[str]) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(argv)
+    return str(caught.value).splitlines()
+
+
+def test_each_layer_overrides_the_one_below_and_is_named_as_origin(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("learning_rate: 1e-4\nnum_epochs: 7\ngamma: 0.9\n")
+    loaded = load(["--env=Humanoid-v5", f"--config={file}", "--gamma=0.8"])
+    assert (loaded.config.gamma, loaded.origins["gamma"]) == (0.8, "flag")
+    assert (loaded.config.learning_rate, loaded.origins["learning_rate"]) == (1e-4, f"file {file}")
+    assert (loaded.config.rollout, loaded.origins["rollout"]) == (64, "preset mujoco")
+    assert (loaded.config.seed, loaded.origins["seed"]) == (0, "default")
+
+
+def test_the_environment_picks_its_preset_and_none_turns_that_off(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("env: CartPole-v1\n")
+    assert load([f"--config={file}"]).preset == "classic_control"
+    assert load(["--env=Humanoid-v5"]).preset == "mujoco"
+    assert load(["--env=Humanoid-v5", "--preset=none"]).preset is None
+    assert load(["--env=Humanoid-v5", "--preset=classic_control"]).config.rollout == 32
+    assert load(["--env=some.module:Id-v0"]).preset is None
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_shipped_preset_is_valid_for_every_algorithm(name: str) -> None:
+    for algo in ("ppo", "a2c"):
+        load([f"--preset={name}", f"--algo={algo}"])
+    assert read_preset(name, all_settings()).envs
+
+
+def test_values_for_one_algorithm_lie_over_the_preset() -> None:
+    assert load(["--env=CartPole-v1", "--algo=a2c"]).config.num_epochs == 1
+    assert load(["--env=CartPole-v1"]).config.num_epochs > 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--serial_mode=True"], True),
+        (["--serial_mode=true"], True),
+        (["--serial_mode", "True"], True),
+        (["--serial_mode"], True),
+        (["--serial-mode"], True),
+        (["--serial_mode", "--quiet"], True),
+        (["--serial_mode", "false"], False),
+        (["--serial_mode=True", "--no-serial-mode"], False),
+    ],
+)
+def test_a_switch_can_be_written_in_every_common_way(argv: list[str], expected: bool) -> None:
+    assert load(argv).config.serial_mode is expected
+
+
+def test_numbers_mean_what_python_takes_them_for(tmp_path: Path) -> None:
+    config = load(["--learning_rate", "1e-4", "--train_for_env_steps=1e6", "--seed=010", "--reward_clip=None"]).config
+    assert config.learning_rate == 1e-4
+    assert config.train_for_env_steps == 1_000_000
+    assert config.seed == 10
+    assert config.reward_clip is None
+    file = tmp_path / "run.yaml"
+    file.write_text("learning_rate: 1e-4\nenv_kwargs: {weight: 5e-2, name: on}\nnum_workers: auto\n")
+    config = load([f"--config={file}"]).config
+    assert config.learning_rate == 1e-4
+    assert config.env_kwargs == {"weight": 0.05, "name": True}
+
+
+def test_text_settings_keep_the_text_as_it_was_written(tmp_path: Path) -> None:
+    assert load(["--experiment=1e5"]).config.experiment == "1e5"
+    assert load(["--experiment", "123"]).config.experiment == "123"
+    file = tmp_path / "run.yaml"
+    file.write_text("experiment: 0123\ntrain_dir: true\n")
+    config = load([f"--config={file}"]).config
+    assert (config.experiment, config.train_dir) == ("0123", "true")
+
+
+@pytest.mark.parametrize("argv", [["=128,64"], ["=[128, 64]"], ["", "128", "64"], ["", "128,64"]])
+def test_a_list_can_be_written_in_every_common_way(argv: list[str]) -> None:
+    first, *rest = argv
+    assert load([f"--encoder_mlp_layers{first}", *rest, "--quiet"]).config.encoder_mlp_layers == [128, 64]
+
+
+def test_env_kwargs_are_json() -> None:
+    config = load(['--env_kwargs={"reset_noise_scale": 1e-3, "names": ["a"], "flag": true}']).config
+    assert config.env_kwargs == {"reset_noise_scale": 1e-3, "names": ["a"], "flag": True}
+
+
+def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
+    found = messages(["--gamma=2", "--bathc_size=8", "stray", "--algo=pp0", "--num_workers=0", "--seed", "--quiet=2x"])
+    assert len(found) == 7
+    text = "\n".join(found)
+    assert "--gamma=2" in text and "at least 0 and at most 1" in text
+    assert "--bathc_size; the nearest is --batch_size" in text
+    assert "'stray'" in text
+    assert "--algo=pp0" in text and "one of ppo, a2c" in text
+    assert "--num_workers=0" in text and "greater than 0 or auto" in text
+    assert "--seed needs a value" in text
+    assert "--quiet=2x" in text and "True or False" in text
+
+
+def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("gamma: 2\nlerning_rate: 1\n")
+    found = messages([f"--config={file}"])
+    assert len(found) == 2 and all(str(file) in line for line in found)
+    assert any("nearest is learning_rate" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [("a: [1", "valid YAML"), ("- 1", "name: value"), ("seed: 1\nseed: 2", "twice")]
+)
+def test_a_broken_file_is_refused_with_the_reason(tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    assert words in messages([f"--config={file}"])[0]
+    assert "cannot read" in messages([f"--config={tmp_path / 'missing.yaml'}"])[0]
+
+
+def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
+    assert "mujoco" in messages(["--preset=mujocco"])[0]
+
+
+def test_a_lenient_load_keeps_the_mistakes_and_goes_on() -> None:
+    loaded = load(["--gamma=2", "--rollout=16"], lenient=True)
+    assert [problem.settings for problem in loaded.problems] == [("gamma",)]
+    assert (loaded.config.gamma, loaded.config.rollout) == (0.99, 16)
+
+
+def test_extra_flags_do_not_become_settings() -> None:
+    extra = [ExtraFlag("json", "as JSON"), ExtraFlag("where", "a path", is_bool=False)]
+    assert load(["--json", "--where", "here"], extra).cli == {"json": True, "where": "here"}
+    assert load([], extra).cli == {"json": False, "where": None}
+    with pytest.raises(UsageError):
+        load(["--json"])
+
+
+def test_help_shows_every_setting_with_its_description(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load(["--help"], [ExtraFlag("json", "as JSON")])
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for setting in all_settings().values():
+        assert f"--{setting.name} " in text
+        assert setting.description in text
+    assert "--json" in text
+
+
+def test_a_written_config_reads_back_as_it_was(tmp_path: Path) -> None:
+    config = load(["--env=Humanoid-v5", "--experiment=007", "--learning_rate=1e-5"]).config
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump()))
+    assert load_file(file) == config

@@ -1,0 +1,159 @@
+"""What `auto` becomes, and the numbers that follow from the settings."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from fractions import Fraction
+
+import pytest
+
+from asyncrl.config import plan as plan_module
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import ResourcePlan, resolve
+from asyncrl.config.schema import TrainConfig
+
+CPU = Machine(cores=8)
+GPU = Machine(cores=8, torch_has_cuda=True, num_cuda_devices=1)
+
+
+def planned(machine: Machine = CPU, **settings: object) -> ResourcePlan:
+    return resolve(TrainConfig(**settings), machine)  # type: ignore[arg-type]
+
+
+def test_auto_is_local_on_a_cpu_and_central_with_two_splits_on_a_gpu() -> None:
+    on_cpu, on_gpu = planned(), planned(GPU)
+    assert (on_cpu.device, on_cpu.inference_mode, on_cpu.worker_num_splits, on_cpu.num_inference_workers) == (
+        "cpu",
+        "local",
+        1,
+        0,
+    )
+    assert (on_gpu.device, on_gpu.inference_mode, on_gpu.worker_num_splits, on_gpu.num_inference_workers) == (
+        "cuda",
+        "central",
+        2,
+        1,
+    )
+    assert planned(Machine(8, torch_has_cuda=False, num_cuda_devices=1)).device == "cpu"
+    assert planned(GPU, serial_mode=True, inference_mode="central").inference_mode == "local"
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 6, 16, 64, 1000])
+@pytest.mark.parametrize("mode", ["local", "central"])
+def test_auto_workers_and_environments_fill_exactly_one_dataset(cores: int, mode: str) -> None:
+    plan = planned(Machine(cores), inference_mode=mode)
+    assert plan.num_envs * plan.rollout == plan.dataset_size
+    assert plan.num_workers <= cores
+    assert plan.slots_per_dataset == plan.num_splits
+    assert plan.num_envs_per_worker % plan.worker_num_splits == 0
+
+
+def test_auto_takes_the_largest_number_of_equal_shares() -> None:
+    assert planned(Machine(6)).num_workers == 4  # 128 trajectories: 5 and 6 do not divide them
+    assert planned(Machine(2), rollout=64).num_envs_per_worker == 32
+    central = planned(Machine(4), inference_mode="central", rollout=32, batch_size=384, num_batches_per_epoch=1)
+    assert (central.num_workers, central.num_envs_per_worker) == (3, 4)  # 12: 4 x 3 could not be halved
+    assert planned(Machine(8), serial_mode=True).num_workers == 1
+    assert planned(Machine(8), num_envs_per_worker=32).num_workers == 4
+
+
+def test_explicit_values_are_kept() -> None:
+    plan = planned(num_workers=3, num_envs_per_worker=5, learner_threads=7, device="cuda:1", inference_mode="local")
+    assert (plan.num_workers, plan.num_envs_per_worker, plan.learner_threads, plan.device) == (3, 5, 7, "cuda:1")
+
+
+def test_the_learner_has_all_cores_in_sync_and_what_is_left_in_async() -> None:
+    assert planned(Machine(8), async_rl=False).learner_threads == 8
+    assert planned(Machine(8), num_workers=6).learner_threads == 2
+    assert planned(Machine(8), num_workers=8).learner_threads == 1
+
+
+def test_sync_has_exactly_a_dataset_of_slots_and_no_lag() -> None:
+    plan = planned(async_rl=False, num_workers=2, num_envs_per_worker=32, batch_size=2048, num_batches_per_epoch=4)
+    assert plan.slots_per_dataset == Fraction(8192, 32 * 32) == plan.num_slots
+    assert plan.steady_lag_bound == plan.lag_bound == 0
+
+
+def test_async_with_one_dataset_in_flight_lags_exactly_one_dataset() -> None:
+    plan = planned(num_workers=2, num_envs_per_worker=64, num_epochs=2)
+    assert plan.slots_per_dataset == plan.num_splits == 2
+    assert plan.num_slots == 4
+    assert plan.steady_lag_bound == plan.updates_per_dataset == 8
+    assert plan.lag_bound == 1000
+
+
+def test_async_slots_are_a_datasets_share_rounded_up_and_one_for_each_split() -> None:
+    plan = planned(num_workers=3, num_envs_per_worker=5, rollout=16, batch_size=64, num_batches_to_accumulate=2)
+    assert plan.slots_per_dataset == Fraction(16, 5)
+    assert plan.num_slots == 7 + 3
+    assert plan.steady_lag_bound == 3 * plan.updates_per_dataset  # (10 - 3.2) / 3.2 = 2.1 datasets
+
+
+def test_forced_lag_counts_whole_publications() -> None:
+    assert planned(async_rl=False, debug_forced_lag=5, num_batches_per_epoch=4).lag_bound == 8
+    assert planned(debug_forced_lag=4, num_workers=2, num_envs_per_worker=64).steady_lag_bound == 8 + 4
+
+
+@pytest.mark.parametrize("num_batches_to_accumulate", [1, 3])
+@pytest.mark.parametrize("shape", [(2, 32, 64), (3, 5, 16), (4, 16, 32), (2, 128, 8)])
+@pytest.mark.parametrize("train_time", [1, 7, 40])
+def test_no_lag_of_a_simulated_run_at_equal_pace_exceeds_the_bound(
+    shape: tuple[int, int, int], num_batches_to_accumulate: int, train_time: int
+) -> None:
+    workers, envs, rollout = shape
+    plan = planned(
+        num_workers=workers,
+        num_envs_per_worker=envs,
+        rollout=rollout,
+        num_batches_to_accumulate=num_batches_to_accumulate,
+    )
+    assert 0 < largest_simulated_lag(plan, train_time) <= plan.steady_lag_bound
+
+
+def largest_simulated_lag(plan: ResourcePlan, train_time: int) -> int:
+    """Plays 20 datasets: a slot takes 10 ticks to fill; weights are published, then slots freed, after each dataset."""
+    num_free, version, worst, clock = plan.num_slots, 0, 0, 0
+    filling: list[tuple[int, int, int]] = []  # split, tick at which the slot is full, version at the grant
+    idle = list(range(plan.num_splits))
+    ready: list[tuple[int, int]] = []  # slot's number, version; one for each column
+    columns_left: dict[int, int] = {}
+    training: list[tuple[int, int]] = []
+    trained_at = 0
+    while version < 20 * plan.updates_per_dataset:
+        for split, full_at, granted in [entry for entry in filling if entry[1] == clock]:
+            number = len(columns_left)
+            columns_left[number] = plan.envs_per_split
+            ready += [(number, granted)] * plan.envs_per_split
+            filling.remove((split, full_at, granted))
+            idle.append(split)
+        if training and clock == trained_at:
+            version += plan.updates_per_dataset
+            for number, _ in training:
+                columns_left[number] -= 1
+                num_free += columns_left[number] == 0
+            training = []
+        while idle and num_free:
+            filling.append((idle.pop(0), clock + 10, version))
+            num_free -= 1
+        if not training and len(ready) >= plan.columns_per_dataset:
+            training, ready = ready[: plan.columns_per_dataset], ready[plan.columns_per_dataset :]
+            worst = max(worst, *(version - granted for _, granted in training))
+            trained_at = clock + train_time
+        clock += 1
+    return worst
+
+
+def test_impossible_settings_still_resolve() -> None:
+    plan = planned(rollout=5000, num_envs_per_worker=2, worker_num_splits=7, inference_mode="central")
+    assert plan.envs_per_split == 1
+    assert plan.num_slots > 0 and plan.steady_lag_bound > 0
+
+
+def test_the_plan_imports_neither_torch_nor_pydantic() -> None:
+    imported = [
+        node.module if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in ast.walk(ast.parse(inspect.getsource(plan_module)))
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    ]
+    assert not {"torch", "pydantic"} & {str(name).partition(".")[0] for name in imported}

@@ -1,0 +1,85 @@
+"""Making and seeding environments, and the sentences for ids that cannot be made."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from asyncrl.config.errors import UsageError
+from asyncrl.envs.making import env_seed, make_env
+
+MODULE = """
+import gymnasium
+class OwnEnv(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    def __init__(self, size=1):
+        if size < 0:
+            raise RuntimeError("negative size")
+        self.size = size
+gymnasium.register("Own{name}-v0", lambda **kwargs: OwnEnv(**kwargs))
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE.replace("{name}", name.replace("_", "")))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    return f"{name}:Own{name.replace('_', '')}-v0"
+
+
+def refusal(env_id: str, **env_kwargs: object) -> str:
+    with pytest.raises(UsageError) as caught:
+        make_env(env_id, env_kwargs)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_an_id_of_a_module_in_the_working_directory_is_made_with_its_arguments(own_module: str) -> None:
+    assert make_env(own_module, {"size": 4}).unwrapped.size == 4  # type: ignore[attr-defined]
+
+
+def test_an_exception_of_the_environment_passes_unchanged(own_module: str) -> None:
+    with pytest.raises(RuntimeError, match="negative size"):
+        make_env(own_module, {"size": -1})
+
+
+def test_gymnasiums_checker_is_not_wrapped_around_the_environment() -> None:
+    assert "EnvChecker" not in str(make_env("CartPole-v1"))
+
+
+def test_an_unknown_id_is_refused_with_the_nearest_names() -> None:
+    assert "CartPole-v1" in refusal("CartPol-v1")
+    assert "CartPole-v1" in refusal("cartpole-v1")
+    assert "CartPole-v1" in refusal("CartPole-v9")
+    assert "gymnasium[atari]" in refusal("ALE/Nowhere-v5")
+    assert "module:Id" in refusal("Zzzzzz-v0")
+
+
+def test_an_unknown_module_or_argument_is_named(own_module: str) -> None:
+    assert "'no_such_module'" in refusal("no_such_module:Id-v0")
+    assert "widht" in refusal("CartPole-v1", widht=3)
+    assert "gymnasium.register" in refusal(own_module.partition(":")[0] + ":Zzzzzz-v0")
+
+
+def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needs_mujoco(**_: object) -> None:
+        raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed, run `pip install gymnasium[mujoco]`")
+
+    gymnasium.register("NeedsMujoco-v0", needs_mujoco)
+    try:
+        assert 'pip install "asyncrl[mujoco]"' in refusal("NeedsMujoco-v0")
+    finally:
+        del gymnasium.registry["NeedsMujoco-v0"]
+
+
+def test_every_environment_of_every_run_has_its_own_seed() -> None:
+    seeds = {env_seed(seed, env_idx) for seed in range(30) for env_idx in range(30)}
+    assert len(seeds) == 900
+    assert env_seed(3, 7) == env_seed(3, 7)
+    make_env("CartPole-v1").reset(seed=env_seed(2**31 - 1, 10**6))

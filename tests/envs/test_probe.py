@@ -1,0 +1,121 @@
+"""The environment's spaces, found in another process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.config.errors import UsageError
+from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.envs.probe import decode_spec, encode_spec, probe
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+
+MODULE = """
+import os, sys, time
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+
+class ProbedEnv(gymnasium.Env):
+    spaces = {
+        "flat": Box(-np.inf, np.inf, (3,), np.float64), "whole": Box(0, 255, (3,), np.uint8),
+        "image": Box(0, 255, (4, 4, 3), np.uint8), "scalar": Box(-1, 1, ()), "dict": Dict({"a": Discrete(2)}),
+        "choice": Discrete(3, start=2), "partly": Box(np.float32([-1, -np.inf]), np.float32([1, np.inf])),
+        "square": Box(-2, 6, (2, 2), np.float64), "several": MultiDiscrete([2, 2]), "steps": Box(0, 9, (2,), np.int64),
+    }
+    def __init__(self, obs="flat", action="choice", trouble=None):
+        self.observation_space, self.action_space = self.spaces[obs], self.spaces[action]
+        self.trouble = trouble
+    def reset(self, seed=None, options=None):
+        print("a line on stdout", flush=True)
+        os.write(1, b'{"spec": 1}\\n')
+        if self.trouble == "raise":
+            raise ValueError("the reset is broken")
+        if self.trouble == "die":
+            print("last words", flush=True)
+            os._exit(7)
+        if self.trouble == "hang":
+            time.sleep(600)
+        if self.trouble == "shape":
+            return np.zeros(5), {}
+        return np.zeros(self.observation_space.shape), {}
+
+gymnasium.register("Probed-v0", ProbedEnv, max_episode_steps=77)
+"""
+
+
+@pytest.fixture
+def probed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "probed_module.py").write_text(MODULE)
+    # Like a user's: only the working directory, which `python -m` puts first, leads to the module.
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path)
+    return "probed_module:Probed-v0"
+
+
+def test_spaces_and_time_limit_are_read_although_the_environment_prints(probed: str) -> None:
+    assert probe(probed) == EnvSpec(probed, 3, "float64", DiscreteAction(n=3, start=2), 77)
+
+
+def test_box_actions_keep_shape_dtype_and_infinite_bounds(probed: str) -> None:
+    inf = float("inf")
+    partly = probe(probed, {"obs": "whole", "action": "partly"})
+    assert partly.observation_dtype == "uint8"
+    assert partly.action == BoxAction((2,), (-1.0, -inf), (1.0, inf), "float32")
+    assert probe(probed, {"action": "square"}).action == BoxAction((2, 2), (-2.0,) * 4, (6.0,) * 4, "float64")
+
+
+@pytest.mark.parametrize(
+    ("env_kwargs", "space"),
+    [
+        ({"obs": "image"}, "(4, 4, 3)"),
+        ({"obs": "scalar"}, "()"),
+        ({"obs": "dict"}, "Dict"),
+        ({"action": "several"}, "MultiDiscrete"),
+        ({"action": "steps"}, "int64"),
+    ],
+)
+def test_a_space_that_is_not_supported_is_named_in_one_sentence(
+    probed: str, env_kwargs: dict[str, str], space: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        probe(probed, env_kwargs)
+    assert space in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_observation_unlike_its_space_is_refused(probed: str) -> None:
+    with pytest.raises(UsageError, match=r"shape \(5,\).*shape \(3,\)"):
+        probe(probed, {"trouble": "shape"})
+
+
+def test_an_exception_reaches_the_user_once_with_the_environments_own_lines(probed: str) -> None:
+    with pytest.raises(EnvironmentFailed) as caught:
+        probe(probed, {"trouble": "raise"})
+    text = str(caught.value)
+    assert text.count("ValueError: the reset is broken") == 1
+    assert "probed_module.py" in text
+    assert "asyncrl/envs/probe.py" not in text
+
+
+def test_a_process_that_dies_is_reported_with_its_last_output(probed: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"(?s)exit code 7.*last words"):
+        probe(probed, {"trouble": "die"})
+
+
+def test_an_environment_that_hangs_is_given_up(probed: str) -> None:
+    with pytest.raises(EnvironmentFailed, match="within 3 s"):
+        probe(probed, {"trouble": "hang"}, timeout_s=3.0)
+
+
+def test_an_unknown_id_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="CartPole-v1"):
+        probe("CartPol-v1")
+
+
+def test_a_spec_survives_its_way_through_json() -> None:
+    box = EnvSpec("A-v0", 2, "float32", BoxAction((1,), (-np.inf,), (1.0,), "float32"), None)
+    choice = EnvSpec("B-v0", 2, "int64", DiscreteAction(4, -2), 10)
+    assert [decode_spec(encode_spec(spec)) for spec in (box, choice)] == [box, choice]

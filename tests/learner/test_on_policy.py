@@ -1,0 +1,381 @@
+"""The training iteration against a plain reference, against its invariants, and on tasks whose answer is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Independent, Normal, kl_divergence
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.flat import FlatParameters, read_block
+
+BOX = EnvSpec("Box", 3, "float64", BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
+CHOICE = EnvSpec("Choice", 3, "float64", DiscreteAction(3, 0), None)
+CPU = torch.device("cpu")
+Reward = Callable[[Tensor, Tensor], Tensor]
+
+
+class Actor:
+    """Collects datasets as roles do: with the weights and statistics of a publication, never with the learner's own."""
+
+    def __init__(self, spec: EnvSpec, config: TrainConfig, num_rows: int = 8, num_columns: int = 16) -> None:
+        self.model = ActorCritic(spec, config)
+        self.flat = FlatParameters(self.model, with_grad=False)
+        self.generator = torch.Generator().manual_seed(11)
+        self.num_rows, self.num_columns = num_rows, num_columns
+
+    def receive(self, learner: OnPolicyLearner) -> int:
+        read_block(self.model, self.flat, learner.publication())
+        return learner.policy_version
+
+    def collect(self, version: int, reward: Reward | None = None, shift: float = 0.0, ends: bool = True) -> Dataset:
+        num_rows, num_columns = self.num_rows, self.num_columns
+        obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
+        result = self.model.act(obs.flatten(0, 1), self.generator)
+        action, log_prob, value, parameters = (
+            part.clone().unflatten(0, (num_rows + 1, num_columns)) for part in result
+        )
+        shape = (num_rows, num_columns)
+        terminated = torch.rand(shape, generator=self.generator) < 0.1
+        truncated = torch.rand(shape, generator=self.generator) < 0.2
+        if not ends:
+            terminated, truncated = torch.ones_like(terminated), torch.zeros_like(truncated)
+        valid = torch.ones(shape, dtype=torch.bool)
+        for row in range(1, num_rows):
+            valid[row] = ~(truncated[row - 1] & valid[row - 1])
+        noise = torch.randn(shape, generator=self.generator)
+        return Dataset(
+            obs=obs,
+            action=action[:-1],
+            action_parameters=parameters[:-1],
+            log_prob=log_prob[:-1],
+            value=value,
+            reward=noise if reward is None else reward(obs[:-1], action[:-1]),
+            terminated=terminated & valid,
+            truncated=truncated & valid,
+            valid=valid,
+            policy_version=torch.full(shape, version),
+        )
+
+
+def make(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor]:
+    defaults = {"batch_size": 64, "num_batches_per_epoch": 2, "encoder_mlp_layers": [16]}
+    config = TrainConfig(**{**defaults, **settings})
+    return OnPolicyLearner(ActorCritic(spec, config), config, CPU), Actor(spec, config)
+
+
+def nothing() -> None:
+    """For `after_epoch` where nobody waits for weights."""
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+@pytest.mark.parametrize("squash", [False, True])
+def test_the_first_ratio_is_one_under_the_statistics_of_the_behaviour(spec: EnvSpec, squash: bool) -> None:
+    learner, actor = make(spec, learning_rate=0.0, squash_actions=squash, kl_loss_coeff=1.0)
+    # Every dataset is collected under one publication and trained after the next has gone out, as async does.
+    waiting = actor.collect(actor.receive(learner))
+    for shift in (5.0, -20.0, 40.0):
+        following = actor.collect(actor.receive(learner), shift=shift)
+        metrics = learner.train(waiting, 0, nothing)
+        assert metrics.max_ratio_deviation_first_batch < 1e-5
+        assert abs(metrics.kl_loss) < 1e-6
+        waiting = following
+
+
+def test_new_statistics_go_out_with_the_next_publication_only() -> None:
+    learner, actor = make(BOX)
+    dataset = actor.collect(actor.receive(learner), shift=7.0)
+    learner.train(dataset, 0, nothing)
+    assert learner.model.obs_mean.tolist() == [0.0] * 3
+    actor.receive(learner)
+    samples = dataset.obs[:-1][dataset.valid]
+    torch.testing.assert_close(actor.model.obs_mean, samples.mean(0))
+    torch.testing.assert_close(actor.model.obs_std, samples.std(0, correction=0), atol=1e-4, rtol=1e-4)
+    learner.train(actor.collect(learner.policy_version), 0, nothing)
+    assert torch.equal(learner.model.obs_mean, actor.model.obs_mean)
+    assert torch.equal(learner.model.return_std, actor.model.return_std)
+
+
+def test_the_newest_behaviour_decides_the_statistics() -> None:
+    learner, actor = make(BOX)
+    first = actor.receive(learner)
+    learner.train(actor.collect(first, shift=7.0), 0, nothing)
+    second = actor.receive(learner)
+    mixed = actor.collect(second)
+    mixed.policy_version[:, ::2] = first
+    learner.train(mixed, 0, nothing)
+    assert torch.equal(learner.model.statistics, actor.model.statistics)
+
+
+def test_a_version_that_was_never_published_is_refused() -> None:
+    learner, actor = make(BOX)
+    with pytest.raises(LookupError, match=r"version is 3, but .* are \[0\]"):
+        actor.receive(learner)
+        learner.train(actor.collect(3), 0, nothing)
+
+
+def test_old_publications_are_forgotten() -> None:
+    learner, actor = make(BOX, max_policy_lag=4, num_epochs=1)
+    first = actor.collect(actor.receive(learner))
+    for _ in range(2):
+        learner.train(first, 0, nothing)
+        actor.receive(learner)
+    learner.train(first, 0, nothing)
+    actor.receive(learner)
+    with pytest.raises(LookupError, match=r"are \[2, 4, 6\]"):
+        learner.train(first, 0, nothing)
+
+
+def test_one_step_equals_plain_autograd() -> None:
+    config = TrainConfig(
+        batch_size=128,
+        num_batches_per_epoch=1,
+        num_epochs=1,
+        shuffle_minibatches=False,
+        encoder_mlp_layers=[16],
+        learning_rate=0.01,
+        entropy_loss_coeff=0.05,
+        kl_loss_coeff=0.3,
+        ppo_clip_value=0.1,
+        max_grad_norm=0.2,
+        reward_scale=2.0,
+        reward_clip=1.5,
+    )
+    learner, actor = OnPolicyLearner(ActorCritic(BOX, config), config, CPU), Actor(BOX, config)
+    learner.train(actor.collect(actor.receive(learner)), 0, nothing)
+    dataset = actor.collect(actor.receive(learner), shift=1.0)
+    # Half of the samples come from a policy that is a little off, so that ratios, clipping and KL are not trivial.
+    dataset.action_parameters[::2] += 0.2
+    log_prob = actor.model.distribution.log_prob(dataset.action_parameters, dataset.action)
+    dataset.log_prob.copy_(log_prob.view_as(dataset.log_prob))
+    reference = ActorCritic(BOX, config)
+    reference.load_state_dict(actor.model.state_dict())
+    state = learner.state_dict().optimizer
+    grad_norm = _reference_step(reference, dataset, config, state["exp_avg"], state["exp_avg_sq"])
+    metrics = learner.train(dataset, 0, nothing)
+    assert metrics.grad_norm == pytest.approx(grad_norm, rel=1e-4)
+    for ours, theirs in zip(learner.model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def _reference_step(
+    model: ActorCritic, dataset: Dataset, config: TrainConfig, exp_avg: Tensor, exp_avg_sq: Tensor
+) -> float:
+    """The textbook's PPO, sample by sample where that is clearer."""
+    reward = (dataset.reward * config.reward_scale).clamp(-1.5, 1.5)
+    advantages = torch.zeros_like(reward)
+    for column in range(reward.shape[1]):
+        following = 0.0
+        for row in reversed(range(reward.shape[0])):
+            ends = bool(dataset.terminated[row, column] or dataset.truncated[row, column])
+            next_value = 0.0 if dataset.terminated[row, column] else float(dataset.value[row + 1, column])
+            delta = float(reward[row, column]) + config.gamma * next_value - float(dataset.value[row, column])
+            following = delta + (0.0 if ends else config.gamma * config.gae_lambda * following)
+            advantages[row, column] = following
+    at = dataset.valid
+    advantage, old_value = advantages[at], dataset.value[:-1][at]
+    returns = (advantage + old_value - model.return_mean) / model.return_std
+    old_value = (old_value - model.return_mean) / model.return_std
+    advantage = (advantage - advantage.mean()) / advantage.std(correction=0)
+    mean, value = _plain_forward(model, ((dataset.obs[:-1][at] - model.obs_mean) / model.obs_std).clamp(-10, 10))
+    assert model.log_std is not None
+    policy = Independent(Normal(mean, model.log_std.exp()), 1)
+    old_mean, old_log_std = dataset.action_parameters[at].chunk(2, dim=-1)
+    behaviour = Independent(Normal(old_mean, old_log_std.exp()), 1)
+    ratio = (policy.log_prob(dataset.action[at]) - behaviour.log_prob(dataset.action[at])).exp()
+    surrogate = torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+    clipped_value = old_value + (value - old_value).clamp(-0.1, 0.1)
+    value_error = torch.max((value - returns) ** 2, (clipped_value - returns) ** 2)
+    loss = (-surrogate + 0.5 * value_error - 0.05 * policy.entropy() + 0.3 * kl_divergence(behaviour, policy)).mean()
+    loss.backward()
+    norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
+    start = 0
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        part = slice(start, start + parameter.numel())
+        first = 0.9 * exp_avg[part] + 0.1 * parameter.grad.flatten()
+        second = 0.999 * exp_avg_sq[part] + 0.001 * parameter.grad.flatten() ** 2
+        step = (first / (1 - 0.9**2)) / ((second / (1 - 0.999**2)).sqrt() + config.adam_eps)
+        parameter.data -= config.learning_rate * step.view_as(parameter)
+        start += parameter.numel()
+    return norm
+
+
+def _plain_forward(model: ActorCritic, obs: Tensor) -> tuple[Tensor, Tensor]:
+    assert model.critic is not None
+    return model.policy_head(model.actor[0](obs).tanh()), model.value_head(model.critic[0](obs).tanh()).squeeze(-1)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+@pytest.mark.parametrize("garbage", [1e6, float("nan")])
+def test_rows_without_an_action_change_nothing(algo: str, garbage: float) -> None:
+    weights = []
+    for pollute in (False, True):
+        learner, actor = make(BOX, algo=algo, entropy_loss_coeff=0.01, kl_loss_coeff=0.1)
+        dataset = actor.collect(actor.receive(learner))
+        hidden = ~dataset.valid
+        assert hidden.any()
+        if pollute:
+            for field in (dataset.action, dataset.action_parameters, dataset.log_prob, dataset.reward):
+                field[hidden] = garbage
+            dataset.obs[:-1][hidden] = garbage
+            dataset.policy_version[hidden] = 999
+            dataset.terminated[hidden] = True
+        learner.train(dataset, 0, nothing)
+        weights.append(learner.publication())
+    assert torch.equal(weights[0], weights[1])
+
+
+def test_every_sample_is_seen_once_in_each_epoch_in_another_order() -> None:
+    learner, actor = make(BOX, num_epochs=2, normalize_input=False)
+    batches: list[Tensor] = []
+    learner.model.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0][:, 0]))
+    dataset = actor.collect(actor.receive(learner))
+    learner.train(dataset, 0, nothing)
+    assert len(batches) == 4
+    expected = dataset.obs[:-1][dataset.valid][:, 0]
+    first, second = torch.cat(batches[:2]), torch.cat(batches[2:])
+    assert torch.equal(first.sort().values, expected.sort().values)
+    assert torch.equal(second.sort().values, expected.sort().values)
+    assert not torch.equal(first, second)
+    assert abs(len(batches[0]) - len(batches[1])) <= 1
+
+
+def test_versions_count_steps_and_every_epoch_can_publish() -> None:
+    learner, actor = make(BOX, num_epochs=3)
+    dataset = actor.collect(actor.receive(learner))
+    versions: list[int] = []
+    learner.train(dataset, 0, lambda: versions.append(learner.policy_version))
+    assert versions == [2, 4, 6]
+
+
+def test_the_entropy_bonus_widens_the_policy() -> None:
+    for spec in (BOX, CHOICE):
+        learner, actor = make(spec, entropy_loss_coeff=1.0, value_loss_coeff=0.0, learning_rate=0.01)
+        learner.model.policy_head.weight.data.mul_(100.0)
+        actor.receive(learner)
+        dataset = dataclasses.replace(actor.collect(0, ends=False), value=torch.zeros(9, 16))
+        dataset.reward.zero_()
+        obs = dataset.obs.flatten(0, 1)
+        before = actor.model.distribution.entropy(actor.model.act(obs).action_parameters).mean()
+        metrics = learner.train(dataset, 0, nothing)
+        actor.receive(learner)
+        actor.model.statistics.copy_(learner.model.statistics)
+        after = actor.model.distribution.entropy(actor.model.act(obs).action_parameters).mean()
+        assert float(after) > float(before) + 1e-3
+        assert metrics.entropy_loss == pytest.approx(-float(before), abs=0.1)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_a_contextual_bandit_is_solved(algo: str) -> None:
+    learner, actor = make(CHOICE, algo=algo, learning_rate=0.02, num_batches_per_epoch=1)
+
+    def reward(obs: Tensor, action: Tensor) -> Tensor:
+        return (action == obs.argmax(-1)).float()
+
+    for _ in range(120):
+        learner.train(actor.collect(actor.receive(learner), reward, ends=False), 0, nothing)
+    dataset = actor.collect(actor.receive(learner), reward, ends=False)
+    assert float(dataset.reward.mean()) > 0.9
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_a_continuous_action_moves_to_its_best_value(squash: bool) -> None:
+    learner, actor = make(BOX, learning_rate=0.02, squash_actions=squash, initial_stddev=0.5)
+
+    def reward(obs: Tensor, action: Tensor) -> Tensor:
+        taken = action.tanh() if squash else action
+        return -(taken - torch.tensor([0.7, -0.4])).square().sum(-1)
+
+    for _ in range(80):
+        learner.train(actor.collect(actor.receive(learner), reward, ends=False), 0, nothing)
+    actor.receive(learner)
+    best = actor.model.act_deterministic(torch.randn(50, 3)).mean(0)
+    torch.testing.assert_close(best.tanh() if squash else best, torch.tensor([0.7, -0.4]), atol=0.12, rtol=0.0)
+
+
+def test_values_come_out_in_units_of_rewards() -> None:
+    learner, actor = make(CHOICE, learning_rate=0.02)
+    for _ in range(60):
+        dataset = actor.collect(actor.receive(learner), lambda obs, _: 100.0 + 10.0 * obs[..., 0], ends=False)
+        metrics = learner.train(dataset, 0, nothing)
+    actor.receive(learner)
+    obs = torch.tensor([[-3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
+    torch.testing.assert_close(actor.model.act(obs).value, torch.tensor([70.0, 100.0, 130.0]), atol=8.0, rtol=0.0)
+    assert metrics.explained_variance > 0.9
+
+
+def test_the_rate_decays_to_zero_at_the_end_of_the_run() -> None:
+    learner, actor = make(BOX, lr_schedule="linear_decay", learning_rate=0.4, train_for_env_steps=1000)
+    version = actor.receive(learner)
+    rates = [learner.train(actor.collect(version), steps, nothing).learning_rate for steps in (0, 250, 1000, 2000)]
+    assert rates == pytest.approx([0.4, 0.3, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("schedule", "num_changes"), [("kl_adaptive_minibatch", 4), ("kl_adaptive_epoch", 2)])
+@pytest.mark.parametrize(("shift", "factor"), [(0.0, 1.5), (2.0, 1 / 1.5)])
+def test_adaptive_rates_follow_the_divergence(schedule: str, num_changes: int, shift: float, factor: float) -> None:
+    learner, actor = make(BOX, lr_schedule=schedule, learning_rate=1e-5, num_epochs=2)
+    dataset = actor.collect(actor.receive(learner))
+    dataset.action_parameters[..., :2] += shift
+    learner.train(dataset, 0, nothing)
+    assert learner.state_dict().scalars["learning_rate"] == pytest.approx(1e-5 * factor**num_changes)
+
+
+def test_adaptive_rates_stay_within_their_range() -> None:
+    for shift, expected in ((0.0, 2e-5), (2.0, 8e-6)):
+        learner, actor = make(
+            BOX, lr_schedule="kl_adaptive_minibatch", learning_rate=1e-5, lr_adaptive_min=8e-6, lr_adaptive_max=2e-5
+        )
+        dataset = actor.collect(actor.receive(learner))
+        dataset.action_parameters[..., :2] += shift
+        learner.train(dataset, 0, nothing)
+        assert learner.state_dict().scalars["learning_rate"] == pytest.approx(expected)
+
+
+def test_a_restored_learner_continues_to_the_bit() -> None:
+    settings: dict[str, Any] = {"lr_schedule": "kl_adaptive_epoch", "kl_loss_coeff": 0.1}
+    learner, actor = make(BOX, **settings)
+    for _ in range(2):
+        learner.train(actor.collect(actor.receive(learner)), 0, nothing)
+    state = learner.state_dict()
+    restored, _ = make(BOX, seed=5, **settings)
+    restored.load_state_dict(state)
+    dataset = actor.collect(actor.receive(learner))
+    for each in (learner, restored):
+        each.publication()
+        each.train(dataset, 0, nothing)
+    assert torch.equal(learner.publication(), restored.publication())
+    assert learner.policy_version == restored.policy_version
+    assert learner.state_dict().scalars == restored.state_dict().scalars
+    assert state.scalars["policy_version"] == 8
+
+
+def test_a_checkpoint_of_an_untrained_learner_can_be_restored() -> None:
+    learner, actor = make(BOX)
+    restored, _ = make(BOX, seed=5)
+    restored.load_state_dict(learner.state_dict())
+    dataset = actor.collect(actor.receive(learner))
+    for each in (learner, restored):
+        each.publication()
+        each.train(dataset, 0, nothing)
+    assert torch.equal(learner.publication(), restored.publication())
+
+
+def test_weights_that_are_not_numbers_are_never_published() -> None:
+    learner, actor = make(BOX)
+    dataset = actor.collect(actor.receive(learner))
+    dataset.reward[dataset.valid] = float("inf")
+    published: list[int] = []
+    with pytest.raises(FloatingPointError, match="not finite by optimizer step 2"):
+        learner.train(dataset, 0, lambda: published.append(1))
+    assert published == []

@@ -1,0 +1,32 @@
+"""Running moments against the moments of everything at once."""
+
+import torch
+
+from asyncrl.learner.statistics import RunningMoments
+
+
+def test_merged_batches_have_the_moments_of_all_vectors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    batches = [torch.randn(size, 4, generator=generator) * 2.0 + size for size in (1, 500, 30, 0, 3)]
+    moments = RunningMoments(4, torch.device("cpu"))
+    for batch in batches:
+        moments.update(batch)
+    everything = torch.cat(batches).double()
+    assert moments.count == 534
+    torch.testing.assert_close(moments.mean, everything.mean(0), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(moments.variance, everything.var(0, correction=0), atol=1e-6, rtol=1e-5)
+
+
+def test_a_large_offset_costs_no_precision() -> None:
+    moments = RunningMoments(1, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        moments.update(torch.randint(0, 2, (400, 1), generator=generator).float() + 1e6)
+    assert abs(float(moments.variance) - 0.25) < 1e-3
+
+
+def test_a_constant_element_keeps_a_usable_deviation() -> None:
+    moments = RunningMoments(1, torch.device("cpu"))
+    moments.update(torch.full((10, 1), 3.0))
+    assert float(moments.mean) == 3.0
+    assert 1e-3 < float(moments.std) < 1e-2

@@ -1,0 +1,78 @@
+"""Flat parameters share memory with the module, and a block carries one version whole."""
+
+import pytest
+import torch
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
+
+SPEC = EnvSpec("Box", 5, "float64", BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
+
+
+def make_model(seed: int = 0) -> ActorCritic:
+    return ActorCritic(SPEC, TrainConfig(seed=seed, encoder_mlp_layers=[8]))
+
+
+def test_flattening_keeps_what_the_model_computes() -> None:
+    model, obs = make_model(), torch.randn(4, 5)
+    before = model(obs)
+    flat = FlatParameters(model)
+    after = model(obs)
+    assert torch.equal(before.action_parameters, after.action_parameters)
+    assert torch.equal(before.normalized_value, after.normalized_value)
+    flat.data.zero_()
+    assert model(obs).normalized_value.tolist() == [0.0] * 4
+
+
+def test_gradients_arrive_in_the_flat_tensor_step_after_step() -> None:
+    model, obs = make_model(), torch.randn(4, 5)
+    parts = torch.autograd.grad(_loss(model, obs), list(model.parameters()))
+    expected = torch.cat([part.flatten() for part in parts])
+    flat = FlatParameters(model)
+    for _ in range(2):
+        flat.zero_grad()
+        _loss(model, obs).backward()
+        torch.testing.assert_close(flat.require_grad(), expected)
+
+
+def test_a_block_carries_weights_and_statistics() -> None:
+    sender, receiver, obs = make_model(seed=1), make_model(seed=2), torch.randn(4, 5)
+    sender.statistics.copy_(torch.rand(12) + 1.0)
+    sender_flat, receiver_flat = FlatParameters(sender), FlatParameters(receiver, with_grad=False)
+    block = torch.full((block_size(sender),), torch.nan)
+    write_block(sender, sender_flat, block)
+    read_block(receiver, receiver_flat, block)
+    for ours, theirs in zip(receiver.act(obs, _generator()), sender.act(obs, _generator()), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_other_statistics_can_be_sent_than_those_in_force() -> None:
+    model = make_model()
+    flat, block, newest = FlatParameters(model), torch.empty(block_size(model)), torch.arange(12.0)
+    write_block(model, flat, block, newest)
+    assert torch.equal(block[-12:], newest)
+    assert float(model.return_std) == 1.0
+
+
+def test_a_block_of_another_model_is_refused() -> None:
+    model = make_model()
+    flat = FlatParameters(model)
+    with pytest.raises(ValueError, match=rf"has {block_size(model)} elements, got shape \(7,\)"):
+        read_block(model, flat, torch.zeros(7))
+
+
+def test_acting_parameters_cannot_be_trained() -> None:
+    with pytest.raises(RuntimeError, match="with_grad=False"):
+        FlatParameters(make_model(), with_grad=False).require_grad()
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _loss(model: ActorCritic, obs: torch.Tensor) -> torch.Tensor:
+    parameters, value = model(obs)
+    loss: torch.Tensor = parameters.sum() + value.sum()
+    return loss

@@ -1,0 +1,287 @@
+import json
+import struct
+from types import SimpleNamespace
+
+import pytest
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.monitoring.monitor import Monitor, process_started_at
+from asyncrl.monitoring.reports import (
+    CheckpointReport,
+    EpisodeRecord,
+    InferenceReport,
+    LagMetrics,
+    LearnerReport,
+    RolloutReport,
+    TrainMetrics,
+)
+
+
+class FakeClock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class FakeProgress:
+    def __init__(self):
+        self.records, self.updates, self.said, self.is_closed = [], [], [], False
+
+    def update(self, status):
+        self.updates.append(status)
+
+    def record(self, status):
+        self.records.append(status)
+
+    def say(self, text):
+        self.said.append(text)
+
+    def close(self):
+        self.is_closed = True
+
+
+class Run:
+    """A monitor over a folder, with a clock that the test moves."""
+
+    def __init__(self, path, **settings):
+        settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
+        self.folder = SimpleNamespace(
+            metrics=path / "metrics.jsonl", tensorboard=path / "tensorboard", summary=path / "summary.json"
+        )
+        self.clock, self.progress = FakeClock(), FakeProgress()
+        self.monitor = Monitor(
+            self.folder,
+            TrainConfig(**settings),
+            SimpleNamespace(lag_bound=77),
+            clock=self.clock,
+            started_at=self.clock.now - 3.0,
+            progress=self.progress,
+        )
+
+    def at(self, seconds, *reports):
+        """Handles reports at a time since the monitor was made, then ticks."""
+        self.clock.now = 1000.0 + seconds
+        for report in reports:
+            self.monitor.handle(report)
+        self.monitor.tick()
+
+    @property
+    def records(self):
+        return [json.loads(line) for line in self.folder.metrics.read_text().splitlines()]
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run(tmp_path)
+
+
+def rollout(worker_idx=0, env_steps=0, episodes=(), wall_s=1.0, busy_s=0.5):
+    return RolloutReport(worker_idx, wall_s, busy_s, env_steps, tuple(episodes))
+
+
+def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1.0, learning_rate=1e-3):
+    train = TrainMetrics(
+        loss=loss,
+        policy_gradient_loss=0.0,
+        value_loss=0.0,
+        entropy_loss=0.0,
+        kl_loss=0.0,
+        approx_kl=0.0,
+        clip_fraction=0.0,
+        explained_variance=0.0,
+        learning_rate=learning_rate,
+        grad_norm=0.0,
+        max_ratio_deviation_first_batch=0.0,
+    )
+    lag = lag or LagMetrics(mean=8.0, p95=8.0, max=8, age_ms=100.0)
+    return LearnerReport(env_steps, env_steps, num_updates, num_updates, 2.0, 1.5, train, lag, slots_ready, dropped)
+
+
+def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
+    run.at(1, rollout(0, 100, wall_s=1.0, busy_s=0.9), rollout(1, 100, wall_s=3.0, busy_s=0.3))
+    run.at(2, InferenceReport(0, 1.0, 0.25, 10, 400), InferenceReport(1, 1.0, 0.75, 30, 400))
+    run.at(3, learner(1000, 8, LagMetrics(4.0, 6.0, 12, 10.0), loss=1.0, learning_rate=2e-3))
+    run.at(
+        4, learner(2000, 16, LagMetrics(8.0, 10.0, 11, 30.0), loss=3.0, learning_rate=1e-3, dropped=5, slots_ready=3)
+    )
+    run.at(5)
+    (record,) = run.records
+    expected = {
+        "env_steps": 2000,
+        "time/total_env_steps": 2000.0,
+        "time/time_elapsed": 8.0,
+        "time/fps": 1000.0,
+        "perf/rollout_busy": 0.3,
+        "perf/inference_busy": 0.5,
+        "perf/learner_busy": 0.75,
+        "perf/inference_batch_size": 20.0,
+        "perf/slots_ready": 3.0,
+        "perf/dropped_samples": 5.0,
+        "perf/restarts": 0.0,
+        "train/loss": 2.0,
+        "train/learning_rate": 1e-3,
+        "train/n_updates": 16.0,
+        "lag/mean": 6.0,
+        "lag/p95": 8.0,
+        "lag/max": 12.0,
+        "lag/age_ms": 20.0,
+    }
+    assert {name: record.get(name) for name in expected} == pytest.approx(expected)
+
+    run.at(10, learner(3000, loss=7.0))
+    assert run.records[1]["train/loss"] == 7.0
+    assert run.records[1]["lag/max"] == 8.0
+    assert "perf/rollout_busy" not in run.records[1]
+
+
+def test_speed_is_measured_between_the_ends_of_datasets(run):
+    # A dataset of 1,000 steps every 2 s; records every 5 s see two or three of them.
+    for second in range(1, 22):
+        reports = [learner(1000 * second // 2)] if second % 2 == 0 else []
+        run.at(second, *reports)
+    assert [record["time/fps"] for record in run.records] == pytest.approx([500.0] * 4)
+    # Then four times as fast: the figure is of its own interval, not of the whole run.
+    for step in range(1, 11):
+        run.at(20 + step / 2, learner(10_000 + 1000 * step))
+    assert run.records[4]["time/fps"] == pytest.approx(2000.0)
+
+
+def test_startup_does_not_count_as_time_in_which_steps_were_made(run):
+    run.at(60, learner(1000))
+    run.at(61, learner(2000))
+    assert run.monitor.finish("completed").fps == pytest.approx(1000.0)
+
+
+def test_episodes_are_averaged_over_the_last_hundred(run):
+    old = [EpisodeRecord(1e6, 10**6)] * 30
+    new = [EpisodeRecord(float(i), 10 + i, {"speed": i} if i % 2 else {}) for i in range(100)]
+    run.at(5, rollout(episodes=old), rollout(episodes=new))
+    (record,) = run.records
+    assert record["rollout/ep_rew_mean"] == pytest.approx(49.5)
+    assert record["rollout/ep_len_mean"] == pytest.approx(59.5)
+    assert record["episode_extra_stats/speed"] == pytest.approx(50.0)
+    assert run.monitor.finish("completed").num_episodes == 130
+
+
+def test_nothing_is_written_while_nothing_is_reported(run):
+    run.at(5)
+    run.at(10)
+    assert not run.folder.metrics.exists()
+    assert len(run.progress.records) == 2
+
+
+def test_a_number_that_is_not_finite_leaves_valid_json(run):
+    run.at(5, learner(1000, loss=float("nan")))
+    assert run.records[0]["train/loss"] is None
+
+
+def test_a_line_that_a_killed_run_began_spoils_no_other(run):
+    run.folder.metrics.write_text('{"env_steps": 1}\n{"env_st')
+    run.at(5, learner(1000))
+    run.at(10, learner(2000))
+    lines = run.folder.metrics.read_text().splitlines()
+    assert [json.loads(line)["env_steps"] for line in (lines[0], *lines[2:])] == [1, 1000, 2000]
+
+
+def read_events(folder):
+    """Reads TensorBoard's record format: length, its checksum, an Event, its checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    (path,) = folder.iterdir()
+    content, events = path.read_bytes(), []
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        events.append(Event.FromString(content[12 : 12 + length]))
+        content = content[16 + length :]
+    return events
+
+
+def test_tensorboard_gets_what_metrics_jsonl_gets(tmp_path):
+    run = Run(tmp_path, with_tensorboard=True)
+    run.at(5, learner(1000), rollout(0, 100, [EpisodeRecord(3.5, 7)]))
+    header, event = read_events(run.folder.tensorboard)
+    assert header.file_version == "brain.Event:2"
+    assert event.step == 1000
+    scalars = {value.tag: value.simple_value for value in event.summary.value}
+    assert scalars == pytest.approx({name: value for name, value in run.records[0].items() if name != "env_steps"})
+
+
+def test_a_tensorboard_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else(tmp_path):
+    (tmp_path / "tensorboard").write_text("in the way")
+    run = Run(tmp_path, with_tensorboard=True)
+    for second in (5, 10, 15):
+        run.at(second, learner(100 * second))
+    run.monitor.finish("completed")
+    (said,) = run.progress.said
+    assert said.startswith("TensorBoard is written no longer, training goes on: FileExistsError")
+    assert len(run.records) == 3
+
+
+def test_the_summary_says_how_the_run_ended(run):
+    run.at(2, rollout(0, 64, [EpisodeRecord(10.0, 5)]))
+    run.at(4, learner(1000, 8, LagMetrics(0.0, 0.0, 0, 10.0)), CheckpointReport("checkpoints/a", 1000))
+    run.at(6, learner(3000, 16, LagMetrics(8.0, 8.0, 9, 30.0), dropped=64))
+    run.at(6, CheckpointReport("checkpoints/b", 3000, error="disk full"))
+    run.monitor.count_restart()
+    run.clock.now += 1
+    summary = run.monitor.finish("interrupted", env_steps=3100)
+    written = json.loads(run.folder.summary.read_text())
+    assert written == pytest.approx(
+        {
+            "status": "interrupted",
+            "env_steps": 3100,
+            "num_updates": 16,
+            "num_episodes": 1,
+            "wall_s": 10.0,
+            "startup_s": 5.0,
+            "fps": 1000.0,
+            "ep_rew_mean": 10.0,
+            "ep_len_mean": 5.0,
+            "lag_mean": 4.0,
+            "lag_p95": 4.0,
+            "lag_max": 9,
+            "lag_bound": 77,
+            "lag_age_ms": 20.0,
+            "dropped_samples": 64,
+            "restarts": 1,
+            "checkpoint": "checkpoints/a",
+            "error": None,
+        }
+    )
+    assert summary.checkpoint == "checkpoints/a"
+    assert "disk full" in run.progress.said[0]
+    assert run.progress.is_closed
+    assert run.records[-1]["env_steps"] == 3000
+
+
+def test_a_run_that_never_trained_has_a_summary_too(run):
+    summary = run.monitor.finish("failed", error="the environment failed")
+    assert (summary.env_steps, summary.fps, summary.startup_s, summary.lag_max) == (0, None, None, None)
+    assert json.loads(run.folder.summary.read_text())["error"] == "the environment failed"
+    with pytest.raises(RuntimeError, match="twice"):
+        run.monitor.finish("failed")
+
+
+def test_the_runner_knows_the_first_step_better_than_the_reports(run):
+    run.monitor.mark_first_step(1000.5)
+    run.at(2, rollout(0, 64))
+    assert run.monitor.finish("completed").startup_s == pytest.approx(3.5)
+
+
+def test_the_time_left_is_that_of_the_nearer_limit(tmp_path):
+    run = Run(tmp_path, train_for_env_steps=10_000, train_for_seconds=60.0)
+    run.at(1, rollout(0, 64))
+    run.at(2, learner(1000))
+    run.at(4, learner(2000))
+    run.at(5)
+    assert run.progress.records[-1].remaining_s == pytest.approx(8000 / 500)
+    run.at(50, learner(2100))
+    assert run.progress.records[-1].remaining_s == pytest.approx(60 - 49)
+
+
+def test_the_process_began_in_the_past_and_not_long_ago():
+    import time
+
+    assert 0 < time.monotonic() - process_started_at() < 24 * 3600

@@ -1,0 +1,77 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from asyncrl.monitoring.progress import LiveProgress, PlainProgress, QuietProgress, Status, duration
+
+STATUS = Status(
+    env_steps=25_000,
+    target_env_steps=100_000,
+    elapsed_s=65.0,
+    fps=1234.5,
+    episode_return=-3.25,
+    lag_mean=7.96,
+    lag_max=16,
+    remaining_s=3725.0,
+)
+FIGURES = (
+    "25,000 of 100,000",
+    "25.0 %",
+    "1,234 steps/s",
+    "return -3.2",
+    "lag 8.0 (max 16)",
+    "1:05 min",
+    "1:02:05 h left",
+)
+
+
+def test_a_plain_line_for_each_record_and_none_for_an_update():
+    stream = io.StringIO()
+    progress = PlainProgress(stream)
+    progress.update(STATUS)
+    progress.record(STATUS)
+    (line,) = stream.getvalue().splitlines()
+    assert [figure for figure in FIGURES if figure not in line] == []
+
+
+def test_what_is_not_known_yet_is_a_dash_and_not_a_number():
+    text = Status(env_steps=0, target_env_steps=100, elapsed_s=2.0).text
+    assert "- steps/s" in text
+    assert "return -" in text
+    assert text.endswith("2 s gone, - left")
+
+
+def test_a_reader_that_went_away_does_not_stop_the_run():
+    class BrokenPipe(io.StringIO):
+        def write(self, _):
+            raise BrokenPipeError
+
+    PlainProgress(BrokenPipe()).record(STATUS)
+
+
+def test_quiet_shows_no_progress_but_says_what_goes_wrong(capsys):
+    progress = QuietProgress()
+    progress.update(STATUS)
+    progress.record(STATUS)
+    assert capsys.readouterr() == ("", "")
+    progress.say("the disk is full")
+    assert capsys.readouterr() == ("", "the disk is full\n")
+
+
+def test_the_live_line_shows_every_figure_and_gives_the_cursor_back():
+    stream = io.StringIO()
+    progress = LiveProgress(Console(file=stream, force_terminal=True, width=200, color_system=None))
+    progress.close()
+    progress.record(STATUS)
+    progress.say("kept [above] the line")
+    progress.close()
+    shown = stream.getvalue()
+    assert [figure for figure in FIGURES if figure not in shown] == []
+    assert "kept [above] the line" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00 min"), (3599.9, "1:00:00 h"), (-1, "0 s")])
+def test_durations_are_rounded_before_they_are_split(seconds, text):
+    assert duration(seconds) == text

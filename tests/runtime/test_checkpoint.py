@@ -1,0 +1,117 @@
+import json
+import os
+
+import pytest
+import torch
+
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError
+
+
+def make_checkpoint(value=1.0):
+    flat = torch.full((6,), value)
+    # Views of one tensor, as the learner's parameters are, one of them not contiguous.
+    model = {"weight": flat[:4].view(2, 2).t(), "bias": flat[4:]}
+    return Checkpoint(model, {"exp_avg": torch.arange(3, dtype=torch.float64)}, {"policy_version": 7, "rate": 3e-4})
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_was_saved_is_loaded(tmp_path):
+    saved = make_checkpoint()
+    saved.model["weight"][0, 1] = 5.0
+    path = checkpoints.save(tmp_path, saved, env_steps=1234, keep=2)
+    loaded = checkpoints.load(path)
+    assert loaded.state == saved.state
+    assert checkpoints.saved_env_steps(path) == 1234
+    for part in ("model", "optimizer"):
+        expected, found = getattr(saved, part), getattr(loaded, part)
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name], tensor)
+
+
+def test_the_newest_are_kept_and_found_by_steps_not_by_name_or_time(tmp_path):
+    for env_steps in (900, 2_000_000_000_000, 1000):
+        newest = checkpoints.save(tmp_path, make_checkpoint(), env_steps, keep=10)
+    assert checkpoints.latest(tmp_path).name == "checkpoint_2000000000000"
+    newest = checkpoints.save(tmp_path, make_checkpoint(), 2_000_000_000_001, keep=2)
+    assert names(tmp_path) == ["checkpoint_2000000000000", newest.name]
+    assert checkpoints.latest(tmp_path) == newest
+    assert checkpoints.latest(tmp_path / "missing") is None
+
+
+def test_the_checkpoint_just_saved_stays_even_if_others_have_more_steps(tmp_path):
+    checkpoints.save(tmp_path, make_checkpoint(), 100, keep=1)
+    path = checkpoints.save(tmp_path, make_checkpoint(), 50, keep=1)
+    assert path.is_dir()
+
+
+def test_saving_twice_at_the_same_step_keeps_the_second(tmp_path):
+    checkpoints.save(tmp_path, make_checkpoint(1.0), 10, keep=2)
+    path = checkpoints.save(tmp_path, make_checkpoint(2.0), 10, keep=2)
+    assert checkpoints.load(path).model["bias"].tolist() == [2.0, 2.0]
+    assert names(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("fails_in", ["fsync", "rename"])
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_half_written(tmp_path, monkeypatch, fails_in):
+    older = checkpoints.save(tmp_path, make_checkpoint(), 10, keep=1)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, fails_in, fail)
+    with pytest.raises(CheckpointError, match="checkpoint_000000000020: No space left on device"):
+        checkpoints.save(tmp_path, make_checkpoint(), 20, keep=1)
+    assert names(tmp_path) == [older.name]
+    checkpoints.load(older)
+
+
+def test_a_checkpoint_gets_its_name_only_when_its_files_are_on_the_disk(tmp_path, monkeypatch):
+    events = []
+    fsync, rename = os.fsync, os.rename
+    monkeypatch.setattr(os, "fsync", lambda fd: (events.append("sync"), fsync(fd)))
+    monkeypatch.setattr(os, "rename", lambda a, b: (events.append(f"rename {b.name}"), rename(a, b)))
+    checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
+    # Three files and their folder, then the name, then the folder that holds the name.
+    assert events == ["sync"] * 4 + ["rename checkpoint_000000000001", "sync"]
+
+
+def test_what_a_killed_run_left_is_neither_found_nor_kept(tmp_path):
+    (tmp_path / ".tmp_checkpoint_000000000099").mkdir(parents=True)
+    assert checkpoints.latest(tmp_path) is None
+    path = checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
+    assert names(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+def test_one_flipped_bit_is_noticed(tmp_path, name):
+    path = checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
+    content = bytearray((path / name).read_bytes())
+    content[-1] ^= 1
+    (path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"damaged: the checksum of {name}"):
+        checkpoints.load(path)
+
+
+def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no such folder"):
+        checkpoints.load(tmp_path / "missing")
+    path = checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
+    manifest = json.loads((path / "state.json").read_text())
+    for text, problem in (
+        ("{", "not JSON"),
+        ("[]", "no format_version"),
+        (json.dumps(manifest | {"format_version": 99}), "format version 99"),
+        (json.dumps({"format_version": 1}), "lacks env_steps, sha256, state"),
+    ):
+        (path / "state.json").write_text(text)
+        with pytest.raises(CheckpointError, match=problem):
+            checkpoints.load(path)
+    (path / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"it has no state\.json"):
+        checkpoints.load(path)

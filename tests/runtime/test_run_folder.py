@@ -1,0 +1,131 @@
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.runtime.run_folder import RunFolder, default_experiment
+
+HOLD_LOCK = """
+import sys, time
+from asyncrl.runtime.run_folder import RunFolder
+folder = RunFolder.create(sys.argv[1], "run", "overwrite")
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def train_dir(tmp_path):
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../other", "a/b", "a\\b", "/tmp/x", ".hidden", "-x", " a", "a\nb", "x" * 201]
+)
+def test_a_name_that_could_leave_the_folder_or_confuse_is_refused(train_dir, name):
+    with pytest.raises(UsageError, match="--experiment"):
+        RunFolder.create(str(train_dir), name, "overwrite")
+    with pytest.raises(UsageError, match="--experiment"):
+        RunFolder.open(str(train_dir), name)
+    assert not train_dir.exists()
+
+
+def test_a_link_to_a_folder_elsewhere_is_refused(train_dir, tmp_path):
+    with RunFolder.create(str(tmp_path / "elsewhere"), "run", "refuse") as folder:
+        target = folder.path
+    train_dir.mkdir()
+    (train_dir / "run").symlink_to(target)
+    with pytest.raises(UsageError, match="is a link"):
+        RunFolder.create(str(train_dir), "run", "overwrite")
+    assert (target / "logs").is_dir()
+
+
+def test_an_existing_run_is_kept_unless_overwriting_is_asked_for(train_dir):
+    with RunFolder.create(str(train_dir), "run", "refuse") as folder:
+        folder.log("learner").write_text("old")
+    with pytest.raises(UsageError, match=r"already holds a run.*--restart_behavior=overwrite"):
+        RunFolder.create(str(train_dir), "run", "refuse")
+    assert folder.log("learner").read_text() == "old"
+    with RunFolder.create(str(train_dir), "run", "overwrite") as folder:
+        assert not folder.log("learner").exists()
+
+
+def test_overwriting_follows_no_link_out_of_the_run(train_dir, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("keep")
+    with RunFolder.create(str(train_dir), "run", "refuse") as folder:
+        (folder.path / "link").symlink_to(precious)
+    RunFolder.create(str(train_dir), "run", "overwrite").close()
+    assert (precious / "data").read_text() == "keep"
+
+
+def test_a_folder_that_is_no_run_is_never_touched(train_dir):
+    foreign = train_dir / "run"
+    foreign.mkdir(parents=True)
+    (foreign / "thesis.tex").write_text("keep")
+    with pytest.raises(UsageError, match="is no asyncrl run"):
+        RunFolder.create(str(train_dir), "run", "overwrite")
+    assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
+
+
+def test_a_file_in_the_way_is_one_sentence(train_dir):
+    train_dir.mkdir()
+    (train_dir / "run").write_text("")
+    with pytest.raises(UsageError, match="cannot use"):
+        RunFolder.create(str(train_dir), "run", "overwrite")
+
+
+@pytest.mark.timeout(60)
+def test_a_living_run_is_protected_and_a_killed_one_gives_way(train_dir):
+    process = subprocess.Popen([sys.executable, "-c", HOLD_LOCK, str(train_dir)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "locked\n"
+        with pytest.raises(UsageError, match=rf"in use by another run \(process {process.pid}\)"):
+            RunFolder.create(str(train_dir), "run", "overwrite")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with RunFolder.create(str(train_dir), "run", "overwrite") as folder:
+            assert (folder.path / ".lock").read_text() == f"{os.getpid()}\n"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_closing_gives_the_lock_back_and_leaves_no_descriptor(train_dir):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        folder = RunFolder.create(str(train_dir), "run", "overwrite")
+        folder.close()
+        folder.close()
+    with pytest.raises(UsageError):
+        RunFolder.create(str(train_dir), "run", "refuse")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_run_that_does_not_exist_is_answered_with_those_that_do(train_dir):
+    RunFolder.create(str(train_dir), "walker", "refuse").close()
+    with pytest.raises(UsageError, match=r"no run 'wlaker'.*walker"):
+        RunFolder.open(str(train_dir), "wlaker")
+
+
+def test_the_config_comes_back_as_it_was_written(train_dir):
+    config = TrainConfig(
+        env="mod:Env-v0", env_kwargs={"a": [1, {"b": None}]}, experiment="123", adam_eps=1e-9, train_for_seconds=None
+    )
+    with RunFolder.create(str(train_dir), "run", "refuse") as folder:
+        folder.write_config(config)
+    assert RunFolder.open(str(train_dir), "run").read_config() == config
+    folder.config.write_text("learning_rate: fast\n")
+    with pytest.raises(UsageError, match=r"config\.yaml does not hold"):
+        folder.read_config()
+
+
+def test_the_default_name_can_name_a_run(train_dir):
+    name = default_experiment("my.module:ALE/Pong-v5", "ppo", now=lambda: 0.0)
+    assert name.startswith("my.module-ALE-Pong-v5_ppo_19")
+    RunFolder.create(str(train_dir), name, "refuse").close()

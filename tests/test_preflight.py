@@ -1,0 +1,75 @@
+"""Checks that need the environment's spaces and the machine's memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrl import preflight
+from asyncrl.config.loading import load
+from asyncrl.config.machine import Machine
+from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+
+INF = float("inf")
+MACHINE = Machine(cores=2)
+
+
+@pytest.fixture(autouse=True)
+def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvSpec]:
+    """Environments as the probe would find them, by id."""
+    specs = {
+        "Choice-v0": EnvSpec("Choice-v0", 4, "float32", DiscreteAction(2, 0), None),
+        "Bounded-v0": EnvSpec("Bounded-v0", 4, "float32", BoxAction((1,), (-1.0,), (1.0,), "float32"), None),
+        "Free-v0": EnvSpec("Free-v0", 4, "float32", BoxAction((1,), (-INF,), (INF,), "float32"), None),
+    }
+    monkeypatch.setattr(preflight, "probe", lambda env_id, env_kwargs: specs[env_id])
+    return specs
+
+
+def checked(*argv: str) -> preflight.Preflight:
+    return preflight.run(load(argv, lenient=True), MACHINE)
+
+
+def test_a_clean_run_has_a_plan_a_spec_and_its_memory() -> None:
+    result = checked("--env=Choice-v0")
+    assert result.exit_code == 0 and result.problems == ()
+    assert result.spec is not None and result.arena_bytes is not None
+    assert 0 < result.arena_bytes < result.free_bytes
+
+
+@pytest.mark.parametrize(("env", "code"), [("Bounded-v0", 0), ("Free-v0", 2), ("Choice-v0", 2)])
+def test_squashing_needs_finite_bounds(env: str, code: int) -> None:
+    assert checked(f"--env={env}", "--squash_actions").exit_code == code
+    assert checked(f"--env={env}").exit_code == 0
+
+
+def test_a_run_that_does_not_fit_into_memory_is_refused_with_both_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = checked("--env=Choice-v0").arena_bytes
+    assert needed is not None
+    monkeypatch.setattr(preflight, "available_bytes", lambda: needed - 1)
+    (problem,) = checked("--env=Choice-v0").problems
+    assert str(needed) in problem.text and str(needed - 1) in problem.text
+    monkeypatch.setattr(preflight, "available_bytes", lambda: needed)
+    assert checked("--env=Choice-v0").exit_code == 0
+
+
+def test_mistakes_in_flags_are_reported_together_with_what_does_not_fit() -> None:
+    result = checked("--env=Free-v0", "--gamma=2", "--squash_actions", "--batch_size=33")
+    assert [problem.settings[0] for problem in result.problems] == ["gamma", "batch_size", "squash_actions"]
+
+
+def test_no_problem_is_invented_from_the_default_in_a_mistakes_place() -> None:
+    result = checked("--env=Choice-v0", "--rolout=33", "--batch_size=33")
+    assert len(result.problems) == 1 and "nearest is --rollout" in result.problems[0].text
+
+
+def test_an_environment_that_raises_is_no_mistake_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(env_id: str, env_kwargs: object) -> EnvSpec:
+        raise EnvironmentFailed("Broken-v0 raised:\nits traceback")
+
+    monkeypatch.setattr(preflight, "probe", fail)
+    result = checked("--env=Broken-v0")
+    assert preflight.print_findings(result) == result.exit_code == 1
+    assert capsys.readouterr().err.count("its traceback") == 1

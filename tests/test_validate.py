@@ -1,0 +1,51 @@
+"""The validation command line as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from asyncrl.validate import main
+
+SYNC = ["--async_rl=False", "--num_workers=16", "--num_envs_per_worker=8", "--rollout=32", "--env=CartPole-v1"]
+
+
+def test_torch_is_never_imported() -> None:
+    code = "import sys; from asyncrl.validate import main; assert main(['--env=CartPole-v1']) == 0; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_good_run_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SYNC, "--batch_size=2048", "--num_batches_per_epoch=2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] and report["problems"] == []
+    plan = report["plan"]
+    assert (plan["samples_per_iteration"], plan["num_slots"], plan["num_envs"]) == (4096, 16, 128)
+    assert 0 < plan["shared_memory_bytes"] < plan["free_bytes"]
+    assert plan["lag_bound"] == 0
+    assert plan["num_processes"] == 18
+    assert plan["sgd_steps_per_run"] == plan["sgd_steps_per_dataset"] * -(-10_000_000 // 4096)
+
+
+def test_every_problem_is_reported_and_the_exit_code_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*SYNC, "--batch_size=512", "--num_batches_per_epoch=3", "--gamma=7", "--squash_actions=True"]
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert printed.err.count("error: ") == 3
+    assert "512 x 3 = 1536" in printed.err and "--gamma=7" in printed.err and "squash_actions" in printed.err
+    assert "samples" in printed.out
+    assert main([*argv, "--json"]) == 2
+    assert len(json.loads(capsys.readouterr().out)["problems"]) == 3
+
+
+def test_print_config_says_where_each_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--env=CartPole-v1", "--print_config", "--gamma=0.5", "--num_workers=1"]) == 0
+    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines() if line}
+    assert lines["gamma"] == ["0.5", "flag"]
+    assert lines["rollout"][1:] == ["preset", "classic_control"]
+    assert lines["seed"] == ["0", "default"]
+    assert lines["num_workers"] == ["1", "flag"]
+    assert lines["num_envs_per_worker"] == ["auto", "->", "32", "default,", "derived"]
