@@ -49,7 +49,7 @@ from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.env_group import EnvGroup, EnvironmentCallFailed
 from asyncrl.rollout.split import ActionSource, Split
 from asyncrl.rollout.worker import RolloutWorker
-from asyncrl.runtime.processes import ChildFailure, RunFailed
+from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.supervisor import Supervisor
 
@@ -265,9 +265,7 @@ def run_parallel(
             waker.close()
 
 
-def _watch(
-    supervisor: Supervisor, control: RunControl, learner: Waker, send: Send, turn: Turn
-) -> LearnerOutcome:
+def _watch(supervisor: Supervisor, control: RunControl, learner: Waker, send: Send, turn: Turn) -> LearnerOutcome:
     while True:
         outcomes = supervisor.wait(WATCH_S)
         for report in supervisor.take_reports():
@@ -276,16 +274,14 @@ def _watch(
         if failures:
             raise _fail(supervisor, control, learner, failures)
         for outcome in outcomes:
-            if isinstance(outcome.value, LearnerOutcome):
+            if isinstance(outcome, ChildResult) and isinstance(outcome.value, LearnerOutcome):
                 return outcome.value
         if turn() and not control.stop_requested:
             control.request_stop()
             learner.wake()
 
 
-def _fail(
-    supervisor: Supervisor, control: RunControl, learner: Waker, failures: list[ChildFailure]
-) -> RunFailed:
+def _fail(supervisor: Supervisor, control: RunControl, learner: Waker, failures: list[ChildFailure]) -> RunFailed:
     """Lets others that fail in the same way speak too, and the learner save; returns what to raise."""
     failures = failures + [outcome for outcome in supervisor.wait(SAME_FAILURE_S) if isinstance(outcome, ChildFailure)]
     if LEARNER in supervisor.running:
@@ -358,9 +354,7 @@ def _inference_main(
     _serve(worker, waker, setup.control, reports.send)
 
 
-def _learner_main(
-    setup: RunSetup, waker: Waker, everyone: Sequence[Waker], reports: ReportSender
-) -> LearnerOutcome:
+def _learner_main(setup: RunSetup, waker: Waker, everyone: Sequence[Waker], reports: ReportSender) -> LearnerOutcome:
     torch.set_num_threads(setup.plan.learner_threads)
     control = setup.control
     learner, exchange = build_learner(setup, everyone[: setup.plan.num_workers])

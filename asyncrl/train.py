@@ -51,16 +51,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
 
 
-def _train(
-    loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: BaseContext, started_at: float
-) -> int:
+def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: BaseContext, started_at: float) -> int:
     config = loaded.config
     experiment = config.experiment or default_experiment(config.env, config.algo)
     with RunFolder.create(config.train_dir, experiment, config.restart_behavior) as folder, StopSignals() as stop:
         folder.write_config(config.model_copy(update={"experiment": experiment}))
         folder.write_environment(describe(plan.device))
         monitor = Monitor(folder, config, plan, started_at=started_at)
-        monitor.say(f"run {folder.path}")
+        if not config.quiet:
+            monitor.say(f"run {folder.path}")
         try:
             return _run(config, plan, spec, context, folder, monitor, stop)
         except StopAtOnce:
@@ -106,8 +105,12 @@ def _run(
         raise explain("runner", error) from error
     finally:
         setup.arena.close()
-    turn_status = "interrupted" if stop.was_asked else "completed"
-    monitor.finish(turn_status, env_steps=outcome.env_steps, checkpoint=outcome.checkpoint, error=outcome.error)
+    monitor.finish(
+        "interrupted" if stop.was_asked else "completed",
+        env_steps=outcome.env_steps,
+        checkpoint=outcome.checkpoint,
+        error=outcome.error,
+    )
     if outcome.error is not None:
         print(f"error: {outcome.error}", file=sys.stderr)
         return EXIT_FAILED

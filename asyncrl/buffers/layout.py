@@ -1,8 +1,9 @@
 """The whole schema of the shared memory, from the spaces and the plan: every array, its dtype and its shape.
 
-A slot holds one trajectory of one split: T rows of steps. `obs` and `value` have one row more, for the state after the
-last step. Row rules: `obs[t + 1]` is the true next observation of `obs[t]` unless `terminated[t]`. After a truncation the
-next row is the episode's final observation: it gets a value, has no action, is not stepped, and is not `valid`.
+A slot holds one trajectory of one split: T rows of steps. `obs` and `value` have one row more, for the state after
+the last step. Row rules: `obs[t + 1]` is the true next observation of `obs[t]` unless `terminated[t]`. After a
+truncation the next row is the episode's final observation: it gets a value, has no action, is not stepped, and is not
+`valid`.
 """
 
 from __future__ import annotations

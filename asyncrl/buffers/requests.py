@@ -1,8 +1,8 @@
 """Requests for actions: which split waits for an action on which row of which slot.
 
-The worker writes slot and row, then the request's number; the server writes the action into the slot, then the answer's
-number. A request is open exactly while the answer's number is smaller, so after any death both sides can tell from these
-words alone what is open, and no request is answered twice.
+The worker writes slot and row, then the request's number; the server writes the action into the slot, then the
+answer's number. A request is open exactly while the answer's number is smaller, so after any death both sides can
+tell from these words alone what is open, and no request is answered twice.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Lock-free ring of integers from one producer to one consumer.
 
-`tail` is written by the producer alone and `head` by the consumer alone; an item is written before the tail that covers
-it. Each store is one aligned 8-byte write, and x86-64 keeps the order of stores, so the consumer never sees a tail whose
-items are not there. A process killed at any instruction leaves the ring usable by the other side.
+`tail` is written by the producer alone and `head` by the consumer alone; an item is written before the tail that
+covers it. Each store is one aligned 8-byte write, and x86-64 keeps the order of stores, so the consumer never sees a
+tail whose items are not there. A process killed at any instruction leaves the ring usable by the other side.
 """
 
 from __future__ import annotations

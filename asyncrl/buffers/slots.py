@@ -2,8 +2,8 @@
 
     FREE --grant (learner)--> FILLING --finish (worker)--> READY --take (learner)--> TRAINING --free (learner)--> FREE
 
-The learner owns a slot that is FREE or TRAINING, and gives FILLING to a split; the worker of that split owns it until it
-is READY. The words are the truth; rings only carry the news.
+The learner owns a slot that is FREE or TRAINING, and gives FILLING to a split; the worker of that split owns it until
+it is READY. The words are the truth; rings only carry the news.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class TrajectorySlots:
             if poisoned.any():
                 row, env = np.argwhere(poisoned)[0]
                 raise SlotStateError(
-                    f"slot {slot} of split {self.owner(slot)}: {name} of row {row}, environment {env} was never written "
-                    "or is not a number"
+                    f"slot {slot} of split {self.owner(slot)}: {name} of row {row}, environment {env} was never "
+                    "written or is not a number"
                 )
 
     def env_rows(self, field: npt.NDArray[Any], slot: int, row: int) -> npt.NDArray[Any]:
@@ -138,6 +138,8 @@ class TrajectorySlots:
     def _require(self, slot: int, expected: SlotState, split_idx: int | None = None) -> None:
         found = self.state(slot)
         if found != expected:
-            raise SlotStateError(f"slot {slot} is {found.name}, expected {expected.name}; owner: split {self.owner(slot)}")
+            raise SlotStateError(
+                f"slot {slot} is {found.name}, expected {expected.name}; owner: split {self.owner(slot)}"
+            )
         if split_idx is not None and self.owner(slot) != split_idx:
             raise SlotStateError(f"slot {slot} belongs to split {self.owner(slot)}, not to split {split_idx}")

@@ -1,7 +1,8 @@
 """Waking a process that waits: one eventfd (elsewhere a pipe) for each consumer.
 
-A wake-up is a hint. It is sent after the data was written, and whoever waits looks again at its rings when it was woken
-and when its timeout has passed. It is made before any process starts, so a restarted process needs nothing from its peers.
+A wake-up is a hint. It is sent after the data was written, and whoever waits looks again at its rings when it was
+woken and when its timeout has passed. It is made before any process starts, so a restarted process needs nothing from
+its peers.
 """
 
 from __future__ import annotations

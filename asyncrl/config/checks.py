@@ -26,7 +26,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_device(config, machine),
         *_splits(config, plan),
         *_inference(config, plan),
-        *(_async_samples(plan) if plan.async_rl else _sync_samples(plan)),
+        *(_async_samples(plan) if plan.async_rl else _sync_samples(config, plan)),
         *_lag(plan),
         *_learning(config),
     ]
@@ -89,7 +89,7 @@ def _inference(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield Problem(("num_inference_workers",), text, (f"--num_inference_workers={plan.num_workers}",))
 
 
-def _sync_samples(plan: ResourcePlan) -> Iterator[Problem]:
+def _sync_samples(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """A synchronous iteration trains exactly what all splits bring in whole slots."""
     unit = plan.num_envs * plan.rollout
     if plan.dataset_size % unit == 0:
@@ -100,9 +100,13 @@ def _sync_samples(plan: ResourcePlan) -> Iterator[Problem]:
         f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker} x {plan.rollout} = "
         f"{unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
     )
+    # What was left to the plan adapts to the new value, so only what was given stays in the way.
+    step = plan.rollout
+    step *= 1 if config.num_workers == "auto" else plan.num_workers
+    step *= 1 if config.num_envs_per_worker == "auto" else plan.num_envs_per_worker
     fitting = (
-        *_as_flags("batch_size", plan.batch_size, unit // math.gcd(unit, plan.num_batches_per_epoch)),
-        *_as_flags("num_batches_per_epoch", plan.num_batches_per_epoch, unit // math.gcd(unit, plan.batch_size)),
+        *_as_flags("batch_size", plan.batch_size, step // math.gcd(step, plan.num_batches_per_epoch)),
+        *_as_flags("num_batches_per_epoch", plan.num_batches_per_epoch, step // math.gcd(step, plan.batch_size)),
     )
     names = ("batch_size", "num_batches_per_epoch", "num_workers", "num_envs_per_worker", "rollout")
     yield Problem(names, text, tuple(fitting))

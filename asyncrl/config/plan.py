@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from asyncrl.config.machine import Machine
-from asyncrl.config.schema import TrainConfig
+
+if TYPE_CHECKING:  # roles that only read a plan need no pydantic
+    from asyncrl.config.schema import TrainConfig
 
 InferenceMode = Literal["local", "central"]
 

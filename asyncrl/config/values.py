@@ -19,7 +19,7 @@ from asyncrl.config.settings import Setting
 class _Loader(yaml.SafeLoader):
     """A safe loader that knows only null, booleans, whole numbers and decimal numbers."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML's own way of being configured
+    yaml_implicit_resolvers: dict[str, Any] = {}
 
 
 _RESOLVERS = {
@@ -62,7 +62,7 @@ def read_scalar(text: str, setting: Setting) -> Any:
     if setting.is_list and not text.lstrip().startswith("["):
         text = f"[{text}]"
     try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader
+        return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
         raise UsageError(f"--{setting.name}={text} cannot be read; expected {setting.expected}.") from None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 
-class EnvironmentFailed(Exception):  # noqa: N818 - says what happened, as KeyboardInterrupt does
+class EnvironmentFailed(Exception):
     """An environment raised an exception. Its text says where and ends with the environment's own traceback."""
 
 

@@ -113,7 +113,7 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         env.close()
     except UsageError as error:
         return {"usage_error": str(error)}
-    except Exception as error:  # noqa: BLE001 - whatever it is, the user sees it as it was raised
+    except Exception as error:
         return {"traceback": environment_traceback(error)}
     return answer
 

@@ -1,8 +1,8 @@
 """When to run a forward pass: at once for nearly all that can ask, otherwise after a short wait for company.
 
-While one split of a worker waits, another steps, so about one request from each worker is open at a time. A batch of that
-size is as large as it will get soon. A smaller one waits a little, because a pass over two splits costs hardly more than
-a pass over one, but never longer than `max_wait_s`, because a worker whose splits all wait does nothing.
+While one split of a worker waits, another steps, so about one request from each worker is open at a time. A batch of
+that size is as large as it will get soon. A smaller one waits a little, because a pass over two splits costs hardly
+more than a pass over one, but never longer than `max_wait_s`, because a worker whose splits all wait does nothing.
 """
 
 from __future__ import annotations

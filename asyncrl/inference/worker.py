@@ -1,9 +1,9 @@
 """An inference worker: it answers the requests of all splits of the rollout workers that it serves.
 
-    consumes  requests (one ring from each rollout worker, and the request table), published weights
-    produces  actions, log-probs, values, policy versions (slot rows), answers (request table)
-    waits     for requests until woken or for WAIT_S, then looks again; for company as `batching` says
-    stops     when the run has ended
+consumes  requests (one ring from each rollout worker, and the request table), published weights
+produces  actions, log-probs, values, policy versions (slot rows), answers (request table)
+waits     for requests until woken or for WAIT_S, then looks again; for company as `batching` says
+stops     when the run has ended
 """
 
 from __future__ import annotations

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.monitoring.reports import LagMetrics
-
 
 _COPIED = [field.name for field in fields(Dataset) if field.name != "policy_version"]
 
@@ -25,7 +26,7 @@ class Batcher:
         self._slots = slots
         rollout = slots.rollout
 
-        def room(field: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+        def room(field: npt.NDArray[Any]) -> torch.Tensor:
             shape = (field.shape[1], columns_per_dataset, *field.shape[3:])
             return torch.from_numpy(np.zeros(shape, dtype=field.dtype))
 
@@ -41,10 +42,7 @@ class Batcher:
             valid=room(slots.valid),
             policy_version=torch.zeros((rollout, columns_per_dataset), dtype=torch.int64),
         )
-        self._fields = [
-            (getattr(slots, name), getattr(self._dataset, name).numpy())
-            for name in _COPIED
-        ]
+        self._fields = [(getattr(slots, name), getattr(self._dataset, name).numpy()) for name in _COPIED]
         self._versions = self._dataset.policy_version.numpy()
         self._chosen_at = np.zeros((rollout, columns_per_dataset))
 

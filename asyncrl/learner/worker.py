@@ -1,12 +1,12 @@
-"""The learner: it grants slots, turns full ones into datasets, trains, publishes, saves, and says when training is over.
+"""The learner: it grants slots, makes datasets of full ones, trains, publishes, saves, and says when training is over.
 
     consumes  ready slots (a ring from each rollout worker)
     produces  granted slots (a ring to each rollout worker), published weights, checkpoints
     waits     for slots: until woken by a rollout worker or for WAIT_S, then looks again
     stops     when the asked number of steps or seconds was trained, or the runner asks
 
-A thread of its own keeps the slots moving while the other one trains, so no split waits for a minibatch to end. Both work
-on the ledger under one lock, and whoever holds it is the one producer of the granting rings.
+A thread of its own keeps the slots moving while the other one trains, so no split waits for a minibatch to end. Both
+work on the ledger under one lock, and whoever holds it is the one producer of the granting rings.
 """
 
 from __future__ import annotations
@@ -223,4 +223,3 @@ class LearnerWorker:
     def _publish(self) -> None:
         block = self._learner.publication(self._block)
         self._publisher.publish(np.asarray(block), self._learner.policy_version)
-

@@ -1,8 +1,8 @@
 """The environments of one split, stepped one after the other. No communication happens here.
 
-Environments are reset here and not by a wrapper, because the rows of a slot have their own rule: after a termination the
-next row is the reset observation; after a truncation the next row is the final observation, which is not stepped, and the
-reset observation is the row after it.
+Environments are reset here and not by a wrapper, because the rows of a slot have their own rule: after a termination
+the next row is the reset observation; after a truncation the next row is the final observation, which is not stepped,
+and the reset observation is the row after it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ class EnvGroup:
     """Steps a split's environments. Owns them and their episode counters."""
 
     def __init__(
-        self, envs: Sequence[gymnasium.Env[Any, Any]], seeds: Sequence[int], first_env_idx: int, spec: EnvSpec, squash: bool
+        self,
+        envs: Sequence[gymnasium.Env[Any, Any]],
+        seeds: Sequence[int],
+        first_env_idx: int,
+        spec: EnvSpec,
+        squash: bool,
     ) -> None:
         """Takes ownership of the environments; `seeds` are used at the first reset only, one for each."""
         self._envs = list(envs)

@@ -1,9 +1,9 @@
 """A rollout worker: its splits, the slots granted to them, and the learner that takes them when full.
 
-    consumes  granted slots (ring from the learner), actions (slot rows, answered by a policy)
-    produces  observations, rewards, ends of episodes (slot rows), requests (table and ring), ready slots (ring)
-    waits     when no split can go on: until woken by learner or inference worker, or for WAIT_S, then looks again
-    stops     when the run has ended
+consumes  granted slots (ring from the learner), actions (slot rows, answered by a policy)
+produces  observations, rewards, ends of episodes (slot rows), requests (table and ring), ready slots (ring)
+waits     when no split can go on: until woken by learner or inference worker, or for WAIT_S, then looks again
+stops     when the run has ended
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ def available_bytes() -> int:
     """Memory in bytes that can still be allocated: min(MemAvailable, control group limit - use)."""
     free = [int(psutil.virtual_memory().available)]
     for folder in _cgroup_folders():
-        for limit_name, use_name in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for limit_name, use_name in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
             limit, use = _read_number(folder / limit_name), _read_number(folder / use_name)
             if limit is not None and use is not None:
                 free.append(max(0, limit - use))

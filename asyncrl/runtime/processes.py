@@ -1,7 +1,7 @@
 """Child processes: how they start, how they end, and how what goes wrong in them reaches the runner as text.
 
-Children start from a fork server that has the heavy modules loaded already. They ignore Ctrl-C (the runner decides), die
-with their parent, and write a log file of their own.
+Children start from a fork server that has the heavy modules loaded already. They ignore Ctrl-C (the runner decides),
+die with their parent, and write a log file of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PRELOADED = ("torch", "gymnasium", "asyncrl.runner")
 log = logging.getLogger(__name__)
 
 
-class RunFailed(Exception):  # noqa: N818 - what became of the run
+class RunFailed(Exception):
     """A run cannot go on. `summary` is one line for the user; `details` a traceback, empty where it says no more."""
 
     def __init__(self, summary: str, details: str = "") -> None:
@@ -159,6 +159,8 @@ def explain(name: str, error: BaseException) -> RunFailed:
 
 def _open_log(name: str, log_path: Path) -> Any:
     log_file = open(log_path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - lives as long as the process
+    for stream in (1, 2):  # what an environment or a C library prints: a hundred of them would bury the progress line
+        os.dup2(log_file.fileno(), stream)
     faulthandler.enable(log_file, all_threads=True)
     logging.basicConfig(
         stream=log_file, level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True

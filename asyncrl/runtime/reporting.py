@@ -1,9 +1,9 @@
 """The control plane from one child to the runner: typed reports over signal-slot and a faster-fifo queue.
 
-A process killed while it uses a faster-fifo queue can leave the queue's mutex locked for ever. So every queue belongs to
-one child and is read by one thread of the runner that serves this child alone; if the child dies, queue and thread are
-abandoned together and nobody else waits for them. `emit` drops reports when the queue is full; nothing that must arrive
-travels here (errors go through a pipe, counts through the arena).
+A process killed while it uses a faster-fifo queue can leave the queue's mutex locked for ever. So every queue belongs
+to one child and is read by one thread of the runner that serves this child alone; if the child dies, queue and thread
+are abandoned together and nobody else waits for them. `emit` drops reports when the queue is full; nothing that must
+arrive travels here (errors go through a pipe, counts through the arena).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ configure_logger(logging.getLogger(__name__))
 class ReportSender(EventLoopObject):  # type: ignore[misc]
     """The child's end. Crosses to the child with its start-up arguments."""
 
-    @signal  # type: ignore[misc]
+    @signal  # type: ignore[untyped-decorator]
     def reported(self) -> None:
         """Emitted with each report."""
 

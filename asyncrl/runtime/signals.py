@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 
-class StopAtOnce(Exception):  # noqa: N818 - an instruction, not an error
+class StopAtOnce(Exception):
     """The user asked a second time."""
 
 

@@ -34,9 +34,7 @@ class Supervisor:
         """Starts `target(*args, reports)` in a child process, where `reports` sends reports to this one."""
         channel = ReportChannel(name, self._inbox)
         self._channels.append(channel)
-        self._running[name] = ChildProcess(
-            self._context, name, self._log_path(name), target, (*args, channel.sender)
-        )
+        self._running[name] = ChildProcess(self._context, name, self._log_path(name), target, (*args, channel.sender))
 
     @property
     def running(self) -> list[str]:

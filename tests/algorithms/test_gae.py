@@ -19,7 +19,9 @@ def flags(size: int, *rows: int) -> Tensor:
     return result
 
 
-def run(rewards: Tensor, values: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor | None = None) -> GaeResult:
+def run(
+    rewards: Tensor, values: Tensor, terminated: Tensor, truncated: Tensor, valid: Tensor | None = None
+) -> GaeResult:
     valid = torch.ones_like(terminated) if valid is None else valid
     return gae(rewards, values, terminated, truncated, valid, gamma=0.5, gae_lambda=0.5)
 
@@ -41,6 +43,11 @@ def test_truncation_bootstraps_from_the_final_observation_and_cuts_the_chain() -
     result = run(rewards, values, flags(4), flags(4, 1), valid)
     assert result.advantages.flatten().tolist() == [2.0, 4.0, 0.0, 0.0]
     assert result.returns.flatten().tolist() == [3.0, 6.0, 10.0, 3.0]
+
+
+def test_the_chain_is_cut_at_truncation_whatever_the_next_row_holds() -> None:
+    result = run(column(1, 1, 1), column(1, 2, 3, 4), flags(3), flags(3, 0))
+    assert result.advantages.flatten().tolist() == [1.0, 0.5, 0.0]
 
 
 def test_truncation_at_the_last_row_bootstraps_from_the_row_after_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -13,16 +14,16 @@ from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
 
 CPU = Machine(cores=16)
-SYNC = {"async_rl": False, "num_workers": 16, "num_envs_per_worker": 8, "rollout": 32}
+SYNC: dict[str, Any] = {"async_rl": False, "num_workers": 16, "num_envs_per_worker": 8, "rollout": 32}
 
 
-def problems(machine: Machine = CPU, **settings: object) -> list[Problem]:
-    config = TrainConfig(**{"env": "CartPole-v1", **settings})  # type: ignore[arg-type]
+def problems(machine: Machine = CPU, **settings: Any) -> list[Problem]:
+    config = TrainConfig(**{"env": "CartPole-v1", **settings})
     return find_problems(config, resolve(config, machine), machine)
 
 
-def warned(**settings: object) -> set[str]:
-    config = TrainConfig(**{"env": "CartPole-v1", **settings})  # type: ignore[arg-type]
+def warned(**settings: Any) -> set[str]:
+    config = TrainConfig(**{"env": "CartPole-v1", **settings})
     return {name for warning in find_warnings(config, resolve(config, CPU)) for name in warning.settings}
 
 
@@ -49,19 +50,34 @@ def test_sync_refuses_a_partial_round_with_its_arithmetic_and_the_nearest_values
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "num_batches", "expected"),
+    ("given", "batch_size", "num_batches", "expected"),
     [
-        (5000, 1, ("--batch_size=4096", "--batch_size=8192", "--num_batches_per_epoch=512")),
-        (1024, 6, ("--batch_size=2048", "--num_batches_per_epoch=4", "--num_batches_per_epoch=8")),
+        (SYNC, 5000, 1, ("--batch_size=4096", "--batch_size=8192", "--num_batches_per_epoch=512")),
+        (SYNC, 1024, 6, ("--batch_size=2048", "--num_batches_per_epoch=4", "--num_batches_per_epoch=8")),
+        ({"rollout": 64}, 1000, 4, ("--batch_size=992", "--batch_size=1008", "--num_batches_per_epoch=8")),
+        (
+            {"rollout": 64, "num_workers": 3},
+            1024,
+            4,
+            ("--batch_size=1008", "--batch_size=1056", "--num_batches_per_epoch=3", "--num_batches_per_epoch=6"),
+        ),
+        (
+            {"rollout": 64, "num_envs_per_worker": 9},
+            600,
+            2,
+            ("--batch_size=576", "--batch_size=864", "--num_batches_per_epoch=24"),
+        ),
     ],
 )
-def test_every_value_that_sync_offers_passes(batch_size: int, num_batches: int, expected: tuple[str, ...]) -> None:
-    refused = {"batch_size": batch_size, "num_batches_per_epoch": num_batches}
-    problem = only(problems(**SYNC, **refused))
-    assert problem.suggestions == expected
-    for suggestion in problem.suggestions:
+def test_every_value_that_sync_offers_passes(
+    given: dict[str, Any], batch_size: int, num_batches: int, expected: tuple[str, ...]
+) -> None:
+    settings = {**given, "async_rl": False, "batch_size": batch_size, "num_batches_per_epoch": num_batches}
+    suggestions = only(problems(**settings)).suggestions
+    assert suggestions == expected
+    for suggestion in suggestions:
         name, value = suggestion[2:].split("=")
-        assert problems(**SYNC, **{**refused, name: int(value)}) == []
+        assert problems(**{**settings, name: int(value)}) == []
 
 
 def test_async_needs_only_whole_trajectories() -> None:
@@ -72,14 +88,14 @@ def test_async_needs_only_whole_trajectories() -> None:
 
 
 def test_environments_must_divide_into_splits() -> None:
-    settings = {"inference_mode": "central", "num_workers": 1}
+    settings: dict[str, Any] = {"inference_mode": "central", "num_workers": 1}
     assert problems(**settings, num_envs_per_worker=6, worker_num_splits=3) == []
     problem = only(problems(**settings, num_envs_per_worker=7, worker_num_splits=3))
     assert problem.suggestions == ("--num_envs_per_worker=6", "--num_envs_per_worker=9", "--worker_num_splits=1")
 
 
 def test_local_inference_and_serial_mode_have_one_split() -> None:
-    settings = {"num_workers": 2, "num_envs_per_worker": 64, "worker_num_splits": 2}
+    settings: dict[str, Any] = {"num_workers": 2, "num_envs_per_worker": 64, "worker_num_splits": 2}
     assert "--inference_mode=central" in only(problems(**settings)).suggestions
     assert only(problems(**settings, serial_mode=True)).suggestions == ("--worker_num_splits=1",)
     assert problems(**settings, inference_mode="central") == []
@@ -117,7 +133,7 @@ def test_rules_on_learning_and_lag() -> None:
 
 
 def test_a_batch_of_one_sample_cannot_be_normalized() -> None:
-    settings = {"batch_size": 1, "num_batches_per_epoch": 8, "rollout": 1}
+    settings: dict[str, Any] = {"batch_size": 1, "num_batches_per_epoch": 8, "rollout": 1}
     assert "normalize_advantage" in only(problems(**settings)).settings
     assert problems(**settings, normalize_advantage=False) == []
 

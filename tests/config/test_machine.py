@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -35,5 +36,5 @@ def test_a_built_for_cuda_torch_without_a_device_is_not_usable() -> None:
 
 
 def test_the_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
     assert machine.available_cores() == 2

@@ -38,7 +38,7 @@ def test_a_squashed_action_covers_the_bounds_exactly() -> None:
     samples = np.array([[0.0, 0.0], [50.0, -50.0], [np.arctanh(0.5), np.arctanh(-0.5)]], dtype=np.float32)
     got = adapter.to_env_batch(samples)
     np.testing.assert_allclose(got, [[2.0, 0.2], [6.0, 0.1], [4.0, 0.15]], rtol=1e-6)
-    assert (got <= np.float32([6.0, 0.3])).all() and (got >= np.float32([-2.0, 0.1])).all()
+    assert (got <= np.array([6.0, 0.3], np.float32)).all() and (got >= np.array([-2.0, 0.1], np.float32)).all()
 
 
 def test_shape_and_dtype_are_the_environments() -> None:

@@ -68,7 +68,7 @@ def test_an_unknown_module_or_argument_is_named(own_module: str) -> None:
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def needs_mujoco(**_: object) -> None:
+    def needs_mujoco(**_: object) -> gymnasium.Env[object, object]:
         raise gymnasium.error.DependencyNotInstalled("MuJoCo is not installed, run `pip install gymnasium[mujoco]`")
 
     gymnasium.register("NeedsMujoco-v0", needs_mujoco)

@@ -42,7 +42,7 @@ class Actor:
         obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
         result = self.model.act(obs.flatten(0, 1), self.generator)
         action, log_prob, value, parameters = (
-            part.clone().unflatten(0, (num_rows + 1, num_columns)) for part in result
+            part.clone().view(num_rows + 1, num_columns, *part.shape[1:]) for part in result
         )
         shape = (num_rows, num_columns)
         terminated = torch.rand(shape, generator=self.generator) < 0.1
@@ -170,7 +170,7 @@ def test_one_step_equals_plain_autograd() -> None:
 def _reference_step(
     model: ActorCritic, dataset: Dataset, config: TrainConfig, exp_avg: Tensor, exp_avg_sq: Tensor
 ) -> float:
-    """The textbook's PPO, sample by sample where that is clearer."""
+    """The textbook's PPO and Adam, sample by sample where that is clearer; returns the gradient's norm."""
     reward = (dataset.reward * config.reward_scale).clamp(-1.5, 1.5)
     advantages = torch.zeros_like(reward)
     for column in range(reward.shape[1]):
@@ -196,7 +196,7 @@ def _reference_step(
     clipped_value = old_value + (value - old_value).clamp(-0.1, 0.1)
     value_error = torch.max((value - returns) ** 2, (clipped_value - returns) ** 2)
     loss = (-surrogate + 0.5 * value_error - 0.05 * policy.entropy() + 0.3 * kl_divergence(behaviour, policy)).mean()
-    loss.backward()
+    torch.autograd.backward(loss)
     norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm))
     start = 0
     for parameter in model.parameters():
@@ -317,8 +317,14 @@ def test_values_come_out_in_units_of_rewards() -> None:
 def test_the_rate_decays_to_zero_at_the_end_of_the_run() -> None:
     learner, actor = make(BOX, lr_schedule="linear_decay", learning_rate=0.4, train_for_env_steps=1000)
     version = actor.receive(learner)
-    rates = [learner.train(actor.collect(version), steps, nothing).learning_rate for steps in (0, 250, 1000, 2000)]
+    dataset, parameter = actor.collect(version), learner.model.value_head.weight
+    rates, has_moved = [], []
+    for env_steps in (0, 250, 1000, 2000):
+        before = parameter.detach().clone()
+        rates.append(learner.train(dataset, env_steps, nothing).learning_rate)
+        has_moved.append(not torch.equal(parameter, before))
     assert rates == pytest.approx([0.4, 0.3, 0.0, 0.0])
+    assert has_moved == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("schedule", "num_changes"), [("kl_adaptive_minibatch", 4), ("kl_adaptive_epoch", 2)])

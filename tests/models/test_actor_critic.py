@@ -92,6 +92,7 @@ def test_initial_weights_follow_from_the_seed_alone() -> None:
     assert not torch.equal(first.policy_head.weight, other.policy_head.weight)
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_the_policy_starts_near_zero_with_the_asked_deviation(adaptive: bool) -> None:
     model = ActorCritic(BOX, TrainConfig(adaptive_stddev=adaptive, initial_stddev=0.3))
@@ -100,6 +101,7 @@ def test_the_policy_starts_near_zero_with_the_asked_deviation(adaptive: bool) ->
     torch.testing.assert_close(log_std.exp(), torch.full((100, 3), 0.3), atol=0.03, rtol=0.0)
 
 
+@torch.no_grad()
 def test_a_state_dependent_deviation_depends_on_the_observation() -> None:
     spread = {}
     for adaptive in (False, True):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.distributions import Independent, Normal, TransformedDistribution, kl_divergence
 from torch.distributions import Categorical as TorchCategorical
+from torch.distributions import Independent, Normal, TransformedDistribution, kl_divergence
 from torch.distributions.transforms import TanhTransform
 
 from asyncrl.envs.spec import BoxAction, DiscreteAction
