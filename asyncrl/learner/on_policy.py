@@ -247,8 +247,9 @@ class OnPolicyLearner:
         raw_obs = dataset.obs[:-1].flatten(0, 1).index_select(0, rows)
         raw_values = dataset.value[:-1].flatten().index_select(0, rows)
         raw_returns = returns.flatten().index_select(0, rows)
+        self._take_in(raw_obs, raw_returns)
         samples = _Samples(
-            obs=self.model.normalize_obs(raw_obs),
+            obs=self.model.normalize_obs(raw_obs, out=raw_obs),
             action=dataset.action.flatten(0, 1).index_select(0, rows),
             action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
             log_prob=dataset.log_prob.flatten().index_select(0, rows),
@@ -256,7 +257,6 @@ class OnPolicyLearner:
             normalized_return=self.model.normalize_return(raw_returns),
             normalized_value=self.model.normalize_return(raw_values),
         )
-        self._take_in(raw_obs, raw_returns)
         return samples, raw_values, raw_returns
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:

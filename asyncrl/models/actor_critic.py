@@ -128,11 +128,16 @@ class ActorCritic(nn.Module):
         """[1] view of `statistics`."""
         return self._return_std
 
-    def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Observations `[..., D]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`."""
+    def normalize_obs(self, obs: Tensor, out: Tensor | None = None) -> Tensor:
+        """Observations `[..., D]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`.
+
+        Args:
+            obs: raw observations.
+            out: where to write them, which may be `obs` itself; a new tensor if not given.
+        """
         if not self._normalizes_obs:
-            return obs
-        return (obs - self._obs_mean).div_(self._obs_std).clamp_(-OBS_CLIP, OBS_CLIP)
+            return obs if out is None or out is obs else out.copy_(obs)
+        return torch.sub(obs, self._obs_mean, out=out).div_(self._obs_std).clamp_(-OBS_CLIP, OBS_CLIP)
 
     def normalize_return(self, returns: Tensor) -> Tensor:
         """Returns in the units that the critic predicts."""

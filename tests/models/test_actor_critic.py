@@ -62,6 +62,9 @@ def test_observations_are_normalized_and_clipped_only_if_asked() -> None:
         model.obs_mean.fill_(1.0)
         model.obs_std.fill_(2.0)
         assert model.normalize_obs(obs).tolist() == expected
+        out = torch.empty_like(obs)
+        assert model.normalize_obs(obs, out=out) is out
+        assert out.tolist() == expected
 
 
 def test_statistics_are_one_buffer_that_follows_the_module() -> None:

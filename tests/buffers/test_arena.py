@@ -1,0 +1,84 @@
+"""One mapping, seen by all, gone with its last user."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing.context import BaseContext
+
+import child_targets
+import numpy as np
+import pytest
+
+from asyncrl.buffers.arena import Arena, ArraySpec, arena_size
+from asyncrl.buffers.wake import Waker
+
+SPECS = (
+    ArraySpec("bytes", "bool", (3,)),
+    ArraySpec("numbers", "int64", (5,)),
+    ArraySpec("matrix", "float32", (7, 11)),
+)
+
+
+def test_arrays_start_zeroed_on_cache_lines_of_their_own() -> None:
+    arena = Arena.create(SPECS)
+    arrays = [arena.array(spec.name) for spec in SPECS]
+    assert [(array.dtype, array.shape) for array in arrays] == [(np.dtype(spec.dtype), spec.shape) for spec in SPECS]
+    assert not any(array.any() for array in arrays)
+    starts = [array.ctypes.data for array in arrays]
+    assert all(start % 128 == 0 for start in starts)
+    ends = [array.ctypes.data + array.nbytes for array in arrays]
+    assert all(end <= start for end, start in zip(ends[:-1], starts[1:], strict=True))
+    assert arena_size(SPECS) == 128 + 128 + 384
+
+
+def test_all_pages_are_taken_at_the_start_and_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries, sizes = set(os.listdir("/dev/shm")), []
+    allocate = os.posix_fallocate
+
+    def noticed(fd: int, offset: int, size: int) -> None:
+        allocate(fd, offset, size)
+        sizes.append((os.fstat(fd).st_blocks * 512, os.fstat(fd).st_nlink))
+
+    monkeypatch.setattr(os, "posix_fallocate", noticed)
+    arena = Arena.create([ArraySpec("large", "float32", (1_000_000,))])
+    assert sizes[0][0] >= 4_000_000
+    assert sizes[0][1] == 0
+    assert set(os.listdir("/dev/shm")) == entries
+    arena.close()
+
+
+def test_two_arrays_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="share a name"):
+        Arena.create([SPECS[0], SPECS[0]])
+
+
+def test_words_are_one_dimensional_integers() -> None:
+    arena = Arena.create(SPECS)
+    arena.words("numbers")[2] = -7
+    assert arena.array("numbers").tolist() == [0, 0, -7, 0, 0]
+    with pytest.raises(ValueError, match="matrix is float32 with 2 dimensions"):
+        arena.words("matrix")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("has_eventfd", [True, False])
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_child_sees_the_same_pages_and_wakes_its_parent(
+    context: BaseContext, monkeypatch: pytest.MonkeyPatch, has_eventfd: bool
+) -> None:
+    if not has_eventfd:
+        monkeypatch.delattr(os, "eventfd")
+    arena, to_child, to_parent = Arena.create(SPECS), Waker(), Waker()
+    entries = set(os.listdir("/dev/shm"))
+    child = context.Process(target=child_targets.add_one, args=(arena, to_child, to_parent))
+    child.start()
+    arena.array("numbers")[:] = range(5)
+    to_child.wake()
+    assert to_parent.wait(30.0)
+    assert arena.array("numbers").tolist() == [1, 2, 3, 4, 5]
+    assert set(os.listdir("/dev/shm")) == entries
+    child.join()
+    assert child.exitcode == 0
+    arena.close()
+    to_child.close()
+    to_parent.close()

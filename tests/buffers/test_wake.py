@@ -1,0 +1,36 @@
+"""A wake-up is never lost and never blocks its sender."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from asyncrl.buffers.wake import Waker
+
+
+@pytest.fixture(params=["eventfd", "pipe"])
+def waker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Waker:
+    if request.param == "pipe":
+        monkeypatch.delattr(os, "eventfd")
+    waker = Waker()
+    request.addfinalizer(waker.close)
+    return waker
+
+
+def test_a_wake_up_before_the_wait_ends_it_and_ends_only_one(waker: Waker) -> None:
+    waker.wake()
+    waker.wake()
+    assert waker.wait(30.0)
+    assert not waker.wait(0.0)
+
+
+def test_nobody_woken_is_a_timeout(waker: Waker) -> None:
+    assert not waker.wait(0.001)
+
+
+@pytest.mark.timeout(20)
+def test_a_sender_never_blocks_though_nobody_listens(waker: Waker) -> None:
+    for _ in range(20_000):
+        waker.wake()
+    assert waker.wait(30.0)

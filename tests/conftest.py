@@ -1,0 +1,90 @@
+"""What tests with processes leave behind is counted here."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import BaseContext
+from pathlib import Path
+
+import psutil
+import pytest
+
+from asyncrl.runtime.processes import process_context, start_loading_modules
+
+_SETTLE_S = 10.0
+_SHARED_MEMORY = Path("/dev/shm")
+# Memory of faster-fifo queues comes from multiprocessing's heap, which keeps blocks that it has mapped, each with the
+# descriptor of a deleted file, for the next queue.
+_HEAP_BLOCK = "/pym-"
+# Pipe and socket of a fork server that had to be started again because a test killed the one before.
+_ALLOWED_DESCRIPTORS = 2
+
+
+@pytest.fixture
+def context() -> BaseContext:
+    """The start method of all children, its server running."""
+    context = process_context()
+    start_loading_modules(context)
+    return context
+
+
+@pytest.fixture
+def leaves_nothing() -> Iterator[None]:
+    """Fails the test if it leaves a child process, open descriptors, or an entry in /dev/shm."""
+    start_loading_modules(process_context())
+    resource_tracker.ensure_running()
+    gc.collect()
+    entries_before = _shared_memory_entries()
+    children_before = _children()
+    descriptors_before = _descriptors()
+    yield
+    gc.collect()
+    assert _settled(lambda: _children() - children_before) == set(), "child processes are left"
+    new = _settled(lambda: _new_descriptors(descriptors_before), _ALLOWED_DESCRIPTORS)
+    assert len(new) <= _ALLOWED_DESCRIPTORS, f"descriptors are left: {new}"
+    assert _shared_memory_entries() - entries_before == set(), "entries in /dev/shm are left"
+
+
+def _settled(left: Callable[[], set[str]], allowed: int = 0) -> set[str]:
+    """What is left once that no longer falls by itself: a process that was killed is gone a moment later."""
+    deadline = time.monotonic() + _SETTLE_S
+    while len(found := left()) > allowed and time.monotonic() < deadline:
+        time.sleep(0.02)
+        gc.collect()
+    return found
+
+
+def _children() -> set[str]:
+    servers = {forkserver._forkserver._forkserver_pid, resource_tracker._resource_tracker._pid}
+    children = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if child.pid not in servers and child.status() != psutil.STATUS_ZOMBIE:
+                children.add(f"{child.pid} {' '.join(child.cmdline())}")
+        except psutil.NoSuchProcess:
+            continue
+    return children
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue
+        if _HEAP_BLOCK not in target:
+            found[int(name)] = target
+    return found
+
+
+def _new_descriptors(before: dict[int, str]) -> set[str]:
+    return {f"{number} -> {target}" for number, target in _descriptors().items() if before.get(number) != target}
+
+
+def _shared_memory_entries() -> set[str]:
+    return set(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else set()

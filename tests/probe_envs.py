@@ -1,0 +1,221 @@
+"""Environments whose right answer is known in advance; made as `probe_envs:NAME`."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from asyncrl.envs.making import env_seed
+
+Transition = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
+
+_NEVER_STORED = 1e4  # what a terminated episode returns last: no row may hold it
+
+
+class _Probe(gymnasium.Env):
+    """One observation in [-inf, inf]^n, and actions without a meaning unless the probe gives them one."""
+
+    def __init__(self, observation_size: int = 1) -> None:
+        self.observation_space = Box(-np.inf, np.inf, (observation_size,), np.float32)
+        self.action_space = Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        return self._begin(), {}
+
+    def _begin(self) -> np.ndarray:
+        raise NotImplementedError
+
+    def _end(self, reward: float) -> Transition:
+        assert self.observation_space.shape is not None
+        return np.full(self.observation_space.shape, _NEVER_STORED, np.float32), reward, True, False, {}
+
+
+class ConstantReward(_Probe):
+    """One step, reward 1: V = 1."""
+
+    def _begin(self) -> np.ndarray:
+        return np.zeros(1, np.float32)
+
+    def step(self, action: int) -> Transition:
+        return self._end(1.0)
+
+
+class RewardIsObservation(_Probe):
+    """One step whose reward is what was seen: V(-1) = -1, V(1) = 1."""
+
+    def _begin(self) -> np.ndarray:
+        self._seen = float(self.np_random.choice([-1.0, 1.0]))
+        return np.array([self._seen], np.float32)
+
+    def step(self, action: int) -> Transition:
+        return self._end(self._seen)
+
+
+class DelayedReward(_Probe):
+    """Observation 0, reward 0; observation 1, reward 1: V(0) = gamma, V(1) = 1."""
+
+    def _begin(self) -> np.ndarray:
+        self._second = False
+        return np.zeros(1, np.float32)
+
+    def step(self, action: int) -> Transition:
+        if self._second:
+            return self._end(1.0)
+        self._second = True
+        return np.ones(1, np.float32), 0.0, False, False, {}
+
+
+class ContextualBandit(_Probe):
+    """One step, reward 1 for the action that the one-hot observation shows; actions count from `start`."""
+
+    def __init__(self, num_actions: int = 2, start: int = 0) -> None:
+        super().__init__(num_actions)
+        self.action_space = Discrete(num_actions, start=start)
+
+    def _begin(self) -> np.ndarray:
+        self._context = int(self.np_random.integers(self.action_space.n))
+        return np.eye(self.action_space.n, dtype=np.float32)[self._context]
+
+    def step(self, action: int) -> Transition:
+        if not self.action_space.contains(action):
+            raise ValueError(f"action {action!r} is not in {self.action_space}")
+        return self._end(float(action - self.action_space.start == self._context))
+
+
+class EndlessReward(_Probe):
+    """Reward -5 for leaving the reset observation [1, 0], 1 for each step after it.
+
+    Cut off after `length` steps, it goes on as far as the values are concerned: the observation is [0, 0] and
+    V([0, 0]) = 1 / (1 - gamma), V([1, 0]) = -5 + gamma / (1 - gamma). Terminated, the observation shows the step t as
+    [0, t], and the value is the finite sum that is left. The final observation is never the reset one.
+    """
+
+    FIRST_REWARD = -5.0
+
+    def __init__(self, terminates: bool, length: int = 4) -> None:
+        super().__init__(2)
+        self._terminates = terminates
+        self._length = length
+
+    def _begin(self) -> np.ndarray:
+        self._step = 0
+        return np.array([1.0, 0.0], np.float32)
+
+    def step(self, action: int) -> Transition:
+        reward = self.FIRST_REWARD if self._step == 0 else 1.0
+        self._step += 1
+        is_last = self._step == self._length
+        if self._terminates:
+            return self._end(reward) if is_last else (np.array([0.0, self._step], np.float32), reward, False, False, {})
+        return np.zeros(2, np.float32), reward, False, is_last, {}
+
+
+class DistantTarget(_Probe):
+    """One step with an action in [-2, 6], reward -(a - 5)^2: the best mean action is 5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = Box(-2.0, 6.0, (1,), np.float32)
+
+    def _begin(self) -> np.ndarray:
+        return np.zeros(1, np.float32)
+
+    def step(self, action: np.ndarray) -> Transition:
+        if not self.action_space.contains(action):
+            raise ValueError(f"action {action!r} is not in {self.action_space}")
+        return self._end(-float((action[0] - 5.0) ** 2))
+
+
+class Sentinel(_Probe):
+    """Observes [environment, episode, step] and echoes the action as reward, so that every row can be checked.
+
+    An environment finds its number from the seed of its first reset. Both the length of an episode and how it ends
+    follow from environment and episode. Steps take `delay_s` now and then, on average every fifth one.
+    """
+
+    BOUND = 0.5
+
+    def __init__(self, run_seed: int, delay_s: float = 0.0) -> None:
+        super().__init__(3)
+        self.action_space = Box(-self.BOUND, self.BOUND, (2,), np.float32)
+        self._run_seed = run_seed
+        self._delay_s = delay_s
+        self._number: int | None = None
+        self._episode = -1
+
+    @staticmethod
+    def length(number: int, episode: int) -> int:
+        """Steps of an episode: 1 to 11."""
+        return 1 + (3 * number + 5 * episode) % 11
+
+    @staticmethod
+    def is_truncated(number: int, episode: int) -> bool:
+        """How an episode ends."""
+        return (number + episode) % 2 == 1
+
+    @classmethod
+    def echo(cls, actions: np.ndarray) -> np.ndarray:
+        """The reward of actions `[..., 2]`, as stored: both elements and their order show in it."""
+        seen = np.clip(actions.astype(np.float32), -cls.BOUND, cls.BOUND).astype(np.float64)
+        return (seen[..., 0] + 3.0 * seen[..., 1]).astype(np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        if seed is not None:
+            if self._number is not None:
+                raise ValueError("seeded twice")
+            self._number = next(number for number in range(64) if env_seed(self._run_seed, number) == seed)
+            self._delays = random.Random(seed)
+        return super().reset(seed=seed)
+
+    def _begin(self) -> np.ndarray:
+        self._episode, self._step = self._episode + 1, 0
+        return self._observe()
+
+    def _observe(self) -> np.ndarray:
+        return np.array([self._number, self._episode, self._step], np.float32)
+
+    def step(self, action: np.ndarray) -> Transition:
+        if self._delay_s > 0.0 and self._delays.random() < 0.2:
+            time.sleep(self._delays.random() * 2 * self._delay_s)
+        reward = float(self.echo(action))
+        self._step += 1
+        assert self._number is not None
+        if self._step < self.length(self._number, self._episode):
+            return self._observe(), reward, False, False, {}
+        if self.is_truncated(self._number, self._episode):
+            return self._observe(), reward, False, True, {}
+        return self._end(reward)
+
+
+class Failing(ConstantReward):
+    """Raises in its step number `fail_at`, counted from 0."""
+
+    def __init__(self, fail_at: int) -> None:
+        super().__init__()
+        self._fail_at = fail_at
+        self._steps = 0
+
+    def step(self, action: int) -> Transition:
+        if self._steps == self._fail_at:
+            raise ZeroDivisionError("the probe was asked to fail")
+        self._steps += 1
+        return super().step(action)
+
+
+for _environment in (
+    ConstantReward,
+    RewardIsObservation,
+    DelayedReward,
+    ContextualBandit,
+    EndlessReward,
+    DistantTarget,
+    Sentinel,
+    Failing,
+):
+    gymnasium.register(f"{_environment.__name__}-v0", entry_point=_environment)

@@ -1,0 +1,208 @@
+"""What stands in which row: slots are filled through a split, from environments whose every step is written down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from small_runs import BOX, CHOICE, FakeActions, ScriptedEnv, planned, small_arena
+
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.monitoring.reports import EpisodeRecord
+from asyncrl.rollout.env_group import EnvGroup, EnvironmentCallFailed
+from asyncrl.rollout.split import Split
+
+GO, TERMINATED, TRUNCATED, BOTH = (False, False), (True, False), (False, True), (True, True)
+
+
+def script(*ends: tuple[bool, bool]) -> list[Any]:
+    """Steps whose observations and rewards are 1, 2, ... and 10, 20, ..."""
+    return [(float(step), 10.0 * step, *end) for step, end in enumerate(ends, start=1)]
+
+
+class Filled:
+    """Slots 0, 1, ... of `rollout` rows, filled one after the other by one split of these environments."""
+
+    def __init__(self, envs: list[ScriptedEnv], rollout: int, num_filled: int = 1, spec: EnvSpec = BOX) -> None:
+        plan = planned(
+            rollout=rollout, batch_size=4 * rollout * len(envs), num_workers=1, num_envs_per_worker=len(envs)
+        )
+        _, self.slots = small_arena(plan, spec)
+        self.group = EnvGroup(envs, range(50, 50 + len(envs)), first_env_idx=40, spec=spec, squash=False)
+        self.split = Split(0, self.group, self.slots, FakeActions(self.slots))
+        self.num_steps = [self.fill(slot) for slot in range(num_filled)]
+
+    def fill(self, slot: int) -> int:
+        self.slots.grant(slot, 0)
+        self.split.begin(slot)
+        num_steps = 0
+        while not self.split.needs_slot:
+            num_steps += self.split.advance()[0]
+        self.slots.take(slot)
+        return num_steps
+
+    def obs(self, slot: int, env: int = 0) -> list[float]:
+        assert (self.slots.obs[slot, :, env, 0] == self.slots.obs[slot, :, env, 1]).all()
+        return self.slots.obs[slot, :, env, 0].tolist()
+
+    def column(self, name: str, slot: int = 0, env: int = 0) -> list[Any]:
+        return getattr(self.slots, name)[slot, :, env].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "int16"])
+def test_after_a_termination_stands_the_reset_observation(dtype: str) -> None:
+    env = ScriptedEnv(script(GO, TERMINATED, GO), dtype)
+    run = Filled([env], rollout=3)
+    assert run.obs(0) == [-1.0, 1.0, -2.0, 3.0]
+    assert run.column("terminated") == [False, True, False]
+    assert run.column("truncated") == [False, False, False]
+    assert run.column("valid") == [True, True, True]
+    assert run.column("reward") == [10.0, 20.0, 30.0]
+    assert run.num_steps == [3]
+
+
+def test_after_a_truncation_stands_the_final_observation_which_is_not_stepped() -> None:
+    env = ScriptedEnv(script(GO, TRUNCATED, GO, GO))
+    run = Filled([env], rollout=5)
+    assert run.obs(0) == [-1.0, 1.0, 2.0, -2.0, 3.0, 4.0]
+    assert run.column("truncated") == [False, True, False, False, False]
+    assert run.column("terminated") == [False] * 5
+    assert run.column("valid") == [True, True, False, True, True]
+    assert run.column("reward") == [10.0, 20.0, 0.0, 30.0, 40.0]
+    assert len(env.taken) == run.num_steps[0] == 4
+
+
+def test_a_final_row_says_nothing_of_the_use_of_the_slot_before() -> None:
+    run = Filled([ScriptedEnv(script(GO, TRUNCATED, GO, GO))], rollout=4, num_filled=0)
+    run.slots.terminated[0] = run.slots.truncated[0] = run.slots.valid[0] = True
+    run.fill(0)
+    assert run.column("terminated") == [False] * 4
+    assert run.column("truncated") == [False, True, False, False]
+    assert run.column("valid") == [True, True, False, True]
+
+
+def test_truncated_in_the_last_row_the_next_slot_starts_with_the_reset_observation() -> None:
+    env = ScriptedEnv(script(GO, TRUNCATED, GO, GO))
+    run = Filled([env], rollout=2, num_filled=2)
+    assert run.obs(0) == [-1.0, 1.0, 2.0]
+    assert run.obs(1) == [-2.0, 3.0, 4.0]
+    assert run.column("valid", 0) == run.column("valid", 1) == [True, True]
+    assert run.num_steps == [2, 2]
+
+
+def test_truncated_in_the_row_before_the_last_the_reset_observation_ends_the_slot() -> None:
+    run = Filled([ScriptedEnv(script(TRUNCATED, GO, GO))], rollout=2, num_filled=2)
+    assert run.obs(0) == [-1.0, 1.0, -2.0]
+    assert run.column("valid", 0) == [True, False]
+    assert run.obs(1) == [-2.0, 2.0, 3.0]
+    assert run.num_steps == [1, 2]
+
+
+def test_terminated_in_the_last_row_the_next_slot_goes_on_from_its_reset_observation() -> None:
+    env = ScriptedEnv(script(GO, TERMINATED, GO, GO))
+    run = Filled([env], rollout=2, num_filled=2)
+    assert run.obs(0) == [-1.0, 1.0, -2.0]
+    assert run.obs(1) == [-2.0, 3.0, 4.0]
+    assert len(env.seeds) == 2
+
+
+def test_what_is_both_terminated_and_truncated_is_terminated() -> None:
+    run = Filled([ScriptedEnv(script(GO, BOTH, GO))], rollout=3)
+    assert run.obs(0) == [-1.0, 1.0, -2.0, 3.0]
+    assert run.column("terminated") == [False, True, False]
+    assert run.column("truncated") == [False, False, False]
+    assert run.column("valid") == [True, True, True]
+    assert [episode.length for episode in run.group.take_episodes()] == [2]
+
+
+def test_environments_of_a_split_end_their_episodes_apart() -> None:
+    first, second = ScriptedEnv(script(GO, GO, GO, GO)), ScriptedEnv(script(TRUNCATED, TERMINATED, GO))
+    run = Filled([first, second], rollout=4)
+    assert run.obs(0, env=0) == [-1.0, 1.0, 2.0, 3.0, 4.0]
+    assert run.obs(0, env=1) == [-1.0, 1.0, -2.0, -3.0, 3.0]
+    assert run.column("valid", env=1) == [True, False, True, True]
+    assert run.num_steps == [7]
+
+
+def test_seeds_are_used_at_the_first_reset_only() -> None:
+    envs = [ScriptedEnv(script(TERMINATED, TERMINATED)), ScriptedEnv(script(GO, GO))]
+    run = Filled(envs, rollout=2)
+    assert [env.seeds for env in envs] == [[50, None, None], [51]]
+    run.group.close()
+    assert all(env.is_closed for env in envs)
+
+
+def test_the_slot_keeps_the_action_as_produced_and_the_environment_gets_it_clipped() -> None:
+    env = ScriptedEnv(script(GO, GO))
+    run = Filled([env], rollout=2, num_filled=0)
+    for slot, produced in ((0, [[0.0], [1.0]]), (1, [[10.0], [11.0]])):
+        env.steps = script(GO, GO)
+        run.fill(slot)
+        assert run.column("action", slot) == produced
+    assert [taken.tolist() for taken in env.taken] == [[0.0], [0.5], [0.5], [0.5]]
+    assert env.taken[0].dtype == np.float32
+
+
+def test_an_environment_that_writes_into_its_action_does_not_reach_the_slot() -> None:
+    class Overwriting(ScriptedEnv):
+        def step(self, action: Any) -> Any:
+            outcome = super().step(action)
+            action[...] = 99.0
+            return outcome
+
+    run = Filled([Overwriting(script(GO, GO))], rollout=2)
+    assert run.column("action") == [[0.0], [1.0]]
+
+
+def test_discrete_choices_reach_the_environment_as_integers() -> None:
+    env = ScriptedEnv(script(GO, GO))
+    run = Filled([env], rollout=2, spec=CHOICE)
+    assert run.column("action") == [0, 1]
+    assert [(int(taken), taken.dtype) for taken in env.taken] == [(0, np.int64), (1, np.int64)]
+
+
+def test_episodes_are_counted_in_the_environments_own_rewards_and_steps() -> None:
+    infos = [{}, {"episode_extra_stats": {"score": np.float32(1.5), "goals": 2, "map": "east"}}]
+    env = ScriptedEnv(script(GO, TRUNCATED, GO, GO, TERMINATED, GO), infos=infos)
+    run = Filled([env], rollout=7)
+    assert run.group.take_episodes() == (
+        EpisodeRecord(30.0, 2, {"score": 1.5, "goals": 2.0}),
+        EpisodeRecord(120.0, 3, {}),
+    )
+    assert run.group.take_episodes() == ()
+
+
+def test_an_exception_names_the_environment_and_its_step() -> None:
+    broken = ScriptedEnv([*script(TRUNCATED, GO), KeyError("joint")])
+    with pytest.raises(EnvironmentCallFailed, match="environment 41 failed in step at its step 2") as caught:
+        Filled([ScriptedEnv(script(GO, GO, GO, GO)), broken], rollout=4)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert (caught.value.env_idx, caught.value.step) == (41, 2)
+
+
+def test_an_observation_of_another_size_is_refused_where_it_came_from() -> None:
+    with pytest.raises(EnvironmentCallFailed, match="environment 40 failed in reset at its step 0") as caught:
+        Filled([ScriptedEnv([], size=3)], rollout=2)
+    assert str(caught.value.__cause__) == "observation has 3 elements, its space says 2"
+
+    shrinking = ScriptedEnv(script(GO, GO))
+    run = Filled([shrinking], rollout=2, num_filled=0)
+    shrinking.obs = np.zeros(1)  # NumPy would spread one number over the whole row
+    with pytest.raises(EnvironmentCallFailed, match="failed in step at its step 1"):
+        run.fill(0)
+
+
+def test_the_last_row_of_a_slot_is_the_first_of_the_next() -> None:
+    run = Filled([ScriptedEnv(script(GO, GO, GO, GO))], rollout=2, num_filled=2)
+    assert run.obs(0) == [-1.0, 1.0, 2.0]
+    assert run.obs(1) == [2.0, 3.0, 4.0]
+
+
+def test_the_next_slot_starts_right_though_the_slot_before_was_used_again_meanwhile() -> None:
+    run = Filled([ScriptedEnv(script(GO, GO, GO, GO))], rollout=2, num_filled=1)
+    slots: TrajectorySlots = run.slots
+    slots.obs[0] = 77.0
+    run.fill(1)
+    assert run.obs(1) == [2.0, 3.0, 4.0]

@@ -1,0 +1,191 @@
+"""Whole runs in a test: small settings, the five ways to run, and what the learner was given."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from asyncrl import runner
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.checks import find_problems
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import ResourcePlan, resolve
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.making import make_env
+from asyncrl.envs.spaces import read_spec
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.worker import LearnerOutcome
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.processes import process_context, start_loading_modules
+
+PARALLEL_MODES = ("sync-local", "sync-central", "async-local", "async-central")
+MODES = ("serial", *PARALLEL_MODES)
+
+SMALL: dict[str, Any] = {
+    "num_workers": 2,
+    "num_envs_per_worker": 8,
+    "rollout": 8,
+    "batch_size": 64,
+    "num_batches_per_epoch": 2,
+    "num_epochs": 4,
+    "train_for_env_steps": 4000,
+    "learning_rate": 0.01,
+    "lr_schedule": "linear_decay",
+    "normalize_input": False,
+    "encoder_mlp_layers": [16],
+    "learner_threads": 1,
+    "seed": 1,
+}
+"""Settings of probe runs: a dataset is one slot of every split, and takes 8 optimizer steps."""
+
+_TWO_CORES = Machine(cores=2)
+_SLOW_PUBLICATION_S = 0.005
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended, and all that was reported of it."""
+
+    config: TrainConfig
+    plan: ResourcePlan
+    spec: EnvSpec
+    outcome: LearnerOutcome
+    reports: list[Report]
+    folder: Path
+
+    @functools.cached_property
+    def model(self) -> ActorCritic:
+        """The trained model, as its checkpoint holds it."""
+        assert self.outcome.checkpoint is not None, self.outcome.error
+        model = ActorCritic(self.spec, self.config)
+        model.load_state_dict(dict(checkpoint.load(Path(self.outcome.checkpoint)).model))
+        return model
+
+    @property
+    def learner_reports(self) -> list[LearnerReport]:
+        """One for each dataset."""
+        return [report for report in self.reports if isinstance(report, LearnerReport)]
+
+    @property
+    def inference_reports(self) -> list[InferenceReport]:
+        """About one a second of each inference worker."""
+        return [report for report in self.reports if isinstance(report, InferenceReport)]
+
+    @property
+    def datasets(self) -> list[dict[str, np.ndarray]]:
+        """What the learner was given to train on, in order, if the run was recorded: see `recording`."""
+        return [dict(np.load(path)) for path in sorted((self.folder / "datasets").iterdir())]
+
+    @property
+    def publications(self) -> dict[int, np.ndarray]:
+        """The published blocks of weights by their versions, if the run was recorded."""
+        return {int(path.stem): np.load(path) for path in (self.folder / "publications").iterdir()}
+
+    @torch.inference_mode()
+    def values(self, *observations: list[float]) -> list[float]:
+        """Values of raw observations."""
+        obs = self.model.normalize_obs(torch.tensor(observations))
+        return self.model.denormalize_value(self.model(obs).normalized_value).tolist()
+
+    @torch.inference_mode()
+    def action_parameters(self, *observations: list[float]) -> np.ndarray:
+        """Parameters of the policy's distributions on raw observations."""
+        return self.model(self.model.normalize_obs(torch.tensor(observations))).action_parameters.numpy()
+
+
+def run(folder: Path, mode: str, env: str, *, recorded: bool = False, **settings: Any) -> FinishedRun:
+    """Trains to the end.
+
+    Args:
+        folder: where checkpoints, logs and records go.
+        mode: one of `MODES`.
+        env: a class of `probe_envs`, or any registered id.
+        recorded: keep every dataset; the learner's publications then take their time.
+        settings: what differs from `SMALL`.
+    """
+    env_id = env if "-v" in env else f"probe_envs:{env}-v0"
+    config = TrainConfig(**{"env": env_id, **SMALL, **_mode_settings(mode), **settings})
+    plan = resolve(config, _TWO_CORES)
+    problems = [str(problem) for problem in find_problems(config, plan, _TWO_CORES)]
+    assert not problems, problems
+    example = make_env(config.env, config.env_kwargs)
+    spec = read_spec(example, config.env)
+    example.close()
+    reports: list[Report] = []
+    setup = runner.RunSetup.create(config, plan, spec, folder / "checkpoints")
+    try:
+        outcome = _run(setup, recorded, folder, reports)
+    finally:
+        setup.arena.close()
+    return FinishedRun(config, plan, spec, outcome, reports, folder)
+
+
+def _mode_settings(mode: str) -> dict[str, Any]:
+    if mode == "serial":
+        return {"serial_mode": True, "async_rl": False}
+    timing, _, inference = mode.partition("-")
+    return {"async_rl": timing == "async", "inference_mode": inference}
+
+
+def _run(setup: runner.RunSetup, recorded: bool, folder: Path, reports: list[Report]) -> LearnerOutcome:
+    def turn() -> bool:
+        return False
+
+    if setup.plan.serial_mode:
+        with recording(folder) if recorded else contextlib.nullcontext():
+            return runner.run_serial(setup, reports.append, turn)
+    context = process_context()
+    start_loading_modules(context)
+    learner_main = recording_learner_main if recorded else runner._learner_main
+    with mock.patch.object(runner, "_learner_main", learner_main):
+        return runner.run_parallel(setup, context, lambda role: folder / f"{role}.log", reports.append, turn)
+
+
+def recording_learner_main(setup: runner.RunSetup, *args: Any) -> LearnerOutcome:
+    """The learner's process, which keeps every dataset."""
+    with recording(setup.checkpoints.parent):
+        return runner._learner_main(setup, *args)
+
+
+@contextlib.contextmanager
+def recording(folder: Path) -> Iterator[None]:
+    """Keeps every publication and every dataset, with the learner's version and the statistics that it trained under.
+
+    Publications take a few milliseconds here, so that a slot which was granted before them is filled with old weights.
+    """
+    datasets, publications = folder / "datasets", folder / "publications"
+    datasets.mkdir()
+    publications.mkdir()
+    train, publish = OnPolicyLearner.train, WeightsChannel.publish
+
+    def recording_train(learner: OnPolicyLearner, dataset: Any, *args: Any) -> Any:
+        fields = {field.name: getattr(dataset, field.name).numpy().copy() for field in dataclasses.fields(dataset)}
+        learner_version = learner.policy_version
+        metrics = train(learner, dataset, *args)
+        fields |= {"learner_version": np.array(learner_version), "statistics": learner.model.statistics.numpy()}
+        np.savez(datasets / f"{learner_version:08}.npz", **fields)
+        return metrics
+
+    def recording_publish(channel: WeightsChannel, block: np.ndarray, version: int) -> None:
+        np.save(publications / f"{version:08}.npy", block)
+        time.sleep(_SLOW_PUBLICATION_S)
+        publish(channel, block, version)
+
+    with (
+        mock.patch.object(OnPolicyLearner, "train", recording_train),
+        mock.patch.object(WeightsChannel, "publish", recording_publish),
+    ):
+        yield

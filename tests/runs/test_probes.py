@@ -1,0 +1,72 @@
+"""Whole runs on environments whose right answer is known, in each way to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from run_helper import MODES, run
+
+from asyncrl.envs.actions import ActionAdapter
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+
+in_each_mode = pytest.mark.parametrize("mode", MODES)
+
+# With normalized returns the critic's output layer alone would get a constant right.
+CRITIC: dict[str, Any] = {"normalize_returns": False, "value_loss_coeff": 1.0}
+
+
+@in_each_mode
+def test_a_constant_reward_is_valued_once(mode: str, tmp_path: Path) -> None:
+    trained = run(tmp_path, mode, "ConstantReward", **CRITIC)
+    assert trained.values([0.0]) == pytest.approx([1.0], abs=0.05)
+
+
+@in_each_mode
+def test_the_reward_belongs_to_its_own_observation(mode: str, tmp_path: Path) -> None:
+    trained = run(tmp_path, mode, "RewardIsObservation", **CRITIC)
+    assert trained.values([-1.0], [1.0]) == pytest.approx([-1.0, 1.0], abs=0.05)
+
+
+@in_each_mode
+def test_a_delayed_reward_is_discounted(mode: str, tmp_path: Path) -> None:
+    trained = run(tmp_path, mode, "DelayedReward", gamma=0.5, **CRITIC)
+    assert trained.values([0.0], [1.0]) == pytest.approx([0.5, 1.0], abs=0.05)
+
+
+@in_each_mode
+@pytest.mark.parametrize(("num_actions", "start"), [(2, 0), (3, 5)])
+def test_a_contextual_bandit_is_solved(mode: str, num_actions: int, start: int, tmp_path: Path) -> None:
+    trained = run(tmp_path, mode, "ContextualBandit", env_kwargs={"num_actions": num_actions, "start": start})
+    contexts = np.eye(num_actions).tolist()
+    probabilities = np.exp(trained.action_parameters(*contexts))
+    assert probabilities.diagonal().min() > 0.95
+
+
+@in_each_mode
+def test_a_truncated_episode_goes_on_in_its_value(mode: str, tmp_path: Path) -> None:
+    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": False}, gamma=0.8, train_for_env_steps=8000)
+    forever = 1.0 / (1.0 - 0.8)
+    assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([forever, -5.0 + 0.8 * forever], abs=0.25)
+
+
+@in_each_mode
+def test_a_terminated_episode_ends_in_its_value(mode: str, tmp_path: Path) -> None:
+    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": True}, gamma=0.8, train_for_env_steps=8000)
+    sums = [1.0, 1.8, 2.44]
+    values = trained.values([0.0, 3.0], [0.0, 2.0], [0.0, 1.0], [1.0, 0.0])
+    assert values == pytest.approx([*sums, -5.0 + 0.8 * sums[-1]], abs=0.25)
+
+
+@in_each_mode
+@pytest.mark.parametrize("squash", [False, True])
+def test_a_distant_action_is_found(mode: str, squash: bool, tmp_path: Path) -> None:
+    trained = run(
+        tmp_path, mode, "DistantTarget", squash_actions=squash, initial_stddev=0.5 if squash else 2.0, learning_rate=0.03
+    )
+    parameters = trained.action_parameters([0.0])
+    mean_action = ActionAdapter(trained.spec, squash).to_env_batch(parameters[:, :1])
+    assert mean_action == pytest.approx(np.array([[5.0]]), abs=0.5)

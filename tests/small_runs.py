@@ -1,0 +1,118 @@
+"""The smallest arenas, spaces and fakes that the roles can be tested with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import ResourcePlan, resolve
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+
+BOX = EnvSpec("Box", 2, "float64", BoxAction((1,), (-0.5,), (0.5,), "float32"), None)
+CHOICE = EnvSpec("Choice", 2, "float64", DiscreteAction(3, 0), None)
+
+
+def planned(**settings: Any) -> ResourcePlan:
+    """A plan for four cores without an accelerator, with rollouts of two steps."""
+    return resolve(TrainConfig(**{"rollout": 2, "num_batches_per_epoch": 1, **settings}), Machine(cores=4))
+
+
+def small_arena(plan: ResourcePlan, spec: EnvSpec = BOX, num_weights: int = 8) -> tuple[Arena, TrajectorySlots]:
+    """An arena for that plan, all slots free."""
+    arena = Arena.create(arena_specs(spec, plan, num_weights))
+    slots = TrajectorySlots(arena)
+    slots.reset()
+    return arena, slots
+
+
+def fill(slots: TrajectorySlots, slot: int, version: int = 0, value: float = 0.0) -> None:
+    """Writes every row of a slot, as a worker and a policy of `version` do."""
+    for field in (slots.obs, slots.value, slots.action, slots.action_parameters, slots.log_prob, slots.reward):
+        field[slot] = value
+    slots.terminated[slot] = slots.truncated[slot] = False
+    slots.valid[slot] = True
+    slots.policy_version[slot] = version
+    slots.chosen_at[slot] = 0.0
+
+
+class ScriptedEnv(gymnasium.Env[Any, Any]):
+    """Plays a list of steps, each (observation, reward, terminated, truncated); resets give the numbers -1, -2, ...
+
+    An observation is one number, repeated. A step may be an exception, which is raised.
+    """
+
+    def __init__(
+        self,
+        steps: Iterable[tuple[float, float, bool, bool] | Exception],
+        dtype: str = "float64",
+        size: int = 2,
+        infos: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self.steps = list(steps)
+        self.obs = np.zeros(size, dtype)
+        self._infos = list(infos)
+        self.taken: list[Any] = []
+        self.seeds: list[int | None] = []
+        self.is_closed = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        self.obs[:] = -len(self.seeds)
+        return self.obs, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.taken.append(np.array(action))
+        step = self.steps.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        self.obs[:] = step[0]
+        return self.obs, step[1], step[2], step[3], self._infos.pop(0) if self._infos else {}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeActions:
+    """An action source whose answers the test gives."""
+
+    def __init__(self, slots: TrajectorySlots, at_once: bool = True) -> None:
+        self._slots = slots
+        self._at_once = at_once
+        self.asked: list[tuple[int, int, int]] = []
+        self._open: set[int] = set()
+
+    def request(self, split_idx: int, slot: int, row: int) -> None:
+        assert split_idx not in self._open
+        self.asked.append((split_idx, slot, row))
+        self._open.add(split_idx)
+        if self._at_once:
+            self.answer(split_idx)
+
+    def is_answered(self, split_idx: int) -> bool:
+        return split_idx not in self._open
+
+    def answer(self, split_idx: int) -> None:
+        self._open.remove(split_idx)
+        _, slot, row = next(asked for asked in reversed(self.asked) if asked[0] == split_idx)
+        self._slots.value[slot, row] = 0.0
+        if row < self._slots.rollout:
+            self._slots.action[slot, row] = 10 * slot + row
+            self._slots.log_prob[slot, row] = 0.0
+
+
+class CountingWaker:
+    """Counts wake-ups."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def wake(self) -> None:
+        self.count += 1
