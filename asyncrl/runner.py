@@ -44,6 +44,7 @@ from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, SlotExchange
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import block_size
+from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import Report
 from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.env_group import EnvGroup, EnvironmentCallFailed
@@ -98,7 +99,7 @@ class RunSetup:
         return [worker for worker in range(self.plan.num_workers) if self.server_of(worker) == server_idx]
 
 
-def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int) -> ActingPolicy:
+def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer) -> ActingPolicy:
     """The policy of actor number `actor_idx`, with a random generator of its own."""
     return ActingPolicy(
         model=ActorCritic(setup.spec, setup.config),
@@ -106,6 +107,7 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int) -
         slots=TrajectorySlots(setup.arena),
         device=device,
         seed=env_seed(setup.config.seed, _ACTING_SEEDS + actor_idx),
+        phases=phases,
     )
 
 
@@ -119,17 +121,17 @@ def build_rollout_worker(setup: RunSetup, worker_idx: int, learner: Waker, serve
         server: wakes its inference worker; None for local inference.
     """
     arena, plan = setup.arena, setup.plan
-    slots = TrajectorySlots(arena)
+    slots, phases = TrajectorySlots(arena), PhaseTimer()
     actions: ActionSource
     if server is None:
-        actions = LocalActions(build_acting_policy(setup, torch.device("cpu"), worker_idx))
+        actions = LocalActions(build_acting_policy(setup, torch.device("cpu"), worker_idx, phases))
     else:
         actions = RemoteActions(RequestTable(arena), IndexRing(arena, f"requests.{worker_idx}"), server)
     first_split = worker_idx * plan.worker_num_splits
     return RolloutWorker(
         worker_idx=worker_idx,
         splits=[
-            Split(split_idx, _build_env_group(setup, split_idx), slots, actions)
+            Split(split_idx, _build_env_group(setup, split_idx), slots, actions, phases)
             for split_idx in range(first_split, first_split + plan.worker_num_splits)
         ],
         slots=slots,
@@ -137,6 +139,7 @@ def build_rollout_worker(setup: RunSetup, worker_idx: int, learner: Waker, serve
         ready=IndexRing(arena, f"ready.{worker_idx}"),
         learner=learner,
         control=setup.control,
+        phases=phases,
     )
 
 
@@ -154,10 +157,10 @@ def _build_env_group(setup: RunSetup, split_idx: int) -> EnvGroup:
 
 def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[Waker]) -> InferenceWorker:
     """An inference worker; `workers` wakes all rollout workers, by their number."""
-    served = setup.served_by(server_idx)
+    served, phases = setup.served_by(server_idx), PhaseTimer()
     return InferenceWorker(
         worker_idx=server_idx,
-        policy=build_acting_policy(setup, torch.device(setup.plan.device), setup.plan.num_workers + server_idx),
+        policy=build_acting_policy(setup, torch.device(setup.plan.device), setup.plan.num_workers + server_idx, phases),
         slots=TrajectorySlots(setup.arena),
         table=RequestTable(setup.arena),
         rings={worker: IndexRing(setup.arena, f"requests.{worker}") for worker in served},
@@ -165,6 +168,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
         splits_per_client=setup.plan.worker_num_splits,
         max_wait_s=setup.config.inference_max_wait_ms / 1000.0,
         control=setup.control,
+        phases=phases,
     )
 
 
@@ -309,6 +313,14 @@ class _Role(Protocol):
     def poll(self) -> float:
         """Does what can be done; returns for how long to wait, unless woken, before the next time."""
 
+    @property
+    def phases(self) -> PhaseTimer:
+        """Where its time goes."""
+
+    @property
+    def waiting_for(self) -> Phase:
+        """What it waits for."""
+
     def report(self) -> Report:
         """What was done since the last report."""
 
@@ -327,10 +339,12 @@ def _report_if_due(role: _Role, send: Send) -> None:
 
 def _serve(role: _Role, waker: Waker, control: RunControl, send: Send) -> None:
     try:
+        role.phases.restart()
         while not control.ended:
             wait_s = role.poll()
             if wait_s > 0.0:
                 waker.wait(wait_s)
+                role.phases.charge(role.waiting_for)
             _report_if_due(role, send)
         send(role.report())
     finally:

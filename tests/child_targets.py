@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.monitoring.reports import EpisodeRecord, RolloutReport
-from asyncrl.runtime.processes import ChildProcess, RunFailed, process_context
+from asyncrl.runtime.processes import RunFailed, process_context
 from asyncrl.runtime.reporting import ReportSender
+from asyncrl.runtime.supervisor import Supervisor
 
 
 def add_one(arena: Arena, consumer: Waker, done: Waker) -> None:
@@ -34,6 +37,7 @@ def produce(arena: Arena, count: int) -> None:
                 ring.push(item)
                 break
             except OverflowError:
+                assert _parent_lives()
                 time.sleep(0)
 
 
@@ -42,7 +46,7 @@ def hammer_weights(arena: Arena, stop: Waker) -> None:
     channel = WeightsChannel(arena)
     size = arena.array("weights.buffers").shape[1]
     version = 0
-    while not stop.wait(0.0):
+    while not stop.wait(0.0) and _parent_lives():
         version += 1
         channel.publish(np.full(size, version, np.float32), version)
 
@@ -69,21 +73,54 @@ def sleep(reports: ReportSender) -> None:
     time.sleep(300.0)
 
 
-def report_for_ever(reports: ReportSender) -> None:
+def report_for_ever(number: int, reports: ReportSender) -> None:
     """Reports without a pause, so that a kill hits it in the middle of emitting."""
     while True:
-        reports.send(_report(1))
+        reports.send(_report(number))
 
 
 def parent_of_sleepers(folder: str, count: int) -> None:
-    """Starts children, writes their process ids, and sleeps; runs as the main program of a process."""
-    context = process_context()
-    children = [ChildProcess(context, f"child {i}", Path(folder, f"{i}.log"), sleep, (None,)) for i in range(count)]
-    pids = " ".join(str(child.process.pid) for child in children)
-    temporary = Path(folder, "pids.tmp")
-    temporary.write_text(pids)
-    temporary.rename(Path(folder, "pids"))
+    """Starts children, writes their process ids, and sleeps; the main program of a process."""
+    supervisor = _light_supervisor(folder)
+    for number in range(count):
+        supervisor.start(f"child {number}", sleep)
+    pids = " ".join(str(child.pid) for child in multiprocessing.active_children())
+    Path(folder, "pids.tmp").write_text(pids)
+    Path(folder, "pids.tmp").rename(Path(folder, "pids"))
     time.sleep(300.0)
+
+
+def lose_the_fork_server(folder: str) -> None:
+    """Kills the fork server under a child and prints what became of the child; the main program of a process."""
+    supervisor = _light_supervisor(folder)
+    supervisor.start("busy", report_for_ever, 0)
+    while not supervisor.take_reports():
+        time.sleep(0.01)
+    (child,) = multiprocessing.active_children()
+    process = psutil.Process(child.pid)
+    psutil.Process(process.ppid()).kill()
+    (outcome,) = supervisor.wait(60.0)
+    print(outcome.summary, flush=True)
+    deadline = time.monotonic() + 20.0
+    while psutil.pid_exists(process.pid) and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            print("it lives")
+            process.kill()
+        time.sleep(0.01)
+    supervisor.end(timeout_s=0.0)
+
+
+def _parent_lives() -> bool:
+    """For endless loops: a test run that was ended by its time limit takes no leave of its children."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and parent.is_alive()
+
+
+def _light_supervisor(folder: str) -> Supervisor:
+    """Its fork server loads no heavy modules, which these children do not need."""
+    context = process_context()
+    context.set_forkserver_preload([])
+    return Supervisor(context, lambda name: Path(folder, f"{name}.log"))
 
 
 def _report(number: int) -> Any:

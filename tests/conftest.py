@@ -15,13 +15,11 @@ import pytest
 
 from asyncrl.runtime.processes import process_context, start_loading_modules
 
-_SETTLE_S = 10.0
+_SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
 # Memory of faster-fifo queues comes from multiprocessing's heap, which keeps blocks that it has mapped, each with the
 # descriptor of a deleted file, for the next queue.
 _HEAP_BLOCK = "/pym-"
-# Pipe and socket of a fork server that had to be started again because a test killed the one before.
-_ALLOWED_DESCRIPTORS = 2
 
 
 @pytest.fixture
@@ -34,7 +32,10 @@ def context() -> BaseContext:
 
 @pytest.fixture
 def leaves_nothing() -> Iterator[None]:
-    """Fails the test if it leaves a child process, open descriptors, or an entry in /dev/shm."""
+    """Fails the test if it leaves a child process, an open descriptor, or an entry in /dev/shm.
+
+    Fork server and resource tracker are started before, with their pipes, so that none of theirs is new.
+    """
     start_loading_modules(process_context())
     resource_tracker.ensure_running()
     gc.collect()
@@ -44,15 +45,14 @@ def leaves_nothing() -> Iterator[None]:
     yield
     gc.collect()
     assert _settled(lambda: _children() - children_before) == set(), "child processes are left"
-    new = _settled(lambda: _new_descriptors(descriptors_before), _ALLOWED_DESCRIPTORS)
-    assert len(new) <= _ALLOWED_DESCRIPTORS, f"descriptors are left: {new}"
+    assert _settled(lambda: _new_descriptors(descriptors_before)) == set(), "descriptors are left"
     assert _shared_memory_entries() - entries_before == set(), "entries in /dev/shm are left"
 
 
-def _settled(left: Callable[[], set[str]], allowed: int = 0) -> set[str]:
+def _settled(left: Callable[[], set[str]]) -> set[str]:
     """What is left once that no longer falls by itself: a process that was killed is gone a moment later."""
     deadline = time.monotonic() + _SETTLE_S
-    while len(found := left()) > allowed and time.monotonic() < deadline:
+    while (found := left()) and time.monotonic() < deadline:
         time.sleep(0.02)
         gc.collect()
     return found

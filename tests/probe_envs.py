@@ -36,6 +36,11 @@ class _Probe(gymnasium.Env):
         return np.full(self.observation_space.shape, _NEVER_STORED, np.float32), reward, True, False, {}
 
 
+def environment_number(run_seed: int, seed: int) -> int:
+    """Which environment of the run is seeded with `seed`, -1 if none is: somebody else tries the environment out."""
+    return next((number for number in range(64) if env_seed(run_seed, number) == seed), -1)
+
+
 class ConstantReward(_Probe):
     """One step, reward 1: V = 1."""
 
@@ -169,7 +174,7 @@ class Sentinel(_Probe):
         if seed is not None:
             if self._number is not None:
                 raise ValueError("seeded twice")
-            self._number = next(number for number in range(64) if env_seed(self._run_seed, number) == seed)
+            self._number = environment_number(self._run_seed, seed)
             self._delays = random.Random(seed)
         return super().reset(seed=seed)
 
@@ -191,6 +196,31 @@ class Sentinel(_Probe):
         if self.is_truncated(self._number, self._episode):
             return self._observe(), reward, False, True, {}
         return self._end(reward)
+
+
+class KeepsPace(ConstantReward):
+    """Steps only as far as all environments of the run have come, so none is ever two steps ahead of another.
+
+    They share their counts of steps in `counts`, a file of `num_envs` int64. One split to a worker: with more, one
+    would wait for the other inside its step for ever.
+    """
+
+    def __init__(self, run_seed: int, counts: str, num_envs: int) -> None:
+        super().__init__()
+        self._run_seed = run_seed
+        self._counts = np.memmap(counts, np.int64, "r+", shape=(num_envs,))
+        self._number = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        if seed is not None:
+            self._number = environment_number(self._run_seed, seed)
+        return super().reset(seed=seed)
+
+    def step(self, action: int) -> Transition:
+        while self._counts.min() < self._counts[self._number]:
+            time.sleep(0.0002)
+        self._counts[self._number] += 1
+        return super().step(action)
 
 
 class Failing(ConstantReward):
@@ -216,6 +246,7 @@ for _environment in (
     EndlessReward,
     DistantTarget,
     Sentinel,
+    KeepsPace,
     Failing,
 ):
     gymnasium.register(f"{_environment.__name__}-v0", entry_point=_environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from asyncrl import runner
+from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
@@ -66,6 +68,11 @@ class FinishedRun:
     reports: list[Report]
     folder: Path
 
+    @property
+    def largest_lag(self) -> int:
+        """Largest policy lag of any sample at its first use."""
+        return max(report.lag.max for report in self.learner_reports)
+
     @functools.cached_property
     def model(self) -> ActorCritic:
         """The trained model, as its checkpoint holds it."""
@@ -88,6 +95,11 @@ class FinishedRun:
     def datasets(self) -> list[dict[str, np.ndarray]]:
         """What the learner was given to train on, in order, if the run was recorded: see `recording`."""
         return [dict(np.load(path)) for path in sorted((self.folder / "datasets").iterdir())]
+
+    @property
+    def served_splits(self) -> list[set[int]]:
+        """The splits that each inference worker answered, if the run was recorded."""
+        return [set(json.loads(path.read_text())) for path in sorted(self.folder.glob("served-*.json"))]
 
     @property
     def publications(self) -> dict[int, np.ndarray]:
@@ -149,8 +161,8 @@ def _run(setup: runner.RunSetup, recorded: bool, folder: Path, reports: list[Rep
             return runner.run_serial(setup, reports.append, turn)
     context = process_context()
     start_loading_modules(context)
-    learner_main = recording_learner_main if recorded else runner._learner_main
-    with mock.patch.object(runner, "_learner_main", learner_main):
+    mains: dict[str, Any] = {"_learner_main": recording_learner_main, "_inference_main": recording_inference_main}
+    with mock.patch.multiple(runner, **mains) if recorded else contextlib.nullcontext():
         return runner.run_parallel(setup, context, lambda role: folder / f"{role}.log", reports.append, turn)
 
 
@@ -158,6 +170,20 @@ def recording_learner_main(setup: runner.RunSetup, *args: Any) -> LearnerOutcome
     """The learner's process, which keeps every dataset."""
     with recording(setup.checkpoints.parent):
         return runner._learner_main(setup, *args)
+
+
+def recording_inference_main(setup: runner.RunSetup, server_idx: int, *args: Any) -> None:
+    """An inference worker's process, which keeps which splits it answered."""
+    served: set[int] = set()
+    answer = RequestTable.answer
+
+    def recording_answer(table: RequestTable, split_idx: int) -> None:
+        served.add(split_idx)
+        answer(table, split_idx)
+
+    with mock.patch.object(RequestTable, "answer", recording_answer):
+        runner._inference_main(setup, server_idx, *args)
+    (setup.checkpoints.parent / f"served-{server_idx}.json").write_text(json.dumps(sorted(served)))
 
 
 @contextlib.contextmanager

@@ -80,6 +80,10 @@ class TrainConfig(BaseModel):
         0, "roles", "publish weights this many versions late; for experiments and tests"
     )
 
+    debug_skip_training: bool = _setting(
+        False, "roles", "take trajectories without training on them; to measure the speed of sampling alone"
+    )
+
     # Samples
     rollout: PositiveInt = _setting(32, "samples", "steps of each environment in one trajectory")
     batch_size: PositiveInt = _setting(1024, "samples", "samples in a minibatch")
@@ -140,4 +144,7 @@ class TrainConfig(BaseModel):
 
     # What is shown
     with_tensorboard: bool = _setting(True, "watching", "write TensorBoard event files")
+    profile: bool = _setting(
+        False, "watching", "show where each role's time goes: a table at the end and profile/* in the records"
+    )
     quiet: bool = _setting(False, "watching", "print no progress")

@@ -18,6 +18,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.inference.batching import RequestBatcher
 from asyncrl.models.acting import ActingPolicy
+from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import InferenceReport
 
 WAIT_S = 0.1
@@ -37,6 +38,7 @@ class InferenceWorker:
         splits_per_client: int,
         max_wait_s: float,
         control: RunControl,
+        phases: PhaseTimer | None = None,
     ) -> None:
         """Takes the rings from the rollout workers that it serves, and their wakers, by the workers' indices."""
         self._worker_idx = worker_idx
@@ -49,7 +51,7 @@ class InferenceWorker:
         self._batcher = RequestBatcher(len(rings) * max(1, splits_per_client // 2), max_wait_s)
         self._control = control
         self._report_started = time.monotonic()
-        self._busy_s = 0.0
+        self.phases = phases or PhaseTimer()
         self._num_forward_passes = 0
         self._num_observations = 0
 
@@ -68,22 +70,28 @@ class InferenceWorker:
         if wait_s > 0.0:
             return wait_s
         self._answer(self._batcher.take())
-        self._busy_s += time.monotonic() - now
+        self.phases.charge(Phase.OTHER)
         return 0.0
 
     def report(self) -> InferenceReport:
         """What was done since the last report."""
-        now = time.monotonic()
+        now, phases = time.monotonic(), self.phases.take()
         report = InferenceReport(
             worker_idx=self._worker_idx,
             wall_s=now - self._report_started,
-            busy_s=self._busy_s,
+            busy_s=busy_s(phases),
             num_forward_passes=self._num_forward_passes,
             num_observations=self._num_observations,
+            phases=phases,
         )
-        self._report_started, self._busy_s = now, 0.0
+        self._report_started = now
         self._num_forward_passes = self._num_observations = 0
         return report
+
+    @property
+    def waiting_for(self) -> Phase:
+        """What keeps the worker from going on when `poll` did nothing."""
+        return Phase.WAIT_REQUESTS
 
     @property
     def report_age_s(self) -> float:

@@ -217,7 +217,11 @@ class OnPolicyLearner:
         }
 
     def _put_in_force(self, version: int) -> None:
-        """Normalize as the roles did that acted under `version`."""
+        """Normalize observations as the roles did that acted under `version`.
+
+        Returns need no such care: the slots hold values in units of rewards, and the critic's head always fits the
+        newest statistics of returns.
+        """
         statistics = self._published_statistics.get(version)
         if statistics is None:
             known = sorted(self._published_statistics)
@@ -225,7 +229,8 @@ class OnPolicyLearner:
                 f"the dataset's newest policy version is {version}, but the versions published within max_policy_lag "
                 f"are {known}: publish before collecting, and drop older trajectories before training"
             )
-        self.model.statistics.copy_(statistics)
+        size = 2 * self.model.observation_size
+        self.model.statistics[:size] = statistics[:size]
 
     def _prepare(self, dataset: Dataset) -> tuple[_Samples, Tensor, Tensor]:
         """Turn a dataset into samples, raw values and raw returns of its valid rows; take in its statistics."""
@@ -260,7 +265,7 @@ class OnPolicyLearner:
         return samples, raw_values, raw_returns
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
-        """Add the dataset to the statistics that go out with the next publication."""
+        """Add the dataset to the statistics: those of observations go out with the next publication, unused before."""
         statistics = self._newest_statistics.clone()
         size = self.model.observation_size
         if self._config.normalize_input:
@@ -269,8 +274,8 @@ class OnPolicyLearner:
             statistics[size : 2 * size] = self._obs_moments.std
         if self._config.normalize_returns:
             self._return_moments.update(raw_returns.unsqueeze(-1))
-            statistics[-2:-1] = self._return_moments.mean
-            statistics[-1:] = self._return_moments.std
+            self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
+            statistics[-2:] = self.model.statistics[-2:]
         self._newest_statistics = statistics
 
     def _shuffled(self, samples: _Samples) -> _Samples:

@@ -29,6 +29,7 @@ from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.slot_ledger import Columns, SlotLedger
+from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
 from asyncrl.runtime import checkpoint
 
@@ -87,12 +88,12 @@ class SlotExchange:
     def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
         """Takes the columns of a dataset, waiting for them at most `timeout_s`; None if there are too few."""
         with self._changed:
+            self._check_thread()
             columns = self._ledger.take_dataset(learner_version)
             if columns is None and timeout_s > 0.0:
                 self._changed.wait(timeout_s)
+                self._check_thread()
                 columns = self._ledger.take_dataset(learner_version)
-            if self._failure is not None:
-                raise RuntimeError("the thread that exchanges slots failed") from self._failure
             return columns
 
     def release(self, columns: list[Columns]) -> None:
@@ -112,6 +113,10 @@ class SlotExchange:
         """Samples dropped so far because they were too old."""
         with self._changed:
             return self._ledger.dropped_samples
+
+    def _check_thread(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError("the thread that exchanges slots failed") from self._failure
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,7 @@ class LearnerWorker:
         self._config = config
         self._checkpoints = checkpoints
         self._block = torch.empty(learner.block_size)
+        self._phases = PhaseTimer()
         self._env_steps = 0
         self._num_samples = 0
         self._started = self._saved_at = self._report_started = time.monotonic()
@@ -181,34 +187,40 @@ class LearnerWorker:
         with what was learned from it.
         """
         columns = self._exchange.take_dataset(self._learner.policy_version, timeout_s)
+        self._phases.charge(Phase.WAIT_SAMPLES)
         if columns is None:
             return None
-        started = time.monotonic()
         dataset = self._batcher.collect(columns)
         lag = self._batcher.lag(self._learner.policy_version)
-        metrics = self._learner.train(dataset, self._env_steps, self._publish)
+        self._phases.charge(Phase.COPY)
+        skip = self._config.debug_skip_training
+        metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
+        self._phases.charge(Phase.TRAIN)
         self._exchange.release(columns)
         num_steps = dataset.num_valid
         self._env_steps += num_steps
-        self._num_samples += num_steps * self._config.num_epochs
-        now = time.monotonic()
+        self._num_samples += 0 if skip else num_steps * self._config.num_epochs
+        self._phases.charge(Phase.OTHER)
+        now, phases = time.monotonic(), self._phases.take()
         report = LearnerReport(
             env_steps=self._env_steps,
             num_samples=self._num_samples,
             num_updates=self._learner.policy_version,
             policy_version=self._learner.policy_version,
             wall_s=now - self._report_started,
-            busy_s=now - started,
+            busy_s=busy_s(phases),
             train=metrics,
             lag=lag,
             slots_ready=self._exchange.num_ready,
             dropped_samples=self._exchange.dropped_samples,
+            phases=phases,
         )
         self._report_started = now
         return report
 
     def save(self) -> CheckpointReport:
         """Writes a checkpoint; a failure to write is reported, not raised."""
+        self._phases.charge(Phase.OTHER)
         self._saved_at = time.monotonic()
         state = self._learner.state_dict()
         counters = {"env_steps": self._env_steps, "num_samples": self._num_samples}
@@ -218,8 +230,12 @@ class LearnerWorker:
         except checkpoint.CheckpointError as error:
             log.error("%s", error)
             return CheckpointReport(str(self._checkpoints), self._env_steps, str(error))
+        finally:
+            self._phases.charge(Phase.SAVE)
         return CheckpointReport(str(path), self._env_steps)
 
     def _publish(self) -> None:
+        self._phases.charge(Phase.TRAIN)
         block = self._learner.publication(self._block)
         self._publisher.publish(np.asarray(block), self._learner.policy_version)
+        self._phases.charge(Phase.PUBLISH)

@@ -15,6 +15,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, read_block
+from asyncrl.monitoring.phases import Phase, PhaseTimer
 
 
 class ActingPolicy:
@@ -27,12 +28,14 @@ class ActingPolicy:
         slots: TrajectorySlots,
         device: torch.device,
         seed: int,
+        phases: PhaseTimer | None = None,
     ) -> None:
         """Moves `model` to `device`; weights are fetched with `refresh`."""
         self._model = model.to(device).eval()
         self._flat = FlatParameters(self._model, with_grad=False)
         self._block = np.empty(block_size(self._model), dtype=np.float32)
         self._weights = weights
+        self._phases = phases or PhaseTimer()
         self._slots = slots
         self._device = device
         self._generator = torch.Generator(device=device).manual_seed(seed)
@@ -57,6 +60,7 @@ class ActingPolicy:
             read_block(self._model, self._flat, torch.from_numpy(self._block))
         elif self._version < 0:
             raise RuntimeError("asked to act before any weights were published")
+        self._phases.charge(Phase.FETCH)
 
     def answer(self, places: Sequence[tuple[int, int]]) -> None:
         """Runs the policy on rows of observations and writes action, log-prob, value and version beside them.
@@ -73,9 +77,11 @@ class ActingPolicy:
                 self._batch = np.empty((size, slots.obs.shape[3]), dtype=np.float32)
             obs = self._batch[:size]
             np.concatenate([slots.obs[place] for place in places], out=obs)
+        self._phases.charge(Phase.GATHER)
         result = self._model.act(torch.from_numpy(obs).to(self._device), self._generator)
         action, parameters = result.action.cpu().numpy(), result.action_parameters.cpu().numpy()
         log_prob, value = result.log_prob.cpu().numpy(), result.value.cpu().numpy()
+        self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):
             envs = slice(position * num_envs, (position + 1) * num_envs)
@@ -86,3 +92,4 @@ class ActingPolicy:
                 slots.action[place] = action[envs]
                 slots.action_parameters[place] = parameters[envs]
                 slots.log_prob[place] = log_prob[envs]
+        self._phases.charge(Phase.COPY)

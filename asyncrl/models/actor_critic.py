@@ -143,6 +143,21 @@ class ActorCritic(nn.Module):
         """Returns in the units that the critic predicts."""
         return (returns - self.return_mean) / self.return_std
 
+    @torch.no_grad()
+    def renormalize_returns(self, mean: Tensor, std: Tensor) -> None:
+        """Puts new statistics of returns (each [1]) in force without changing any value that the critic predicts.
+
+        The head is rescaled to the new units (van Hasselt et al. 2016, "Learning values across many orders of
+        magnitude"). Without this, a critic trained under old statistics is wrong under new ones, and the older the
+        data that it is trained on, the more.
+        """
+        old_mean, old_std = self._return_mean.clone(), self._return_std.clone()
+        self._return_mean.copy_(mean)
+        self._return_std.copy_(std)
+        weight, bias = self._heads[1]
+        weight.mul_(old_std / self._return_std)
+        bias.mul_(old_std).add_(old_mean - self._return_mean).div_(self._return_std)
+
     def denormalize_value(self, normalized_value: Tensor) -> Tensor:
         """Inverse of `normalize_return`."""
         return torch.addcmul(self._return_mean, normalized_value, self._return_std)

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from asyncrl.monitoring.phases import Phase
 from asyncrl.monitoring.reports import (
     EpisodeRecord,
     InferenceReport,
@@ -38,6 +39,41 @@ class BusyTime:
     def share(self) -> float | None:
         """Share of the time at work, None before any report."""
         return self.busy_s / self.wall_s if self.wall_s > 0 else None
+
+
+class PhaseShares:
+    """Where the time of a role's processes went, together."""
+
+    def __init__(self) -> None:
+        """Starts with no time."""
+        self._seconds: dict[str, dict[Phase, float]] = {}
+
+    def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
+        """Adds what one process reports."""
+        seconds = self._seconds.setdefault(role_of(report), {})
+        for phase, spent in report.phases.items():
+            seconds[phase] = seconds.get(phase, 0.0) + spent
+
+    def scalars(self) -> dict[str, float]:
+        """Shares of each role's time, by published name."""
+        return {
+            f"profile/{role}/{phase.value}": share for role, shares in self._shares() for phase, share in shares.items()
+        }
+
+    def table(self) -> str:
+        """The shares as lines of text, the largest first."""
+        lines = ["where the time went, by role:"]
+        for role, shares in self._shares():
+            ordered = sorted(shares.items(), key=lambda item: -item[1])
+            lines.append(f"  {role:<10}" + ", ".join(f"{phase.value} {share:.1%}" for phase, share in ordered))
+        return "\n".join(lines)
+
+    def _shares(self) -> list[tuple[str, dict[Phase, float]]]:
+        return [
+            (role, {phase: spent / total for phase, spent in seconds.items()})
+            for role, seconds in self._seconds.items()
+            if (total := sum(seconds.values())) > 0.0
+        ]
 
 
 class EpisodeStatistics:
@@ -98,6 +134,13 @@ class LagStatistics:
         return LagMetrics(self._mean / count, self._p95 / count, self._max, self._age_ms / count)
 
 
+def role_of(report: RolloutReport | InferenceReport | LearnerReport) -> str:
+    """The role under whose name a report's figures are published."""
+    if isinstance(report, RolloutReport):
+        return "rollout"
+    return "inference" if isinstance(report, InferenceReport) else "learner"
+
+
 class Interval:
     """Sums over the time between two records."""
 
@@ -105,6 +148,7 @@ class Interval:
         """Starts empty."""
         self.busy = {"rollout": BusyTime(), "inference": BusyTime(), "learner": BusyTime()}
         self.lag = LagStatistics()
+        self.phases = PhaseShares()
         self._train: list[TrainMetrics] = []
         self._num_forward_passes = 0
         self._num_observations = 0
@@ -113,16 +157,15 @@ class Interval:
     def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
         """Adds one report."""
         self.is_empty = False
-        if isinstance(report, RolloutReport):
-            self.busy["rollout"].add(report)
-        elif isinstance(report, InferenceReport):
-            self.busy["inference"].add(report)
+        self.busy[role_of(report)].add(report)
+        self.phases.add(report)
+        if isinstance(report, InferenceReport):
             self._num_forward_passes += report.num_forward_passes
             self._num_observations += report.num_observations
-        else:
-            self.busy["learner"].add(report)
+        elif isinstance(report, LearnerReport):
             self.lag.add(report.lag)
-            self._train.append(report.train)
+            if report.train is not None:
+                self._train.append(report.train)
 
     def scalars(self) -> dict[str, float]:
         """Returns the interval's figures by published name; those that nothing was reported for are left out."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import psutil
 
-from asyncrl.monitoring.metrics import EpisodeStatistics, Interval, LagStatistics, TrainingClock
+from asyncrl.monitoring.metrics import EpisodeStatistics, Interval, LagStatistics, PhaseShares, TrainingClock
 from asyncrl.monitoring.progress import Progress, Status, make_progress
 from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, LearnerReport, Report, RolloutReport
 from asyncrl.monitoring.writers import GuardedWriter, JsonLinesWriter, TensorBoardWriter, write_text_atomically
@@ -121,6 +121,7 @@ class Monitor:
         self._interval = Interval()
         self._episodes = EpisodeStatistics()
         self._run_lag = LagStatistics()
+        self._run_phases = PhaseShares()
         self._training = TrainingClock()
         self._last_learner_report: LearnerReport | None = None
         self._fps: float | None = None
@@ -137,6 +138,7 @@ class Monitor:
             self._handle_checkpoint(report)
             return
         self._interval.add(report)
+        self._run_phases.add(report)
         if isinstance(report, RolloutReport):
             self._episodes.add(report.episodes)
             if report.env_steps > 0:
@@ -200,6 +202,8 @@ class Monitor:
         self._write_record(now)
         self._progress.record(self._status(now))
         self._progress.close()
+        if self._config.profile:
+            print(self._run_phases.table(), flush=True)
         for writer in self._writers:
             writer.close()
         summary = self._summarize(now, status, env_steps, checkpoint, error)
@@ -221,6 +225,8 @@ class Monitor:
             return
         fps = self._training.take_fps()
         scalars = self._interval.scalars() | self._run_scalars(now)
+        if self._config.profile:
+            scalars |= self._interval.phases.scalars()
         if fps is not None:
             # The progress line keeps the last known speed; a record of an interval without training has none.
             self._fps = scalars["time/fps"] = fps

@@ -6,7 +6,10 @@ versions) are counted in the arena instead.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from asyncrl.monitoring.phases import Phase
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,17 @@ class EpisodeRecord:
 
 @dataclass(frozen=True)
 class RolloutReport:
-    """One rollout worker. `busy_s` of `wall_s` it stepped environments or ran its policy; the rest it waited."""
+    """One rollout worker.
+
+    `busy_s` of `wall_s` it stepped environments or ran its policy, the rest it waited; `phases` has the seconds.
+    """
 
     worker_idx: int
     wall_s: float
     busy_s: float
     env_steps: int
     episodes: tuple[EpisodeRecord, ...]
+    phases: Mapping[Phase, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class InferenceReport:
     busy_s: float
     num_forward_passes: int
     num_observations: int
+    phases: Mapping[Phase, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ class LagMetrics:
 
 @dataclass(frozen=True)
 class LearnerReport:
-    """One trained dataset. Counters without another word are totals since the start of the run."""
+    """One trained dataset (`train` is None where training is skipped). Other counters are totals since the start."""
 
     env_steps: int
     num_samples: int
@@ -78,10 +86,11 @@ class LearnerReport:
     policy_version: int
     wall_s: float
     busy_s: float
-    train: TrainMetrics
+    train: TrainMetrics | None
     lag: LagMetrics
     slots_ready: int
     dropped_samples: int
+    phases: Mapping[Phase, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -65,10 +65,11 @@ class EnvGroup:
         self._first_env_idx = first_env_idx
         self._adapter = ActionAdapter(spec, squash)
         self._obs_size = spec.observation_size
-        self._holds_final_obs = np.zeros(len(self._envs), dtype=np.bool_)
+        self._holds_final_obs = [False] * len(self._envs)
         self._returns = [0.0] * len(self._envs)
-        self._lengths = [0] * len(self._envs)
-        self._steps = [0] * len(self._envs)
+        self._num_rows = 0
+        self._first_rows = [0] * len(self._envs)  # the row of each environment's first step in its episode
+        self._finished_steps = [0] * len(self._envs)
         self._episodes: list[EpisodeRecord] = []
 
     def __len__(self) -> int:
@@ -76,8 +77,8 @@ class EnvGroup:
 
     def reset(self, obs: FloatArray) -> None:
         """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
-        self._holds_final_obs[:] = False
         for env in range(len(self._envs)):
+            self._holds_final_obs[env] = False
             self._reset_one(env, obs)
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
@@ -90,15 +91,42 @@ class EnvGroup:
         Returns:
             Number of environment steps made.
         """
-        env_actions = self._adapter.to_env_batch(actions)
-        num_steps = 0
-        for env in range(len(self._envs)):
-            if self._holds_final_obs[env]:
+        # This loop runs once for every environment step of a run: what most steps share is written for all at once.
+        rows.terminated[:] = rows.truncated[:] = False
+        rows.valid[:] = True
+        rewards: list[SupportsFloat] = [0.0] * len(self._envs)
+        num_skipped = 0
+        returns, holds_final_obs, next_obs = self._returns, self._holds_final_obs, rows.next_obs
+        for env, action in enumerate(self._adapter.to_env_batch(actions)):
+            if holds_final_obs[env]:
                 self._skip_final_row(env, rows)
+                num_skipped += 1
+                continue
+            try:
+                obs, reward, terminated, truncated, info = self._envs[env].step(action)
+            except Exception as error:
+                raise self._failed(env, "step") from error
+            rewards[env] = reward
+            returns[env] += float(reward)
+            if terminated or truncated:
+                self._finish_episode(env, rows, obs, bool(terminated), info)
             else:
-                self._step_one(env, env_actions[env], rows)
-                num_steps += 1
-        return num_steps
+                self._store_obs(env, obs, next_obs, "step")
+        rows.reward[:] = rewards
+        self._num_rows += 1
+        return len(rewards) - num_skipped
+
+    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
+        """Writes the first row of a new slot, `first_obs [E, D]`, from the last row of the one before.
+
+        Where an episode was truncated by the last step, the last row holds its final observation and has served; the
+        new slot begins with the reset observation.
+        """
+        np.copyto(first_obs, last_obs)
+        for env, holds_final_obs in enumerate(self._holds_final_obs):
+            if holds_final_obs:
+                self._holds_final_obs[env] = False
+                self._reset_one(env, first_obs)
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""
@@ -110,67 +138,46 @@ class EnvGroup:
         for env in self._envs:
             env.close()
 
-    def _step_one(self, env: int, action: Any, rows: StepRows) -> None:
-        try:
-            obs, reward, terminated, truncated, info = self._envs[env].step(action)
-        except Exception as error:
-            raise EnvironmentCallFailed(self._first_env_idx + env, self._steps[env], "step") from error
-        self._steps[env] += 1
-        self._lengths[env] += 1
-        self._returns[env] += float(reward)
-        truncated = bool(truncated) and not terminated
-        rows.reward[env] = reward
-        rows.terminated[env] = terminated
-        rows.truncated[env] = truncated
-        rows.valid[env] = True
-        if terminated or truncated:
-            self._finish_episode(env, info)
+    def _finish_episode(self, env: int, rows: StepRows, obs: Any, terminated: bool, info: dict[str, Any]) -> None:
+        length = self._num_rows + 1 - self._first_rows[env]
+        extra_stats = {
+            str(name): float(number)
+            for name, number in info.get("episode_extra_stats", {}).items()
+            if isinstance(number, (int, float, np.number))
+        }
+        self._episodes.append(EpisodeRecord(self._returns[env], length, extra_stats))
+        self._finished_steps[env] += length
+        self._first_rows[env] = self._num_rows + 1
         if terminated:
+            rows.terminated[env] = True
             self._reset_one(env, rows.next_obs)
         else:
+            rows.truncated[env] = True
             self._store_obs(env, obs, rows.next_obs, "step")
-            self._holds_final_obs[env] = truncated
+            self._holds_final_obs[env] = True
 
     def _skip_final_row(self, env: int, rows: StepRows) -> None:
-        rows.reward[env] = 0.0
-        rows.terminated[env] = False
-        rows.truncated[env] = False
         rows.valid[env] = False
         self._holds_final_obs[env] = False
         self._reset_one(env, rows.next_obs)
-
-    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
-        """Writes the first row of a new slot, `first_obs [E, D]`, from the last row of the one before.
-
-        Where an episode was truncated by the last step, the last row holds its final observation and has served; the
-        new slot begins with the reset observation.
-        """
-        np.copyto(first_obs, last_obs)
-        for env in np.flatnonzero(self._holds_final_obs):
-            self._holds_final_obs[env] = False
-            self._reset_one(int(env), first_obs)
+        self._first_rows[env] = self._num_rows + 1
 
     def _reset_one(self, env: int, obs_rows: FloatArray) -> None:
         seed, self._seeds[env] = self._seeds[env], None
         try:
             obs, _ = self._envs[env].reset(seed=seed)
         except Exception as error:
-            raise EnvironmentCallFailed(self._first_env_idx + env, self._steps[env], "reset") from error
+            raise self._failed(env, "reset") from error
         self._returns[env] = 0.0
-        self._lengths[env] = 0
         self._store_obs(env, obs, obs_rows, "reset")
 
     def _store_obs(self, env: int, obs: Any, obs_rows: FloatArray, call: str) -> None:
         size = obs.size if isinstance(obs, np.ndarray) else np.size(obs)
         if size != self._obs_size:
             error = ValueError(f"observation has {size} elements, its space says {self._obs_size}")
-            raise EnvironmentCallFailed(self._first_env_idx + env, self._steps[env], call) from error
+            raise self._failed(env, call) from error
         obs_rows[env] = obs
 
-    def _finish_episode(self, env: int, info: dict[str, Any]) -> None:
-        extra_stats = {
-            str(name): float(number)
-            for name, number in info.get("episode_extra_stats", {}).items()
-            if isinstance(number, (int, float, np.number))
-        }
-        self._episodes.append(EpisodeRecord(self._returns[env], self._lengths[env], extra_stats))
+    def _failed(self, env: int, call: str) -> EnvironmentCallFailed:
+        steps = self._finished_steps[env] + max(0, self._num_rows - self._first_rows[env])
+        return EnvironmentCallFailed(self._first_env_idx + env, steps, call)

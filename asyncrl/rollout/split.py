@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.rollout.env_group import EnvGroup, StepRows
 
 
@@ -23,12 +24,20 @@ class ActionSource(Protocol):
 class Split:
     """A split's environments and the slot that they fill."""
 
-    def __init__(self, split_idx: int, group: EnvGroup, slots: TrajectorySlots, actions: ActionSource) -> None:
+    def __init__(
+        self,
+        split_idx: int,
+        group: EnvGroup,
+        slots: TrajectorySlots,
+        actions: ActionSource,
+        phases: PhaseTimer | None = None,
+    ) -> None:
         """Resets the environments."""
         self.split_idx = split_idx
         self.group = group
         self._slots = slots
         self._actions = actions
+        self._phases = phases or PhaseTimer()
         self._slot: int | None = None
         self._row = 0
         self._last_obs = np.empty((len(group), slots.obs.shape[3]), dtype=np.float32)
@@ -72,6 +81,7 @@ class Split:
             next_obs=slots.obs[slot, row + 1],
         )
         num_steps = self.group.step(slots.action[slot, row], rows)
+        self._phases.charge(Phase.STEP)
         self._row = row + 1
         self._actions.request(self.split_idx, slot, row + 1)
         return num_steps, None

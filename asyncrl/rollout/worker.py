@@ -15,6 +15,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
+from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import RolloutReport
 from asyncrl.rollout.split import Split
 
@@ -33,8 +34,9 @@ class RolloutWorker:
         ready: IndexRing,
         learner: Waker,
         control: RunControl,
+        phases: PhaseTimer | None = None,
     ) -> None:
-        """Takes ownership of the splits."""
+        """Takes ownership of the splits, which charge their time to the same `phases`."""
         self.worker_idx = worker_idx
         self._splits = {split.split_idx: split for split in splits}
         self._slots = slots
@@ -44,7 +46,7 @@ class RolloutWorker:
         self._control = control
         self._waiting_slots: dict[int, list[int]] = {split.split_idx: [] for split in splits}
         self._report_started = time.monotonic()
-        self._busy_s = 0.0
+        self.phases = phases or PhaseTimer()
         self._env_steps = 0
 
     def poll(self) -> float:
@@ -53,7 +55,6 @@ class RolloutWorker:
         Returns:
             Seconds to wait, unless woken, before polling again.
         """
-        started = time.monotonic()
         for slot in self._granted.pop_all():
             self._waiting_slots[self._slots.owner(slot)].append(slot)
         worked = False
@@ -64,23 +65,29 @@ class RolloutWorker:
             elif split.can_advance:
                 self._advance(split)
                 worked = True
-        if not worked:
-            return WAIT_S
-        self._busy_s += time.monotonic() - started
-        return 0.0
+        self.phases.charge(Phase.OTHER)
+        return 0.0 if worked else WAIT_S
 
     def report(self) -> RolloutReport:
         """What was done since the last report."""
-        now = time.monotonic()
+        now, phases = time.monotonic(), self.phases.take()
         report = RolloutReport(
             worker_idx=self.worker_idx,
             wall_s=now - self._report_started,
-            busy_s=self._busy_s,
+            busy_s=busy_s(phases),
             env_steps=self._env_steps,
             episodes=tuple(episode for split in self._splits.values() for episode in split.group.take_episodes()),
+            phases=phases,
         )
-        self._report_started, self._busy_s, self._env_steps = now, 0.0, 0
+        self._report_started, self._env_steps = now, 0
         return report
+
+    @property
+    def waiting_for(self) -> Phase:
+        """What keeps the worker from going on when `poll` did nothing."""
+        if all(split.needs_slot for split in self._splits.values()):
+            return Phase.WAIT_SLOTS
+        return Phase.WAIT_ACTIONS
 
     @property
     def report_age_s(self) -> float:

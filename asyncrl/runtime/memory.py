@@ -7,12 +7,18 @@ from pathlib import Path
 import psutil
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
-def available_bytes() -> int:
-    """Memory in bytes that can still be allocated: min(MemAvailable, control group limit - use)."""
+def available_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: Path = _MEMBERSHIP) -> int:
+    """Memory in bytes that can still be allocated: min(MemAvailable, control group limit - use).
+
+    Args:
+        cgroup_root: where the control groups' file system is mounted.
+        membership: the file that names the control groups of this process.
+    """
     free = [int(psutil.virtual_memory().available)]
-    for folder in _cgroup_folders():
+    for folder in _cgroup_folders(cgroup_root, membership):
         for limit_name, use_name in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -23,19 +29,19 @@ def available_bytes() -> int:
     return min(free)
 
 
-def _cgroup_folders() -> list[Path]:
+def _cgroup_folders(cgroup_root: Path, membership: Path) -> list[Path]:
     """Folders of this process's control group and of those above it, version 2 and the memory tree of version 1."""
     folders = []
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = membership.read_text().splitlines()
     except OSError:
         return []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            root = _CGROUP_ROOT
+            root = cgroup_root
         elif "memory" in controllers.split(","):
-            root = _CGROUP_ROOT / "memory"
+            root = cgroup_root / "memory"
         else:
             continue
         folder = root / path.lstrip("/")

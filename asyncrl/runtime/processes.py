@@ -15,6 +15,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -170,8 +171,20 @@ def _open_log(name: str, log_path: Path) -> Any:
 
 
 def _die_with_parent() -> None:
+    """Ends this process as soon as the runner is gone, or the fork server that it came from.
+
+    The fork server alone is no help when the runner is killed: it lives as long as any of its children.
+    """
+    threading.Thread(target=_watch_parent, name="watches the parent", daemon=True).start()
     if not sys.platform.startswith("linux"):
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         log.warning("could not ask to die with the parent: errno %d", ctypes.get_errno())
+
+
+def _watch_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)

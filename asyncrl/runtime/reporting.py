@@ -70,13 +70,18 @@ class ReportChannel:
         self._thread = threading.Thread(target=self._receive, name=f"reports of {name}", daemon=True)
         self._thread.start()
 
+    def begin_closing(self) -> None:
+        """Asks the thread to take what is there and end, which it does within its idle wake-up time."""
+        self._closed.set()
+
     def close(self, timeout_s: float) -> None:
         """Lets the thread take what is there, and abandons it if it does not end in time."""
-        self._closed.set()
+        self.begin_closing()
         self._thread.join(timeout_s)
 
     def _receive(self) -> None:
         while not self._closed.is_set():
             self._loop.process_events()
         self._loop.default_timer.set_interval(0.0)
-        self._loop.process_events()
+        while not self._loop.signal_queue.empty():
+            self._loop.process_events()

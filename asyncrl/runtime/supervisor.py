@@ -84,6 +84,8 @@ class Supervisor:
             if not child.end(max(0.0, deadline - time.monotonic())):
                 killed.append(child.name)
         for channel in self._channels:
+            channel.begin_closing()
+        for channel in self._channels:
             channel.close(timeout_s=1.0)
         self._running, self._ended, self._channels = {}, [], []
         return killed

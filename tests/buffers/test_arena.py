@@ -70,7 +70,7 @@ def test_a_child_sees_the_same_pages_and_wakes_its_parent(
         monkeypatch.delattr(os, "eventfd")
     arena, to_child, to_parent = Arena.create(SPECS), Waker(), Waker()
     entries = set(os.listdir("/dev/shm"))
-    child = context.Process(target=child_targets.add_one, args=(arena, to_child, to_parent))
+    child = context.Process(target=child_targets.add_one, args=(arena, to_child, to_parent), daemon=True)
     child.start()
     arena.array("numbers")[:] = range(5)
     to_child.wake()

@@ -33,7 +33,7 @@ def test_a_hundred_thousand_items_of_another_process_arrive_once_and_in_order(co
     count = 100_000
     arena = Arena.create(ring_specs("ring", 61))
     consumer = IndexRing(arena, "ring")
-    producer = context.Process(target=child_targets.produce, args=(arena, count))
+    producer = context.Process(target=child_targets.produce, args=(arena, count), daemon=True)
     producer.start()
     expected = 0
     while expected < count:

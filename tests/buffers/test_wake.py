@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,12 +11,12 @@ from asyncrl.buffers.wake import Waker
 
 
 @pytest.fixture(params=["eventfd", "pipe"])
-def waker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Waker:
+def waker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waker]:
     if request.param == "pipe":
         monkeypatch.delattr(os, "eventfd")
     waker = Waker()
-    request.addfinalizer(waker.close)
-    return waker
+    yield waker
+    waker.close()
 
 
 def test_a_wake_up_before_the_wait_ends_it_and_ends_only_one(waker: Waker) -> None:

@@ -58,10 +58,10 @@ def test_no_block_is_torn_while_another_process_publishes_without_pause(context:
     size = 5_000
     arena, stop = Arena.create(weights_specs(size)), Waker()
     channel, out, seen, last_version = WeightsChannel(arena), block(0.0, size), 0, 0
-    writer = context.Process(target=child_targets.hammer_weights, args=(arena, stop))
+    writer = context.Process(target=child_targets.hammer_weights, args=(arena, stop), daemon=True)
     writer.start()
     num_read = 0
-    while num_read < 500:
+    while num_read < 200:
         assert writer.is_alive()
         news = channel.read(out, seen)
         if news is None:

@@ -105,7 +105,17 @@ def test_new_statistics_go_out_with_the_next_publication_only() -> None:
     torch.testing.assert_close(actor.model.obs_std, samples.std(0, correction=0), atol=1e-4, rtol=1e-4)
     learner.train(actor.collect(learner.policy_version), 0, nothing)
     assert torch.equal(learner.model.obs_mean, actor.model.obs_mean)
-    assert torch.equal(learner.model.return_std, actor.model.return_std)
+
+
+def test_new_statistics_of_returns_change_no_prediction() -> None:
+    learner, actor = make(BOX, learning_rate=0.0, reward_scale=50.0)
+    obs = torch.randn(40, 3)
+    actor.receive(learner)
+    before = actor.model.denormalize_value(actor.model(obs)[1])
+    learner.train(actor.collect(0), 0, nothing)
+    assert float(learner.model.return_std) > 5.0
+    after = learner.model.denormalize_value(learner.model(obs)[1])
+    torch.testing.assert_close(after, before, atol=1e-3, rtol=1e-4)
 
 
 def test_the_newest_behaviour_decides_the_statistics() -> None:
@@ -116,7 +126,8 @@ def test_the_newest_behaviour_decides_the_statistics() -> None:
     mixed = actor.collect(second)
     mixed.policy_version[:, ::2] = first
     learner.train(mixed, 0, nothing)
-    assert torch.equal(learner.model.statistics, actor.model.statistics)
+    assert torch.equal(learner.model.obs_mean, actor.model.obs_mean)
+    assert torch.equal(learner.model.obs_std, actor.model.obs_std)
 
 
 def test_a_version_that_was_never_published_is_refused() -> None:
@@ -164,8 +175,9 @@ def test_one_step_equals_plain_autograd() -> None:
     reference = ActorCritic(BOX, config)
     reference.load_state_dict(actor.model.state_dict())
     state = learner.state_dict().optimizer
-    grad_norm = _reference_step(reference, dataset, config, state["exp_avg"], state["exp_avg_sq"])
     metrics = learner.train(dataset, 0, nothing)
+    reference.renormalize_returns(learner.model.return_mean, learner.model.return_std)
+    grad_norm = _reference_step(reference, dataset, config, state["exp_avg"], state["exp_avg_sq"])
     assert metrics.grad_norm == pytest.approx(grad_norm, rel=1e-4)
     for ours, theirs in zip(learner.model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)

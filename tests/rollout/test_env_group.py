@@ -190,7 +190,7 @@ def test_an_observation_of_another_size_is_refused_where_it_came_from() -> None:
     shrinking = ScriptedEnv(script(GO, GO))
     run = Filled([shrinking], rollout=2, num_filled=0)
     shrinking.obs = np.zeros(1)  # NumPy would spread one number over the whole row
-    with pytest.raises(EnvironmentCallFailed, match="failed in step at its step 1"):
+    with pytest.raises(EnvironmentCallFailed, match="failed in step at its step 0"):
         run.fill(0)
 
 

@@ -110,8 +110,8 @@ def test_slots_granted_together_are_filled_one_after_the_other() -> None:
 def test_a_split_that_lost_its_slot_cannot_hand_it_over() -> None:
     run = Worker(answers_at_once=True)
     run.grant(0, split_idx=2)
-    run.worker.poll()
+    for _ in range(1 + ROLLOUT):
+        run.worker.poll()
     run.slots.finish(0, 2)
     with pytest.raises(SlotStateError, match="slot 0 is READY, expected FILLING"):
-        while True:
-            run.worker.poll()
+        run.worker.poll()

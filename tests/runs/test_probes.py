@@ -15,8 +15,9 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")
 
 in_each_mode = pytest.mark.parametrize("mode", MODES)
 
-# With normalized returns the critic's output layer alone would get a constant right.
+# With normalized returns a constant is known from the statistics alone, and the critic would have nothing to learn.
 CRITIC: dict[str, Any] = {"normalize_returns": False, "value_loss_coeff": 1.0}
+LONGER: dict[str, Any] = {"gamma": 0.8, "train_for_env_steps": 8000}
 
 
 @in_each_mode
@@ -48,14 +49,14 @@ def test_a_contextual_bandit_is_solved(mode: str, num_actions: int, start: int, 
 
 @in_each_mode
 def test_a_truncated_episode_goes_on_in_its_value(mode: str, tmp_path: Path) -> None:
-    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": False}, gamma=0.8, train_for_env_steps=8000)
+    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": False}, **LONGER)
     forever = 1.0 / (1.0 - 0.8)
     assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([forever, -5.0 + 0.8 * forever], abs=0.25)
 
 
 @in_each_mode
 def test_a_terminated_episode_ends_in_its_value(mode: str, tmp_path: Path) -> None:
-    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": True}, gamma=0.8, train_for_env_steps=8000)
+    trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": True}, **LONGER)
     sums = [1.0, 1.8, 2.44]
     values = trained.values([0.0, 3.0], [0.0, 2.0], [0.0, 1.0], [1.0, 0.0])
     assert values == pytest.approx([*sums, -5.0 + 0.8 * sums[-1]], abs=0.25)
@@ -64,9 +65,9 @@ def test_a_terminated_episode_ends_in_its_value(mode: str, tmp_path: Path) -> No
 @in_each_mode
 @pytest.mark.parametrize("squash", [False, True])
 def test_a_distant_action_is_found(mode: str, squash: bool, tmp_path: Path) -> None:
-    trained = run(
-        tmp_path, mode, "DistantTarget", squash_actions=squash, initial_stddev=0.5 if squash else 2.0, learning_rate=0.03
-    )
+    # A larger rate carries tanh to where it is flat, from where old samples in async can't bring it back.
+    stddev, rate = (0.5, 0.01) if squash else (2.0, 0.02)
+    trained = run(tmp_path, mode, "DistantTarget", squash_actions=squash, initial_stddev=stddev, learning_rate=rate)
     parameters = trained.action_parameters([0.0])
     mean_action = ActionAdapter(trained.spec, squash).to_env_batch(parameters[:, :1])
-    assert mean_action == pytest.approx(np.array([[5.0]]), abs=0.5)
+    assert mean_action == pytest.approx(np.array([[5.0]]), abs=0.3)

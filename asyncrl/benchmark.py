@@ -1,0 +1,75 @@
+"""`python -m asyncrl.benchmark`: sync against async, in environment steps, returns, lag, time, CPU and memory.
+
+    python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3 --output=bench
+
+measures pure simulation and then each variant, in rounds. It can be stopped and continued with the same --output.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from asyncrl.benchmarking import session
+from asyncrl.benchmarking.options import FLAGS, read_options
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import format_help
+from asyncrl.config.settings import all_settings
+from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.runtime.processes import process_context, start_loading_modules
+
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 130, 143
+
+_DESCRIPTION = (
+    "Measure pure simulation, then each combination of modes, inference modes, workers and environments, and report. "
+    "--num_workers and --num_envs_per_worker take lists; with --train_for_env_steps=N runs that learn are measured as "
+    "well. All other flags of training are passed on to every run."
+)
+
+
+class _Terminated(Exception):
+    """SIGTERM arrived."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Returns:
+        0 everything was measured, 1 something failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if {"--help", "-h"} & set(arguments):
+        print(format_help("python -m asyncrl.benchmark", _DESCRIPTION, all_settings(), FLAGS))
+        return EXIT_DONE
+    previous = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        return _run(arguments)
+    except (UsageError, EnvironmentFailed) as error:
+        for line in str(error).splitlines() if isinstance(error, UsageError) else [str(error)]:
+            print(f"error: {line}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except _Terminated:
+        return EXIT_TERMINATED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run(arguments: Sequence[str]) -> int:
+    options = read_options(arguments)
+    start_loading_modules(process_context())
+    benchmark = session.prepare(options)
+    print(f"{len(benchmark.tasks)} measurements: {', '.join(v.name for v in benchmark.variants)}", flush=True)
+    is_complete = session.run(benchmark, lambda text: print(text, flush=True))
+    return EXIT_DONE if is_complete else EXIT_FAILED
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+if __name__ == "__main__":
+    sys.exit(main())

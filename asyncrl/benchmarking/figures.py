@@ -1,0 +1,172 @@
+"""What one run says about itself: `metrics.jsonl` and `summary.json` of its folder, as typed figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.benchmarking.watch import Usage
+
+Record = Mapping[str, Any]
+
+_SHARE_PREFIXES = ("perf/", "profile/")
+_LAG_FIGURES = ("lag/mean", "lag/p95", "lag/max")
+
+
+class NothingMeasured(Exception):
+    """A run ended without the records that a figure needs; the text says what to change."""
+
+
+@dataclass(frozen=True)
+class ThroughputFigures:
+    """Speed and use of resources of one run with learning rate 0, over a window after its warm-up.
+
+    Attributes:
+        window_s: seconds of the window, from one dataset's end to another's.
+        window_env_steps: environment steps trained in it.
+        env_steps_per_s: environment steps trained a second.
+        sgd_steps_per_s: optimizer steps a second.
+        learner_samples_per_s: samples that went through the learner a second, each as often as it was used.
+        samples_per_env_step: how often a collected environment step was trained on; dropped ones never are.
+        dropped_share: share of the collected steps that were too old to train on.
+        cpu_s_per_million_steps: CPU seconds of all processes for a million environment steps.
+        peak_pss_bytes, peak_rss_bytes: see `asyncrl.benchmarking.watch.Usage`.
+        startup_s: seconds from the command to the first environment step.
+        lag: `lag/*` at first use by published name; means over the records, the largest for maxima.
+        shares: `perf/<role>_busy` and `profile/<role>/<phase>`, shares of time by published name.
+        lag_records: mean, 95th percentile and maximum of the lag at first use, of every record in the window.
+    """
+
+    window_s: float
+    window_env_steps: int
+    env_steps_per_s: float
+    sgd_steps_per_s: float
+    learner_samples_per_s: float
+    samples_per_env_step: float
+    dropped_share: float
+    cpu_s_per_million_steps: float
+    peak_pss_bytes: int | None
+    peak_rss_bytes: int
+    startup_s: float
+    lag: dict[str, float]
+    shares: dict[str, float]
+    lag_records: list[list[float]]
+
+
+@dataclass(frozen=True)
+class LearningFigures:
+    """One run with the real settings.
+
+    Attributes:
+        env_steps: environment steps trained.
+        wall_s: seconds from the command to the end.
+        final_return: mean return of the last 100 training episodes; None if none ended.
+        evaluated_return: mean return of evaluation episodes of the final policy; None if none were asked for.
+        curve: environment steps, seconds since the command, and mean return of the last 100 training episodes.
+    """
+
+    env_steps: int
+    wall_s: float
+    final_return: float | None
+    evaluated_return: float | None
+    curve: list[list[float]]
+
+
+def read_records(path: Path) -> list[Record]:
+    """Reads metrics.jsonl; a last line that was cut off is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line.strip()]
+
+
+def throughput_figures(
+    records: Sequence[Record], startup_s: float, warm_up_s: float, num_epochs: int, usage: Usage
+) -> ThroughputFigures:
+    """Sums up the records after the warm-up; the run's last record, which holds its end, is left out.
+
+    `time/fps` of a record counts from the last dataset of the record before to its own last dataset, so the records'
+    windows follow one another without gap, and their sum neither begins nor ends inside a dataset.
+
+    Args:
+        records: all records of the run.
+        startup_s: when the first environment step was made, in seconds since the command.
+        warm_up_s: seconds after that which are left out.
+        num_epochs: passes over each dataset, 0 for a run that only samples.
+        usage: what the processes used.
+
+    Raises:
+        NothingMeasured: no dataset was trained in the window.
+    """
+    begin = next((i for i, record in enumerate(records) if record["time/time_elapsed"] >= startup_s + warm_up_s), None)
+    window = [] if begin is None else list(records[begin + 1 : -1])
+    if begin is None or not any(record.get("time/fps") for record in window):
+        raise NothingMeasured(
+            f"the run trained on nothing between {warm_up_s:g} s after its first step and its end: raise --measure_s"
+        )
+    first, last = records[begin], window[-1]
+    seconds, steps, previous = 0.0, 0, first
+    for record in window:
+        if record.get("time/fps"):
+            seconds += (record["env_steps"] - previous["env_steps"]) / record["time/fps"]
+            steps += record["env_steps"] - previous["env_steps"]
+        previous = record
+    dropped = _difference(first, last, "perf/dropped_samples")
+    cpu_s = usage.cpu_between(first["time/time_elapsed"], last["time/time_elapsed"])
+    return ThroughputFigures(
+        window_s=seconds,
+        window_env_steps=steps,
+        env_steps_per_s=steps / seconds,
+        sgd_steps_per_s=_difference(first, last, "train/n_updates") / seconds,
+        learner_samples_per_s=num_epochs * steps / seconds,
+        samples_per_env_step=num_epochs * steps / (steps + dropped),
+        dropped_share=dropped / (steps + dropped),
+        cpu_s_per_million_steps=cpu_s / steps * 1e6,
+        peak_pss_bytes=usage.peak_pss_bytes,
+        peak_rss_bytes=usage.peak_rss_bytes,
+        startup_s=startup_s,
+        lag={name: _summed_up(window, name) for name in _names(window, ("lag/",))},
+        shares={name: _summed_up(window, name) for name in _names(window, _SHARE_PREFIXES) if _is_share(name)},
+        lag_records=[
+            [float(r[name]) for name in _LAG_FIGURES] for r in window if all(name in r for name in _LAG_FIGURES)
+        ],
+    )
+
+
+def learning_figures(
+    records: Sequence[Record], summary: Mapping[str, Any], evaluated_return: float | None
+) -> LearningFigures:
+    """Takes the curve of a run and where it came to."""
+    curve = [
+        [float(record["env_steps"]), float(record["time/time_elapsed"]), float(record["rollout/ep_rew_mean"])]
+        for record in records
+        if record.get("rollout/ep_rew_mean") is not None and record["env_steps"] > 0
+    ]
+    return LearningFigures(
+        env_steps=int(summary["env_steps"]),
+        wall_s=float(summary["wall_s"]),
+        final_return=summary["ep_rew_mean"],
+        evaluated_return=evaluated_return,
+        curve=curve,
+    )
+
+
+def _names(records: Sequence[Record], prefixes: tuple[str, ...]) -> list[str]:
+    found = dict.fromkeys(name for record in records for name in record if name.startswith(prefixes))
+    return sorted(name for name in found if any(record.get(name) is not None for record in records))
+
+
+def _is_share(name: str) -> bool:
+    return name.startswith("profile/") or name.endswith("_busy")
+
+
+def _summed_up(records: Sequence[Record], name: str) -> float:
+    values = [float(record[name]) for record in records if record.get(name) is not None]
+    return max(values) if name.endswith("max") else sum(values) / len(values)
+
+
+def _difference(first: Record, last: Record, name: str) -> float:
+    return float(last.get(name) or 0) - float(first.get(name) or 0)

@@ -1,0 +1,172 @@
+"""The benchmark's command line: its own flags, and the flags of training that it passes on to every run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+
+from asyncrl.benchmarking.variants import Mode
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import ExtraFlag, split_flags
+from asyncrl.config.settings import all_settings
+
+FLAGS = (
+    ExtraFlag("output", "folder of runs, results, report and plots; a benchmark in it is continued", is_bool=False),
+    ExtraFlag("json", "also write all figures to this file", is_bool=False),
+    ExtraFlag(
+        "modes",
+        "what to compare: sync, async, sampling (collecting without training) [default sync,async]",
+        is_bool=False,
+    ),
+    ExtraFlag("inference_modes", "where the policy runs: local, central [default auto]", is_bool=False),
+    ExtraFlag("seeds", "number of seeds, which is the number of rounds [default 3]", is_bool=False),
+    ExtraFlag("thresholds", "returns whose time and steps are reported, as 100,200 [default none]", is_bool=False),
+    ExtraFlag("warm_up_s", "seconds after the first step that throughput leaves out [default 25]", is_bool=False),
+    ExtraFlag("measure_s", "seconds of throughput after that; 0 measures none [default 30]", is_bool=False),
+    ExtraFlag("simulate_s", "seconds of each measurement of pure simulation [default 10]", is_bool=False),
+    ExtraFlag("from_run", "folder of a trained run: throughput with its policy and settings", is_bool=False),
+    ExtraFlag("record_steps", "steps of each environment that --from_run records [default 1000]", is_bool=False),
+    ExtraFlag("episodes", "evaluation episodes after each learning run; 0 for none [default 20]", is_bool=False),
+    ExtraFlag("config", "YAML file with settings of training", is_bool=False),
+    ExtraFlag("preset", "preset of training settings, or none", is_bool=False),
+)
+
+_INSTEAD = {
+    "async_rl": "use --modes=sync,async",
+    "inference_mode": "use --inference_modes=local,central",
+    "serial_mode": "a serial run has no roles to compare",
+    "train_dir": "runs lie in --output",
+    "experiment": "runs are named after what they measure",
+    "restart_behavior": "finished measurements in --output are kept",
+    "train_for_seconds": "use --warm_up_s and --measure_s",
+    "report_every_s": "the benchmark needs a record every second",
+    "with_tensorboard": "throughput is measured without it",
+    "quiet": "the output of each run goes to a file",
+}
+_LISTS = ("num_workers", "num_envs_per_worker")
+_OWN_NAMES = {"json": "json_path"}
+
+
+def _split(value: Any) -> Any:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+_NonNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+_Split = BeforeValidator(_split)
+_InferenceMode = Annotated[str, Field(pattern="^(auto|local|central)$")]
+_Count = Annotated[str, Field(pattern="^(auto|[1-9][0-9]*)$")]
+
+
+class _Own(BaseModel):
+    """The benchmark's own flags, and those of training that it reads as lists."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    output: Path
+    json_path: Path | None = None
+    modes: Annotated[tuple[Mode, ...], _Split, Field(min_length=1)] = ("sync", "async")
+    inference_modes: Annotated[tuple[_InferenceMode, ...], _Split, Field(min_length=1)] = ("auto",)
+    num_workers: Annotated[tuple[_Count, ...], _Split, Field(min_length=1)] = ("auto",)
+    num_envs_per_worker: Annotated[tuple[_Count, ...], _Split, Field(min_length=1)] = ("auto",)
+    seeds: PositiveInt = 3
+    thresholds: Annotated[tuple[float, ...], _Split] = ()
+    warm_up_s: _NonNegative = 25.0
+    measure_s: _NonNegative = 30.0
+    simulate_s: _Positive = 10.0
+    from_run: Path | None = None
+    record_steps: PositiveInt = 1000
+    episodes: NonNegativeInt = 20
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """What to measure.
+
+    Attributes:
+        own: the benchmark's own flags.
+        first_seed: seeds are this and the ones after it.
+        learns: whether to train to `--train_for_env_steps` with the real settings too.
+        train_flags: flags of training that every run gets.
+    """
+
+    own: _Own
+    first_seed: int
+    learns: bool
+    train_flags: tuple[str, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds, one for each round."""
+        return tuple(range(self.first_seed, self.first_seed + self.own.seeds))
+
+    @property
+    def measures_throughput(self) -> bool:
+        """Whether there are runs with learning rate 0."""
+        return self.own.measure_s > 0
+
+
+def read_options(argv: Sequence[str]) -> BenchmarkOptions:
+    """Reads the command line; the values of flags of training are checked later, with the rest of their run.
+
+    Raises:
+        UsageError: everything that is wrong with it, one line each.
+    """
+    settings = all_settings()
+    given = split_flags(argv, settings, FLAGS)
+    problems = [str(problem) for problem in given.problems]
+    problems += [f"--{name} cannot be set here: {_INSTEAD[name]}." for name in given.texts if name in _INSTEAD]
+    own = _read_own(given.texts, problems)
+    seed = given.texts.get("seed", "0")
+    if not seed.isdigit():
+        problems.append(f"--seed={seed} is not possible: expected a whole number, the first seed.")
+    learns = "train_for_env_steps" in given.texts
+    if own is not None:
+        problems += _contradictions(own, learns, given.texts)
+    if problems or own is None:
+        raise UsageError("\n".join(problems))
+    passed = [
+        f"--{name}={text}"
+        for name, text in given.texts.items()
+        if (name in settings and name not in (*_LISTS, "seed")) or name in ("config", "preset")
+    ]
+    if own.from_run is not None:
+        passed = [f"--config={own.from_run / 'config.yaml'}", "--preset=none", *passed]
+    return BenchmarkOptions(own, int(seed), learns, tuple(passed))
+
+
+def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:
+    known = {flag.name for flag in FLAGS} - {"config", "preset"} | set(_LISTS)
+    values = {_OWN_NAMES.get(name, name): text for name, text in texts.items() if name in known}
+    try:
+        return _Own.model_validate(values)
+    except ValidationError as error:
+        for item in error.errors():
+            name = str(item["loc"][0])
+            flag = next((flag for flag, field in _OWN_NAMES.items() if field == name), name)
+            if item["type"] == "missing":
+                problems.append(f"--{flag}=DIR is missing: where runs, results, report and plots go.")
+            else:
+                problems.append(f"--{flag}={texts[flag]}: {item['msg'][0].lower()}{item['msg'][1:]}.")
+    return None
+
+
+def _contradictions(own: _Own, learns: bool, texts: Mapping[str, str]) -> list[str]:
+    problems = []
+    if own.from_run is None and "env" not in texts and "config" not in texts:
+        problems.append("--env=ID is missing: the environment to measure with.")
+    if own.thresholds and not learns:
+        problems.append("--thresholds needs --train_for_env_steps=N: runs that learn.")
+    if not learns and own.measure_s == 0:
+        problems.append("--measure_s=0 without --train_for_env_steps=N leaves nothing to measure.")
+    if own.from_run is not None and (learns or own.measure_s == 0):
+        problems.append("--from_run measures throughput only: leave out --train_for_env_steps and give --measure_s.")
+    if own.from_run is not None and {"config", "preset"} & set(texts):
+        problems.append("--from_run takes the settings of that run: leave out --config and --preset.")
+    if own.from_run is not None and not (own.from_run / "config.yaml").is_file():
+        problems.append(f"--from_run={own.from_run} is not the folder of a run: it has no config.yaml.")
+    return problems

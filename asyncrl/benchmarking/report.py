@@ -1,0 +1,232 @@
+"""The benchmark as Markdown: what was measured, tables of medians with their intervals, and where the plots are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from asyncrl.benchmarking.plots import Plots
+from asyncrl.benchmarking.results import Learning, Results, Throughput
+from asyncrl.benchmarking.statistics import Spread
+
+Form = Callable[[float], str]
+
+_MEBIBYTE = 1024 * 1024
+_UNKNOWN = "-"
+
+
+def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
+    """Returns the whole report.
+
+    Args:
+        results: what was measured.
+        plots: which plots there are.
+        folder: where the report will lie; paths of plots are relative to it.
+    """
+    sections = [
+        _heading(results),
+        _simulation(results),
+        _throughput(results),
+        _resources(results),
+        _lag(results),
+        _roles(results),
+        _learning(results),
+        _reached(results),
+        _plots(plots, folder),
+        _missing(results),
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def number(value: float, digits: int = 0) -> str:
+    """Returns a number for a table."""
+    return "not reached" if math.isinf(value) else f"{value:,.{digits}f}"
+
+
+def percent(value: float) -> str:
+    """Returns a share for a table."""
+    return f"{100 * value:.1f} %"
+
+
+def cell(figure: Spread | None, form: Form = number) -> str:
+    """Returns a median with its interval, and how many seeds never reached it."""
+    if figure is None:
+        return _UNKNOWN
+    text = form(figure.median)
+    if figure.low is not None and figure.high is not None and figure.low != figure.high:
+        text += f" [{form(figure.low)}, {form(figure.high)}]"
+    if figure.num_censored:
+        text += f" ({figure.num_censored} of {len(figure.values)} seeds censored)"
+    return text
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _heading(results: Results) -> str:
+    about = results.about
+    machine, packages = about.provenance["machine"], about.provenance["packages"]
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items())
+    paragraphs = [
+        f"# Benchmark: {about.env}",
+        f"{machine['cpu']}, {machine['usable_cores']} usable cores, {machine['memory_bytes'] / 2**30:.1f} GiB, "
+        f"device {machine['device']}. Python {about.provenance['python']}, {versions}. "
+        f"Code: {', '.join(about.code) or 'nothing measured yet'}.",
+        f"`{' '.join(about.provenance['command'])}`",
+        "Steps are environment steps (one `env.step` of one environment); there are no frames anywhere here. Figures "
+        "are medians over seeds; in brackets the 95 % bootstrap interval of the median over several.",
+    ]
+    return "\n\n".join(paragraphs)
+
+
+def _simulation(results: Results) -> str:
+    if not results.simulation:
+        return ""
+    what = (
+        f"The same seeds and actions that the policy of `{results.about.policy}` played, without the policy"
+        if results.about.policy
+        else "Random actions, drawn beforehand, no policy"
+    )
+    rows = [[layout, cell(figure)] for layout, figure in results.simulation.items()]
+    header = ["processes x environments", "environment steps/s"]
+    return f"## Pure simulation\n\n{what}; measured before each round.\n\n{table(header, rows)}"
+
+
+def _throughput(results: Results) -> str:
+    rows = [
+        [
+            name,
+            cell(figures.env_steps_per_s),
+            cell(figures.share_of_simulation, percent),
+            cell(figures.learner_samples_per_s),
+            cell(figures.sgd_steps_per_s, lambda value: number(value, 1)),
+            cell(figures.samples_per_env_step, lambda value: number(value, 2)),
+            cell(figures.dropped_share, percent),
+        ]
+        for name, figures in _measured(results)
+    ]
+    if not rows:
+        return ""
+    about = results.about
+    how = (
+        f"Learning rate 0 (SGD still runs), {about.measure_s:g} s after a warm-up of {about.warm_up_s:g} s from the "
+        "first step on; shares compare each run with the pure simulation of its own round."
+    )
+    header = [
+        "variant", "environment steps/s", "of pure simulation", "learner samples/s", "SGD steps/s",
+        "samples trained per step collected", "dropped",
+    ]  # fmt: skip
+    return f"## Throughput\n\n{how}\n\n{table(header, rows)}"
+
+
+def _resources(results: Results) -> str:
+    rows = [
+        [
+            name,
+            cell(figures.cpu_s_per_million_steps),
+            cell(figures.peak_pss_bytes, _mebibytes),
+            cell(figures.peak_rss_bytes, _mebibytes),
+            cell(figures.startup_s, lambda value: number(value, 1)),
+        ]
+        for name, figures in _measured(results)
+    ]
+    if not rows:
+        return ""
+    how = "All processes of a run together. PSS counts a page that several processes share once, RSS once for each."
+    header = ["variant", "CPU s per million steps", "peak PSS, MiB", "peak RSS, MiB", "start-up, s"]
+    return f"## CPU and memory\n\n{how}\n\n{table(header, rows)}"
+
+
+def _lag(results: Results) -> str:
+    measured = [(name, figures) for name, figures in _measured(results) if figures.lag]
+    if not measured:
+        return ""
+    names = list(dict.fromkeys(name for _, figures in measured for name in figures.lag))
+    rows = [
+        [variant, *(cell(figures.lag.get(name), lambda value: number(value, 1)) for name in names)]
+        for variant, figures in measured
+    ]
+    mean, p95, largest = results.lag_within_dataset
+    how = (
+        "Age of samples when they are first used: in policy versions (optimizer steps), and in milliseconds where the "
+        f"name ends in `_ms`. Apart from it, each sample ages inside its dataset's {results.about.updates_per_dataset} "
+        f"optimizer steps by {mean:.1f} versions on average (95th percentile {p95:.1f}, at most {largest})."
+    )
+    return f"## Lag at first use\n\n{how}\n\n{table(['variant', *names], rows)}"
+
+
+def _roles(results: Results) -> str:
+    measured = _measured(results)
+    names = list(dict.fromkeys(name for _, figures in measured for name in figures.shares))
+    if not names:
+        return ""
+    rows = [[f"`{name}`", *(cell(figures.shares.get(name), percent) for _, figures in measured)] for name in names]
+    how = (
+        "Shares of time, means over the processes of a role: `_busy` at work, `profile/ROLE/PHASE` at what, or waiting "
+        "for whom."
+    )
+    return f"## What the roles do\n\n{how}\n\n{table(['share of time', *(name for name, _ in measured)], rows)}"
+
+
+def _learning(results: Results) -> str:
+    rows = [
+        [
+            name,
+            cell(figures.env_steps),
+            cell(figures.wall_s),
+            cell(figures.final_return, lambda value: number(value, 1)),
+            cell(figures.evaluated_return, lambda value: number(value, 1)),
+        ]
+        for name, figures in _learned(results)
+    ]
+    if not rows:
+        return ""
+    how = "Real settings. Seconds count from the command, start-up included."
+    header = ["variant", "environment steps", "seconds", "return, last 100 training episodes", "return, evaluated"]
+    return f"## Return at the end\n\n{how}\n\n{table(header, rows)}"
+
+
+def _reached(results: Results) -> str:
+    rows = [
+        [name, f"{reached.threshold:g}", cell(reached.env_steps), cell(reached.seconds, lambda value: number(value, 1))]
+        for name, figures in _learned(results)
+        for reached in figures.reached
+    ]
+    if not rows:
+        return ""
+    how = (
+        "First record whose mean return of the last 100 training episodes is at least the threshold. Seeds that never "
+        "came to it are censored: they count as later than all others."
+    )
+    header = ["variant", "return", "environment steps", "seconds"]
+    return f"## Time and steps to a return\n\n{how}\n\n{table(header, rows)}"
+
+
+def _plots(plots: Plots, folder: Path) -> str:
+    if plots.left_out is not None:
+        return f"## Plots\n\n{plots.left_out}"
+    images = [f"![{title}]({path.relative_to(folder).as_posix()})" for title, path in plots.files.items()]
+    return "## Plots\n\n" + "\n\n".join(images) if images else ""
+
+
+def _missing(results: Results) -> str:
+    if not results.missing:
+        return ""
+    lines = "\n".join(f"* {name}: {' '.join(reason.split())}" for name, reason in results.missing.items())
+    return f"## Without a result\n\n{lines}"
+
+
+def _measured(results: Results) -> list[tuple[str, Throughput]]:
+    return [(item.variant.name, item.throughput) for item in results.variants if item.throughput is not None]
+
+
+def _learned(results: Results) -> list[tuple[str, Learning]]:
+    return [(item.variant.name, item.learning) for item in results.variants if item.learning is not None]
+
+
+def _mebibytes(value: float) -> str:
+    return number(value / _MEBIBYTE)

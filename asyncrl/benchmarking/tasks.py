@@ -1,0 +1,121 @@
+"""Carries out one task: pure simulation in this process's children, or a run as a command of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.benchmarking.figures import (
+    LearningFigures,
+    NothingMeasured,
+    ThroughputFigures,
+    learning_figures,
+    read_records,
+    throughput_figures,
+)
+from asyncrl.benchmarking.simulation import measure_pure_simulation
+from asyncrl.benchmarking.store import Figures, SimulationFigures
+from asyncrl.benchmarking.variants import SAMPLING_FLAG, Layout, Task
+from asyncrl.benchmarking.watch import Finished, run_watched
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.runtime.run_folder import RunFolder
+
+
+class TaskFailed(Exception):
+    """A measurement could not be made; one sentence says why."""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where and how tasks are carried out.
+
+    Attributes:
+        output: folder of the benchmark; runs lie in `runs/` there, what they print in `logs/`.
+        config: settings common to all runs, for the environment.
+        layouts: by the names that simulation tasks bear.
+        warm_up_s: seconds of a throughput run that are not counted.
+        simulate_s: seconds of pure simulation.
+        episodes: evaluation episodes after learning.
+        recording: episodes to replay instead of random actions.
+    """
+
+    output: Path
+    config: TrainConfig
+    layouts: dict[str, Layout]
+    warm_up_s: float
+    simulate_s: float
+    episodes: int
+    recording: Path | None = None
+
+    def carry_out(self, task: Task) -> Figures:
+        """Measures one task.
+
+        Raises:
+            TaskFailed: it could not be measured.
+        """
+        try:
+            if task.kind == "simulation":
+                return self._simulate(self.layouts[task.name])
+            return self._throughput(task) if task.kind == "throughput" else self._learning(task)
+        except (EnvironmentFailed, NothingMeasured) as error:
+            raise TaskFailed(str(error)) from error
+
+    def _simulate(self, layout: Layout) -> SimulationFigures:
+        rate = measure_pure_simulation(
+            self.config.env,
+            self.config.env_kwargs,
+            layout.num_workers,
+            layout.num_envs_per_worker,
+            self.simulate_s,
+            recording=self.recording,
+        )
+        return SimulationFigures(rate, replayed=self.recording is not None)
+
+    def _throughput(self, task: Task) -> ThroughputFigures:
+        finished, folder, summary = self._train(task)
+        num_epochs = 0 if SAMPLING_FLAG in task.flags else folder.read_config().num_epochs
+        shutil.rmtree(folder.checkpoints, ignore_errors=True)
+        startup_s = summary["startup_s"] or 0.0
+        return throughput_figures(read_records(folder.metrics), startup_s, self.warm_up_s, num_epochs, finished.usage)
+
+    def _learning(self, task: Task) -> LearningFigures:
+        _, folder, summary = self._train(task)
+        evaluated = self._evaluate(folder) if self.episodes else None
+        return learning_figures(read_records(folder.metrics), summary, evaluated)
+
+    def _train(self, task: Task) -> tuple[Finished, RunFolder, dict[str, Any]]:
+        log = self._log(task.folder_name)
+        place = (f"--train_dir={self.output / 'runs'}", f"--experiment={task.folder_name}")
+        flags = (*task.flags, f"--seed={task.seed}", *place, "--restart_behavior=overwrite")
+        finished = run_watched([sys.executable, "-m", "asyncrl.train", *flags], log)
+        if finished.exit_code != 0:
+            raise TaskFailed(f"training ended with exit code {finished.exit_code}{_last_error(log)} (output: {log})")
+        folder = RunFolder.open(str(self.output / "runs"), task.folder_name)
+        return finished, folder, json.loads(folder.summary.read_text(encoding="utf-8"))
+
+    def _evaluate(self, folder: RunFolder) -> float:
+        log = self._log(f"{folder.path.name}_evaluation")
+        place = (f"--train_dir={folder.path.parent}", f"--experiment={folder.path.name}")
+        command = [sys.executable, "-m", "asyncrl.evaluate", *place, f"--episodes={self.episodes}", "--json"]
+        with log.open("wb") as errors:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, check=False)
+        if done.returncode != 0:
+            raise TaskFailed(f"evaluation ended with exit code {done.returncode}{_last_error(log)} (output: {log})")
+        return float(json.loads(done.stdout.decode().splitlines()[-1])["mean_reward"])
+
+    def _log(self, name: str) -> Path:
+        folder = self.output / "logs"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{name}.log"
+
+
+def _last_error(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return f": {found[-1]}" if found else ""

@@ -1,0 +1,136 @@
+"""What is compared, and the tasks that measure it, in the order in which they are run.
+
+A round is one seed: pure simulation first, then every variant, in turn forwards and backwards, so that a machine that
+grows slower in the course of a benchmark slows all variants alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Mode = Literal["sync", "async", "sampling"]
+TaskKind = Literal["simulation", "throughput", "learning"]
+
+SAMPLING_FLAG = "--debug_skip_training=True"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes that step environments, and environments in each."""
+
+    num_workers: int
+    num_envs_per_worker: int
+
+    def __str__(self) -> str:
+        return f"{self.num_workers} x {self.num_envs_per_worker}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the same task.
+
+    Attributes:
+        mode: collecting in turn with training, or meanwhile, or without any.
+        inference_mode: where the policy runs.
+        layout: rollout workers and environments, as the plan resolved them.
+    """
+
+    mode: Mode
+    inference_mode: str
+    layout: Layout
+
+    @property
+    def name(self) -> str:
+        """For tables, plots and folders."""
+        return f"{self.mode} {self.inference_mode} {self.layout}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The settings that make a run this variant."""
+        return (
+            *mode_flags(self.mode),
+            f"--inference_mode={self.inference_mode}",
+            f"--num_workers={self.layout.num_workers}",
+            f"--num_envs_per_worker={self.layout.num_envs_per_worker}",
+        )
+
+    @property
+    def learns(self) -> bool:
+        """Whether the mode trains at all."""
+        return self.mode != "sampling"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One measurement: pure simulation of a layout, or a run of a variant.
+
+    Attributes:
+        kind: what is measured.
+        name: of the layout or variant.
+        seed: the run's seed; for pure simulation the round's.
+        flags: of the training run, none for pure simulation.
+        conditions: everything else that the result depends on.
+    """
+
+    kind: TaskKind
+    name: str
+    seed: int
+    flags: tuple[str, ...]
+    conditions: tuple[str, ...]
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the run's folder."""
+        return f"{self.kind}_{self.name.replace(' ', '_')}_seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How each kind of task is measured: flags of its runs, and conditions beside them. None if it is not measured."""
+
+    simulation: tuple[str, ...]
+    throughput: tuple[str, ...] | None
+    learning: tuple[str, ...] | None
+    conditions: tuple[str, ...]
+
+
+def mode_flags(mode: Mode) -> tuple[str, ...]:
+    """Returns the settings that make a run one of this mode."""
+    return (f"--async_rl={mode != 'sync'}", *((SAMPLING_FLAG,) if mode == "sampling" else ()))
+
+
+def layouts_of(variants: Sequence[Variant]) -> list[Layout]:
+    """Returns the layouts of the variants, each once."""
+    return list(dict.fromkeys(variant.layout for variant in variants))
+
+
+def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: Protocol) -> list[Task]:
+    """Returns all tasks in the order in which they are to be run: rounds of throughput, then rounds of learning."""
+    tasks: list[Task] = []
+    conditions = protocol.conditions
+    for round_idx, seed in enumerate(seeds if protocol.throughput is not None else ()):
+        for layout in layouts_of(variants):
+            tasks.append(Task("simulation", str(layout), seed, (), (*protocol.simulation, *conditions)))
+        for variant in _in_turn(variants, round_idx):
+            flags = (*variant.flags, *(protocol.throughput or ()))
+            tasks.append(Task("throughput", variant.name, seed, flags, conditions))
+    for round_idx, seed in enumerate(seeds if protocol.learning is not None else ()):
+        for variant in _in_turn([variant for variant in variants if variant.learns], round_idx):
+            flags = (*variant.flags, *(protocol.learning or ()))
+            tasks.append(Task("learning", variant.name, seed, flags, conditions))
+    return tasks
+
+
+def combinations(
+    modes: Sequence[Mode], inference_modes: Sequence[str], num_workers: Sequence[str], num_envs: Sequence[str]
+) -> Iterator[tuple[Mode, str, str, str]]:
+    """Returns every combination, modes next to one another."""
+    for inference_mode, workers, envs, mode in itertools.product(inference_modes, num_workers, num_envs, modes):
+        yield mode, inference_mode, workers, envs
+
+
+def _in_turn(variants: Sequence[Variant], round_idx: int) -> list[Variant]:
+    return list(variants) if round_idx % 2 == 0 else list(reversed(variants))

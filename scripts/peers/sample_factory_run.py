@@ -1,0 +1,72 @@
+"""Trains with Sample Factory for some seconds and writes down how far it came. Runs in an environment of its own.
+
+Usage: sample_factory_run.py PROGRESS_FILE TRAIN_DIR OPTIONS, the last one JSON: task, mode, seconds, num_workers,
+num_envs_per_worker, seed. Each line of the progress file is one trained dataset: {"time_s": ..., "env_steps": ...}.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from sample_factory.algo.runners.runner import AlgoObserver, Runner
+from sample_factory.algo.utils.misc import ExperimentStatus
+from sample_factory.train import make_runner
+from sf_examples.mujoco.train_mujoco import parse_mujoco_cfg, register_mujoco_components
+
+ENDLESS_STEPS = 10**12
+
+
+class ProgressWriter(AlgoObserver):
+    """Writes a line after each training iteration."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens the file."""
+        self._file = path.open("w", encoding="utf-8", buffering=1)
+
+    def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
+        """Called by Sample Factory."""
+        line = {"time_s": time.monotonic(), "env_steps": sum(runner.env_steps.values())}
+        self._file.write(json.dumps(line) + "\n")
+
+
+def flags(options: dict, train_dir: str) -> list[str]:
+    """Sample Factory's own MuJoCo settings, but for speed: a learning rate that changes nothing, and no saving."""
+    return [
+        f"--env=mujoco_{options['task'].lower()}",
+        f"--async_rl={options['mode'] == 'async'}",
+        f"--num_workers={options['num_workers']}",
+        f"--num_envs_per_worker={options['num_envs_per_worker']}",
+        "--worker_num_splits=2",
+        "--rollout=64",
+        "--batch_size=1024",
+        "--num_batches_per_epoch=4",
+        "--num_epochs=2",
+        "--encoder_mlp_layers", "64", "64",
+        "--learning_rate=1e-12",
+        "--lr_schedule=constant",
+        "--device=cpu",
+        f"--seed={options['seed']}",
+        f"--train_for_env_steps={ENDLESS_STEPS}",
+        f"--train_for_seconds={round(options['seconds'])}",
+        "--save_every_sec=1000000",
+        "--restart_behavior=overwrite",
+        f"--train_dir={train_dir}",
+        "--experiment=run",
+    ]  # fmt: skip
+
+
+def main() -> int:
+    """Runs the command line."""
+    progress, train_dir, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    register_mujoco_components()
+    _, runner = make_runner(parse_mujoco_cfg(flags(options, train_dir)))
+    runner.register_observer(ProgressWriter(progress))
+    status = runner.init()
+    if status == ExperimentStatus.SUCCESS:
+        status = runner.run()
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

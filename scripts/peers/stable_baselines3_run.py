@@ -1,0 +1,64 @@
+"""Trains with Stable-Baselines3 for some seconds and writes down how far it came. Runs in an environment of its own.
+
+Usage: stable_baselines3_run.py PROGRESS_FILE TRAIN_DIR OPTIONS, the last one JSON: env, seconds, num_envs, seed. Each
+line of the progress file is one trained dataset: {"time_s": ..., "env_steps": ...}.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import SubprocVecEnv
+
+DATASET_SIZE = 4096
+ENDLESS_STEPS = 10**12
+
+
+class ProgressWriter(BaseCallback):
+    """Writes a line whenever a dataset has been trained, and stops after a time."""
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        """Opens the file; `seconds` count from the first dataset's end."""
+        super().__init__()
+        self._file = path.open("w", encoding="utf-8", buffering=1)
+        self._seconds = seconds
+        self._first_at: float | None = None
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps == 0:
+            return
+        now = time.monotonic()
+        self._first_at = now if self._first_at is None else self._first_at
+        self._file.write(json.dumps({"time_s": now, "env_steps": self.num_timesteps}) + "\n")
+
+    def _on_step(self) -> bool:
+        return self._first_at is None or time.monotonic() - self._first_at < self._seconds
+
+
+def main() -> int:
+    """Runs the command line."""
+    progress, options = Path(sys.argv[1]), json.loads(sys.argv[3])
+    num_envs = options["num_envs"]
+    envs = SubprocVecEnv([lambda: gymnasium.make(options["env"]) for _ in range(num_envs)])
+    model = PPO(
+        "MlpPolicy",
+        envs,
+        n_steps=DATASET_SIZE // num_envs,
+        batch_size=1024,
+        n_epochs=2,
+        learning_rate=1e-12,
+        policy_kwargs={"net_arch": [64, 64]},
+        device="cpu",
+        seed=options["seed"],
+    )
+    model.learn(ENDLESS_STEPS, callback=ProgressWriter(progress, options["seconds"]))
+    envs.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

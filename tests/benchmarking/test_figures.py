@@ -1,0 +1,66 @@
+import pytest
+
+from asyncrl.benchmarking.figures import NothingMeasured, learning_figures, read_records, throughput_figures
+from asyncrl.benchmarking.watch import Usage
+
+USAGE = Usage(cpu=((0.0, 0.0), (100.0, 200.0)), peak_pss_bytes=5, peak_rss_bytes=7)
+
+
+def record(at_s, env_steps, fps=None, **more):
+    named = {name.replace("__", "/"): value for name, value in more.items()}
+    base = {"env_steps": env_steps, "time/time_elapsed": at_s} | ({"time/fps": fps} if fps else {})
+    return base | named
+
+
+def run():
+    """Records of a run whose first step came at 2 s; after the warm-up of 10 s it trains 100 steps/s, then 50."""
+    return [
+        record(5.0, 1000, 999.0, lag__max=50.0, perf__learner_busy=0.1, train__n_updates=10, perf__dropped_samples=30),
+        record(12.5, 2000, 999.0, lag__max=50.0, perf__learner_busy=0.1, train__n_updates=20, perf__dropped_samples=40),
+        record(22.0, 3000, 100.0, lag__mean=1.0, lag__p95=2.0, lag__max=3.0, perf__learner_busy=0.4,
+               profile__learner__sgd=0.3, train__n_updates=28, perf__dropped_samples=40, perf__slots_ready=3.0),
+        record(32.0, 3000, perf__learner_busy=0.6, profile__learner__sgd=0.5, train__n_updates=28),
+        record(52.5, 4000, 50.0, lag__mean=3.0, lag__p95=4.0, lag__max=9.0, perf__learner_busy=0.8,
+               profile__learner__sgd=0.7, train__n_updates=36, perf__dropped_samples=540, perf__slots_ready=3.0),
+        record(60.0, 9000, 999.0, lag__max=99.0, train__n_updates=99),
+    ]  # fmt: skip
+
+
+def test_throughput_is_that_of_the_window_and_of_nothing_else():
+    found = throughput_figures(run(), startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE)
+    assert found.window_env_steps == 2000
+    assert found.window_s == pytest.approx(10.0 + 20.0)
+    assert found.env_steps_per_s == pytest.approx(2000 / 30)
+    assert found.sgd_steps_per_s == pytest.approx(16 / 30)
+    assert found.learner_samples_per_s == pytest.approx(2 * 2000 / 30)
+    assert found.dropped_share == pytest.approx(500 / 2500)
+    assert found.samples_per_env_step == pytest.approx(4000 / 2500)
+    assert found.cpu_s_per_million_steps == pytest.approx((52.5 - 12.5) * 2 / 2000 * 1e6)
+    assert found.lag == {"lag/mean": 2.0, "lag/p95": 3.0, "lag/max": 9.0}
+    assert found.shares == {"perf/learner_busy": pytest.approx(0.6), "profile/learner/sgd": pytest.approx(0.5)}
+    assert found.lag_records == [[1.0, 2.0, 3.0], [3.0, 4.0, 9.0]]
+
+
+def test_a_run_that_is_too_short_is_not_measured():
+    with pytest.raises(NothingMeasured, match="--measure_s"):
+        throughput_figures(run(), startup_s=2.0, warm_up_s=45.0, num_epochs=2, usage=USAGE)
+    with pytest.raises(NothingMeasured):
+        throughput_figures([], startup_s=2.0, warm_up_s=0.0, num_epochs=2, usage=USAGE)
+
+
+def test_a_curve_begins_with_the_first_finished_episode():
+    records = [
+        record(1.0, 0, rollout__ep_rew_mean=3.0),
+        record(2.0, 100),
+        record(3.0, 200, rollout__ep_rew_mean=5.0),
+    ]
+    summary = {"env_steps": 250, "wall_s": 4.0, "ep_rew_mean": 6.0}
+    found = learning_figures(records, summary, evaluated_return=7.0)
+    assert found.curve == [[200.0, 3.0, 5.0]]
+    assert (found.env_steps, found.final_return, found.evaluated_return) == (250, 6.0, 7.0)
+
+
+def test_a_record_that_was_cut_off_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"env_steps": 1}\n{"env_st')
+    assert read_records(path) == [{"env_steps": 1}]

@@ -1,0 +1,47 @@
+from asyncrl.benchmarking.figures import LearningFigures
+from asyncrl.benchmarking.store import ResultStore, SimulationFigures
+from asyncrl.benchmarking.variants import Layout, Protocol, Task, Variant, ordered_tasks
+
+SMALL, LARGE = Layout(1, 8), Layout(2, 32)
+VARIANTS = [Variant("sync", "local", SMALL), Variant("async", "local", SMALL), Variant("sampling", "central", LARGE)]
+
+
+def test_each_round_simulates_first_and_turns_the_order_of_the_variants_round():
+    protocol = Protocol(simulation=("short",), throughput=("--learning_rate=0",), learning=("--gamma=1",), conditions=())
+    tasks = ordered_tasks(VARIANTS, (5, 6), protocol)
+    rounds = [[(task.kind, task.name) for task in tasks if task.seed == seed] for seed in (5, 6)]
+    simulations = [("simulation", "1 x 8"), ("simulation", "2 x 32")]
+    runs = [("throughput", variant.name) for variant in VARIANTS]
+    learning = [("learning", "sync local 1 x 8"), ("learning", "async local 1 x 8")]
+    assert rounds[0] == [*simulations, *runs, *learning]
+    assert rounds[1] == [*simulations, *reversed(runs), *reversed(learning)]
+    assert [task.kind for task in tasks[-4:]] == ["learning"] * 4, "all throughput is measured before learning"
+    assert next(task for task in tasks if task.kind == "throughput").flags == (
+        "--async_rl=False", "--inference_mode=local", "--num_workers=1", "--num_envs_per_worker=8", "--learning_rate=0",
+    )  # fmt: skip
+
+
+def test_what_is_not_asked_for_is_not_measured():
+    protocol = Protocol(simulation=(), throughput=None, learning=(), conditions=())
+    assert {task.kind for task in ordered_tasks(VARIANTS, (0,), protocol)} == {"learning"}
+
+
+def test_results_outlive_a_line_that_was_cut_off(tmp_path):
+    path = tmp_path / "results.jsonl"
+    first = Task("simulation", "1 x 8", 0, (), ("simulate_s=1",))
+    second = Task("learning", "sync local 1 x 8", 0, ("--gamma=1",), ())
+    learned = LearningFigures(10, 1.0, 2.0, None, [[5.0, 0.5, 1.0]])
+    ResultStore(path).add(first, SimulationFigures(100.0, replayed=False), "one")
+    with path.open("a") as file:
+        file.write('{"task": {"kind": "lear')
+    ResultStore(path).add(second, learned, "two")
+    store = ResultStore(path)
+    assert store.get(first) == SimulationFigures(100.0, replayed=False)
+    assert store.get(second) == learned
+    assert store.code_of([first, second]) == ["one", "two"]
+
+
+def test_a_result_under_other_conditions_is_not_taken(tmp_path):
+    store = ResultStore(tmp_path / "results.jsonl")
+    store.add(Task("simulation", "1 x 8", 0, (), ("simulate_s=1",)), SimulationFigures(100.0, replayed=False), "one")
+    assert store.get(Task("simulation", "1 x 8", 0, (), ("simulate_s=9",))) is None

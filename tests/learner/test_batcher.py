@@ -1,0 +1,72 @@
+"""A dataset holds the columns it was given, side by side in their order."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from small_runs import BOX, CHOICE, planned, small_arena
+
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner import batcher as batcher_module
+from asyncrl.learner.batcher import Batcher
+from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.slot_ledger import Columns
+
+PARTS = [
+    Columns(4, 2, 3, is_last=True),
+    Columns(0, 0, 3, is_last=True),
+    Columns(2, 0, 2, is_last=False),
+]
+PLACES = [(4, 2), (0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
+
+
+def random_slots(spec: EnvSpec = BOX) -> TrajectorySlots:
+    plan = planned(batch_size=12, num_workers=3, num_envs_per_worker=3)
+    slots = small_arena(plan, spec)[1]
+    random = np.random.default_rng(0)
+    for field in fields(Dataset):
+        array = getattr(slots, field.name)
+        array[:] = random.integers(0, 2 if array.dtype == np.bool_ else 1000, size=array.shape)
+    slots.chosen_at[:] = random.integers(0, 1000, size=slots.chosen_at.shape)
+    return slots
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "discrete"])
+def test_every_field_holds_the_right_columns(spec: EnvSpec) -> None:
+    slots = random_slots(spec)
+    batcher = Batcher(slots, columns_per_dataset=6)
+    dataset = batcher.collect(PARTS)
+    for column, (slot, env) in enumerate(PLACES):
+        for field in fields(Dataset):
+            if field.name == "policy_version":
+                expected = slots.policy_version[slot, :-1]
+            else:
+                expected = getattr(slots, field.name)[slot, :, env]
+            stored = getattr(dataset, field.name)[:, column]
+            assert stored.dtype == torch.from_numpy(expected).dtype
+            assert torch.equal(stored, torch.from_numpy(expected)), field.name
+    kept = dataset.obs.clone()
+    slots.obs[:] = -1.0
+    assert torch.equal(dataset.obs, kept)
+
+
+def test_lag_is_measured_over_samples_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = random_slots()
+    slots.valid[:] = True
+    slots.policy_version[:] = 90
+    slots.policy_version[2, 0] = 70
+    slots.policy_version[4] = 10
+    slots.valid[4] = False
+    slots.chosen_at[:] = 50.0
+    monkeypatch.setattr(batcher_module, "time", SimpleNamespace(monotonic=lambda: 50.25))
+    batcher = Batcher(slots, columns_per_dataset=6)
+    batcher.collect(PARTS)
+    lag = batcher.lag(learner_version=100)
+    # 5 valid columns of 2 rows, 2 of these 10 rows of version 70
+    assert lag.mean == pytest.approx((8 * 10 + 2 * 30) / 10)
+    assert (lag.max, lag.age_ms) == (30, pytest.approx(250.0))

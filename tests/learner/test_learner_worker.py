@@ -1,0 +1,258 @@
+"""The order of the learner's doings, and when it stops; with fakes for all that it does them with."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from small_runs import CountingWaker, fill, planned, small_arena
+
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.slots import SlotState
+from asyncrl.buffers.wake import Waker
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner import worker as worker_module
+from asyncrl.learner.on_policy import LearnerState
+from asyncrl.learner.slot_ledger import Columns, SlotLedger
+from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, SlotExchange
+from asyncrl.monitoring.reports import LagMetrics, TrainMetrics
+from asyncrl.runtime import checkpoint
+
+LAG = LagMetrics(0.0, 0.0, 0, 0.0)
+METRICS = TrainMetrics(*[0.0] * 11)
+DATASET = [Columns(3, 0, 2, is_last=True)]
+
+
+class Fakes:
+    """A learner worker over fakes that write down what is done to them, in one list."""
+
+    def __init__(self, tmp_path: Path, **settings: Any) -> None:
+        self.log: list[Any] = []
+        self.config = TrainConfig(**{"num_epochs": 2, **settings})
+        self.version = 0
+        self.datasets: list[list[Columns] | None] = []
+        arena, _ = small_arena(planned(batch_size=8, num_workers=1, num_envs_per_worker=2))
+        self.control = RunControl(arena, 1)
+        self.worker = LearnerWorker(self, self, self, self.Publisher(self), self.control, self.config, tmp_path)
+
+    class Publisher:
+        def __init__(self, fakes: Fakes) -> None:
+            self.fakes = fakes
+
+        def publish(self, block: Any, version: int) -> None:
+            self.fakes.log.append(("publish", version, block[0]))
+
+    # the learner
+    block_size = 4
+
+    @property
+    def policy_version(self) -> int:
+        return self.version
+
+    def publication(self, out: torch.Tensor) -> torch.Tensor:
+        return out.fill_(float(self.version))
+
+    def train(self, dataset: Any, env_steps_before: int, after_epoch: Any) -> TrainMetrics:
+        self.log.append(("train", env_steps_before))
+        for _ in range(self.config.num_epochs):
+            self.version += 4
+            after_epoch()
+        return METRICS
+
+    def state_dict(self) -> LearnerState:
+        return LearnerState({"weight": torch.zeros(1)}, {"step": torch.zeros(1)}, {"policy_version": self.version})
+
+    # the batcher
+    def collect(self, columns: list[Columns]) -> Any:
+        self.log.append(("collect", columns))
+        return SimpleNamespace(num_valid=100)
+
+    def lag(self, learner_version: int) -> LagMetrics:
+        self.log.append(("lag", learner_version))
+        return LAG
+
+    # the exchange
+    num_ready, dropped_samples = 5, 7
+
+    def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
+        self.log.append(("take", learner_version))
+        return self.datasets.pop(0)
+
+    def release(self, columns: list[Columns]) -> None:
+        self.log.append(("release", columns))
+
+
+def test_weights_are_published_before_the_slots_they_were_learned_from_are_freed(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path)
+    assert fakes.log == [("publish", 0, 0.0)]  # before any slot can be granted
+    fakes.datasets = [None, DATASET, DATASET]
+    assert fakes.worker.train_once(0.0) is None
+    report = fakes.worker.train_once(0.0)
+    assert fakes.log[1:] == [
+        ("take", 0),
+        ("take", 0),
+        ("collect", DATASET),
+        ("lag", 0),
+        ("train", 0),
+        ("publish", 4, 4.0),
+        ("publish", 8, 8.0),
+        ("release", DATASET),
+    ]
+    assert report is not None
+    assert (report.env_steps, report.num_samples, report.num_updates, report.policy_version) == (100, 200, 8, 8)
+    assert (report.slots_ready, report.dropped_samples, report.lag) == (5, 7, LAG)
+    assert fakes.worker.train_once(0.0).env_steps == 200
+    assert ("train", 100) in fakes.log
+
+
+def test_training_is_over_after_the_asked_steps(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, train_for_env_steps=150)
+    fakes.datasets = [DATASET] * 2
+    for _ in range(2):
+        assert not fakes.worker.is_over
+        fakes.worker.train_once(0.0)
+    assert fakes.worker.is_over
+
+
+def test_training_is_over_when_asked_or_when_its_time_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Fakes(tmp_path)
+    assert not asked.worker.is_over
+    asked.control.request_stop()
+    assert asked.worker.is_over
+
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(worker_module, "time", clock)
+    timed = Fakes(tmp_path, train_for_seconds=60.0)
+    clock.now += 59.0
+    assert not timed.worker.is_over
+    clock.now += 1.0
+    assert timed.worker.is_over
+
+
+def test_it_saves_when_it_is_time_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(worker_module, "time", clock)
+    fakes, sent = Fakes(tmp_path, save_every_s=10.0), []
+    fakes.datasets = [DATASET, None]
+    fakes.worker.advance(0.0, sent.append)
+    assert [type(report).__name__ for report in sent] == ["LearnerReport"]
+    clock.now += 10.0
+    fakes.worker.advance(0.0, sent.append)
+    assert (sent[1].env_steps, sent[1].error) == (100, None)
+    outcome = fakes.worker.finish(sent.append)
+    assert outcome == LearnerOutcome(100, sent[2].path, None)
+    saved = checkpoint.load(Path(outcome.checkpoint))
+    assert (saved.state["env_steps"], saved.state["num_samples"], saved.state["policy_version"]) == (100, 200, 8)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_reported_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> Path:
+        raise checkpoint.CheckpointError("disk is full")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    fakes, sent = Fakes(tmp_path), []
+    assert fakes.worker.finish(sent.append) == LearnerOutcome(0, None, "disk is full")
+    assert sent[0].error == "disk is full"
+
+
+class Exchange:
+    """A real exchange over real rings: 2 workers with 2 splits of one environment each."""
+
+    def __init__(self) -> None:
+        plan = planned(
+            batch_size=8, num_workers=2, num_envs_per_worker=2, worker_num_splits=2, inference_mode="central"
+        )
+        self.arena, self.slots = small_arena(plan)
+        self.wakers = [CountingWaker(), CountingWaker()]
+        self.ready = [IndexRing(self.arena, f"ready.{worker}") for worker in range(2)]
+        self.granted = [IndexRing(self.arena, f"granted.{worker}") for worker in range(2)]
+        self.ledger = SlotLedger(self.slots, plan)
+        self.exchange = SlotExchange(self.ledger, self.ready, self.granted, self.wakers, splits_per_worker=2)
+
+    def hand_over(self, worker: int, slot: int) -> None:
+        fill(self.slots, slot)
+        self.slots.finish(slot, self.slots.owner(slot))
+        self.ready[worker].push(slot)
+
+
+def test_slots_reach_the_worker_of_their_split_and_only_who_got_one_is_woken() -> None:
+    run = Exchange()
+    run.exchange.poll()
+    grants = [ring.pop_all() for ring in run.granted]
+    assert [[run.slots.owner(slot) // 2 for slot in slots] for slots in grants] == [[0, 0], [1, 1]]
+    assert [waker.count for waker in run.wakers] == [1, 1]
+    run.exchange.poll()
+    run.hand_over(1, grants[1][0])
+    run.exchange.poll()
+    assert [len(ring.pop_all()) for ring in run.granted] == [0, 1]
+    assert [waker.count for waker in run.wakers] == [1, 2]
+    assert run.exchange.num_ready == 1
+
+
+def test_released_slots_are_granted_anew_at_once() -> None:
+    run = Exchange()
+    run.exchange.poll()
+    # 8 slots: each split fills both that it may have before a dataset is trained.
+    for _ in range(2):
+        for worker, ring in enumerate(run.granted):
+            for slot in ring.pop_all():
+                run.hand_over(worker, slot)
+        run.exchange.poll()
+    assert [ring.pop_all() for ring in run.granted] == [[], []]
+    columns = run.exchange.take_dataset(0, timeout_s=0.0)
+    assert columns is not None
+    run.exchange.release(columns)
+    assert sorted(slot for ring in run.granted for slot in ring.pop_all()) == sorted(part.slot for part in columns)
+    assert all(run.slots.state(part.slot) == SlotState.FILLING for part in columns)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.usefixtures("leaves_nothing")
+def test_the_trainer_is_woken_by_the_thread_that_exchanges_slots() -> None:
+    run, waker = Exchange(), Waker()
+    control = RunControl(run.arena, 2)
+    exchanging = threading.Thread(target=run.exchange.serve, args=(waker, control))
+    run.exchange.poll()
+    slots = [(worker, slot) for worker, ring in enumerate(run.granted) for slot in ring.pop_all()]
+
+    def hand_over_all() -> None:
+        for worker, slot in slots:
+            run.hand_over(worker, slot)
+        waker.wake()
+
+    collecting = threading.Timer(0.1, hand_over_all)  # by then the trainer waits
+    exchanging.start()
+    collecting.start()
+    columns = None
+    while columns is None:
+        columns = run.exchange.take_dataset(0, timeout_s=1000.0)
+    control.end()
+    waker.wake()
+    exchanging.join()
+    collecting.join()
+    waker.close()
+    assert {part.slot for part in columns} == {slot for _, slot in slots}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_failure_of_the_exchanging_thread_reaches_the_trainer() -> None:
+    run, waker = Exchange(), Waker()
+    run.exchange.poll()
+    run.ready[0].push(99)  # no such slot
+    thread = threading.Thread(target=run.exchange.serve, args=(waker, RunControl(run.arena, 2)))
+    thread.start()
+    thread.join()
+    with pytest.raises(RuntimeError, match="exchanges slots failed") as caught:
+        run.exchange.take_dataset(0, timeout_s=20.0)
+    assert isinstance(caught.value.__cause__, IndexError)
+    waker.close()

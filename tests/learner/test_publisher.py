@@ -1,0 +1,24 @@
+"""Weights go out at once, or as late as an experiment asks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.weights import WeightsChannel, weights_specs
+from asyncrl.learner.publisher import WeightsPublisher
+
+
+@pytest.mark.parametrize(
+    ("forced_lag", "seen"), [(0, [0, 4, 8, 12, 16]), (4, [0, 0, 4, 8, 12]), (8, [0, 0, 0, 4, 8]), (5, [0, 0, 0, 4, 8])]
+)
+def test_published_weights_are_late_by_the_forced_lag(forced_lag: int, seen: list[int]) -> None:
+    channel = WeightsChannel(Arena.create(weights_specs(3)))
+    publisher = WeightsPublisher(channel, forced_lag)
+    block, out = np.empty(3, np.float32), np.empty(3, np.float32)
+    for publication, (version, expected) in enumerate(zip(range(0, 20, 4), seen, strict=True), start=1):
+        block[:] = 100 + version  # the learner writes every publication into the same memory
+        publisher.publish(block, version)
+        assert channel.read(out, publication - 1) == (publication, expected)
+        assert out.tolist() == [100.0 + expected] * 3

@@ -1,0 +1,247 @@
+"""`python -m asyncrl.train` as a user meets it: what it learns, says, leaves behind, and how it stops."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from asyncrl import train
+from asyncrl.runtime import checkpoint
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+
+TESTS = Path(__file__).resolve().parents[1]
+ENDED_S = 10.0
+PROBE = (
+    "--num_workers=2",
+    "--num_envs_per_worker=4",
+    "--rollout=8",
+    "--batch_size=32",
+    "--num_batches_per_epoch=2",
+    "--learner_threads=1",
+    "--encoder_mlp_layers=[16]",
+    "--report_every_s=0.2",
+)
+"""Settings of a run that goes on until it is stopped."""
+
+SUMMARY_NAMES = {
+    *("status", "env_steps", "wall_s", "startup_s", "fps", "ep_rew_mean", "restarts", "checkpoint"),
+    *("lag_mean", "lag_p95", "lag_max", "lag_age_ms", "lag_bound", "dropped_samples", "error"),
+}
+METRIC_NAMES = {
+    *("rollout/ep_rew_mean", "rollout/ep_len_mean", "time/fps", "time/total_env_steps"),
+    *("train/loss", "train/policy_gradient_loss", "train/value_loss", "train/entropy_loss", "train/approx_kl"),
+    *("train/clip_fraction", "train/explained_variance", "train/learning_rate", "train/grad_norm", "train/n_updates"),
+    *("lag/mean", "lag/p95", "lag/max", "lag/age_ms"),
+    *("perf/rollout_busy", "perf/learner_busy", "perf/slots_ready", "perf/dropped_samples", "perf/restarts"),
+}
+CENTRAL_METRIC_NAMES = {"perf/inference_busy", "perf/inference_batch_size"}
+EVALUATION_NAMES = {
+    *("mean_reward", "std_reward", "ci95", "mean_ep_length", "episodes", "env_steps", "checkpoint"),
+}
+
+
+class Command:
+    """A command in a session of its own, so that all of its processes can be found."""
+
+    def __init__(self, module: str, *flags: str, cwd: Path) -> None:
+        self.folder = cwd / "runs" / "run"
+        path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, "--train_dir=runs", "--experiment=run", *flags],
+            cwd=cwd,
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """Waits for the end; returns exit code, stdout and stderr. No process is left then."""
+        stdout, stderr = self.process.communicate()
+        wait_until(lambda: not self.session(), ENDED_S, "all processes are gone")
+        return self.process.returncode, stdout, stderr
+
+    def session(self) -> list[psutil.Process]:
+        """The processes of the command that live."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def wait_until_trained(self) -> None:
+        """Waits until a record tells of training."""
+        self.wait_until(lambda: any("train/loss" in record for record in self.records()), "training is reported")
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """Waits for something that the command does while it runs."""
+
+        def ended_or_met() -> bool:
+            return self.process.poll() is not None or condition()
+
+        wait_until(ended_or_met, 60.0, what)
+        assert self.process.poll() is None, f"ended before {what}: {self.process.communicate()[1]}"
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of metrics.jsonl so far."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says."""
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def checkpoint(self) -> Path | None:
+        """The newest checkpoint."""
+        return checkpoint.latest(self.folder / "checkpoints")
+
+    def kill(self) -> None:
+        """Ends what a failed test has left."""
+        for process in self.session():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    """Starts `python -m MODULE` with flags, in a folder of this test."""
+    commands: list[Command] = []
+
+    def start(module: str, *flags: str) -> Command:
+        commands.append(Command(module, *flags, cwd=tmp_path))
+        return commands[-1]
+
+    yield start
+    for command in commands:
+        command.kill()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
+        time.sleep(0.05)
+
+
+def test_cart_pole_is_learned_and_evaluated(start: Callable[..., Command]) -> None:
+    training = start(
+        "asyncrl.train", "--env=CartPole-v1", "--train_for_env_steps=40000", "--seed=1", "--report_every_s=0.5"
+    )
+    code, stdout, stderr = training.finish()
+    assert code == 0, stderr
+    assert "classic_control" in stdout, "the preset is named"
+    summary = training.summary()
+    assert set(summary) >= SUMMARY_NAMES
+    assert summary["status"] == "completed"
+    assert summary["env_steps"] >= 40000
+    assert summary["ep_rew_mean"] >= 150
+    records = training.records()
+    assert {name for record in records for name in record} >= METRIC_NAMES
+    assert records[-1]["time/total_env_steps"] == summary["env_steps"]
+
+    code, stdout, stderr = start("asyncrl.evaluate", "--episodes=10", "--json").finish()
+    assert code == 0, stderr
+    result = json.loads(stdout.splitlines()[-1])
+    assert set(result) == EVALUATION_NAMES
+    assert result["episodes"] == 10
+    assert result["env_steps"] == summary["env_steps"]
+    assert result["mean_reward"] >= 150
+
+
+@pytest.mark.parametrize("mode", ["--serial_mode", "--inference_mode=local", "--inference_mode=central"])
+def test_the_exception_of_an_environment_is_shown_once(start: Callable[..., Command], mode: str) -> None:
+    failing = start("asyncrl.train", "--env=probe_envs:Failing-v0", '--env_kwargs={"fail_at": 20}', mode, *PROBE)
+    code, _, stderr = failing.finish()
+    assert code == 1
+    assert stderr.count("Traceback") == 1, stderr
+    assert stderr.count("ZeroDivisionError: the probe was asked to fail") == 1
+    assert "probe_envs.py" in stderr
+    assert f"{os.sep}asyncrl{os.sep}" not in stderr.split("error: ")[0], "frames of the package are of no use to a user"
+    assert "rollout worker " in stderr
+    assert "environment " in stderr
+    assert "step 20" in stderr
+    assert failing.summary()["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    ("flags", "nearest"),
+    [
+        (["--env=CartPol-v1"], "CartPole-v1"),
+        (["--env=CartPole-v1", "--num_worker=2"], "num_workers"),
+        (["--env=probe_envs:Sentinal-v0", "--inference_mode=local"], "Sentinel-v0"),
+    ],
+)
+def test_a_mistake_is_answered_with_one_sentence(
+    flags: list[str], nearest: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    code = train.main([*flags, f"--train_dir={tmp_path}/runs"])
+    stderr = capfd.readouterr().err
+    assert code == 2
+    assert len(stderr.splitlines()) == 1, stderr
+    assert stderr.startswith("error: ")
+    assert nearest in stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_finishes_the_update_and_saves(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", "--env=CartPole-v1", "--inference_mode=central", *PROBE)
+    training.wait_until_trained()
+    os.killpg(training.process.pid, signal.SIGINT)
+    code, _, stderr = training.finish()
+    assert code == 130
+    assert "Traceback" not in stderr
+    summary, saved = training.summary(), training.checkpoint()
+    assert summary["status"] == "interrupted"
+    assert saved is not None
+    assert summary["checkpoint"].endswith(saved.name)
+    assert checkpoint.load(saved).state["env_steps"] == summary["env_steps"] > 0
+    assert {name for record in training.records() for name in record} >= CENTRAL_METRIC_NAMES
+
+
+def test_sigterm_saves_too(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", "--env=CartPole-v1", "--async_rl=False", *PROBE)
+    training.wait_until_trained()
+    training.process.terminate()
+    code, _, stderr = training.finish()
+    assert code == 143
+    assert "Traceback" not in stderr
+    saved = training.checkpoint()
+    assert saved is not None
+    assert checkpoint.load(saved).model
+
+
+def test_ctrl_c_twice_stops_in_the_middle_of_an_update(start: Callable[..., Command], tmp_path: Path) -> None:
+    counts = tmp_path / "counts"
+    np.zeros(8, np.int64).tofile(counts)
+    env_kwargs = json.dumps({"run_seed": 0, "counts": str(counts), "num_envs": 8})
+    keeps_pace = ("--env=probe_envs:KeepsPace-v0", f"--env_kwargs={env_kwargs}")
+    training = start("asyncrl.train", *keeps_pace, "--num_epochs=1000000000", *PROBE)
+    training.wait_until(lambda: np.fromfile(counts, np.int64).min() == 16, "all slots are full")
+    time.sleep(0.5)
+    os.killpg(training.process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert training.process.poll() is None, "the first Ctrl-C waits for the update to end"
+    os.killpg(training.process.pid, signal.SIGINT)
+    code, _, stderr = training.finish()
+    assert code == 130
+    assert "Traceback" not in stderr
+    assert training.summary()["status"] == "interrupted"
+    assert training.checkpoint() is None

@@ -1,0 +1,76 @@
+"""The tightest limit counts, of this control group and of those above it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from asyncrl.runtime.memory import available_bytes
+
+MACHINE = 64_000
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=MACHINE))
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        pytest.param("0::/\n", {"memory.max": "1000", "memory.current": "400"}, 600, id="version 2"),
+        pytest.param("0::/\n", {"memory.max": "max", "memory.current": "400"}, MACHINE, id="no limit"),
+        pytest.param("0::/\n", {"memory.max": "90000", "memory.current": "400"}, MACHINE, id="machine is tighter"),
+        pytest.param("0::/\n", {"memory.max": "1000", "memory.current": "1400"}, 0, id="above the limit"),
+        pytest.param(
+            "0::/jobs/mine\n",
+            {
+                "jobs/mine/memory.max": "9000",
+                "jobs/mine/memory.current": "100",
+                "jobs/memory.max": "5000",
+                "jobs/memory.current": "2000",
+            },
+            3000,
+            id="a group above is tighter",
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/x\n3:memory:/docker/abc\n",
+            {"memory/memory.limit_in_bytes": "7000", "memory/memory.usage_in_bytes": "500"},
+            6500,
+            id="version 1 as seen inside a container",
+        ),
+        pytest.param(
+            "3:memory:/x\n",
+            {"memory/x/memory.limit_in_bytes": "9223372036854771712", "memory/x/memory.usage_in_bytes": "500"},
+            MACHINE,
+            id="version 1 without limit",
+        ),
+        pytest.param("7:cpu:/x\n", {"cpu/x/memory.max": "10", "cpu/x/memory.current": "1"}, MACHINE, id="not memory"),
+        pytest.param(
+            "0::/../outside\n",
+            {"memory.max": "1000", "memory.current": "1"},
+            999,
+            id="a group above this namespace",
+        ),
+    ],
+)
+def test_free_memory_is_the_least_of_all_that_limit_it(
+    tmp_path: Path, membership: str, files: dict[str, str], expected: int
+) -> None:
+    write(tmp_path, files)
+    (tmp_path / "membership").write_text(membership)
+    assert available_bytes(tmp_path, tmp_path / "membership") == expected
+
+
+def test_without_control_groups_the_machine_counts(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path, tmp_path / "absent") == MACHINE

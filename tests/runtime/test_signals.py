@@ -1,0 +1,28 @@
+"""The first request to stop is noted, the second ends the run at once."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from asyncrl.runtime.signals import StopAtOnce, StopSignals
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_once_is_a_request_and_twice_an_order(number: signal.Signals, exit_code: int) -> None:
+    with StopSignals() as stop:
+        assert (stop.check(), stop.was_asked, stop.exit_code) == (False, False, 0)
+        signal.raise_signal(number)
+        assert (stop.check(), stop.was_asked, stop.exit_code) == (True, True, exit_code)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(StopAtOnce):
+            stop.check()
+        assert stop.exit_code == exit_code
+
+
+def test_afterwards_signals_mean_what_they_meant_before() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(ZeroDivisionError), StopSignals():
+        raise ZeroDivisionError
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before

@@ -1,0 +1,181 @@
+"""What becomes of children, however they end, reaches the runner; and nothing that they do can block it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import child_targets
+import psutil
+import pytest
+from signal_slot.signal_slot import EventLoop
+
+from asyncrl.runtime.processes import ChildFailure, ChildResult, describe_exit
+from asyncrl.runtime.supervisor import Supervisor
+
+TESTS = str(Path(__file__).parents[1])
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+
+
+@pytest.fixture
+def supervisor(context: BaseContext, tmp_path: Path, leaves_nothing: None) -> Iterator[Supervisor]:
+    supervisor = Supervisor(context, lambda name: tmp_path / f"{name}.log")
+    yield supervisor
+    supervisor.end(timeout_s=0.0)
+
+
+def pid_of(supervisor: Supervisor, name: str) -> int:
+    pid = supervisor._running[name].process.pid
+    assert pid is not None
+    return pid
+
+
+def outcomes_of(supervisor: Supervisor, count: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    while len(found) < count:
+        for outcome in supervisor.wait(30.0):
+            assert outcome.child not in found
+            found[outcome.child] = outcome
+    return found
+
+
+def reports_of(supervisor: Supervisor, count: int) -> list[Any]:
+    reports: list[Any] = []
+    while len(reports) < count:
+        reports += supervisor.take_reports()
+        time.sleep(0.001)
+    return reports
+
+
+def test_a_childs_result_and_its_reports_arrive(supervisor: Supervisor) -> None:
+    supervisor.start("counter", child_targets.report_and_return, 5)
+    assert outcomes_of(supervisor, 1) == {"counter": ChildResult("counter", "done")}
+    assert supervisor.running == []
+    assert supervisor.end(timeout_s=20.0) == []
+    assert [report.worker_idx for report in supervisor.take_reports()] == list(range(5))
+
+
+def test_an_exception_arrives_as_text_with_its_traceback(supervisor: Supervisor, tmp_path: Path) -> None:
+    supervisor.start("odd", child_targets.raise_value_error)
+    failure = outcomes_of(supervisor, 1)["odd"]
+    assert isinstance(failure, ChildFailure)
+    assert failure.summary == "odd failed: ValueError: the number is odd"
+    assert 'raise ValueError("the number is odd")' in failure.details
+    assert failure.details.rstrip().endswith("ValueError: the number is odd")
+    assert "ValueError: the number is odd" in (tmp_path / "odd.log").read_text()
+
+
+def test_a_failure_that_was_explained_arrives_in_its_own_words(supervisor: Supervisor) -> None:
+    supervisor.start("worker", child_targets.raise_run_failed)
+    failure = ChildFailure("worker", "environment 7 failed", "only what matters")
+    assert outcomes_of(supervisor, 1) == {"worker": failure}
+
+
+def test_a_killed_child_is_described_and_the_others_live_on(supervisor: Supervisor) -> None:
+    supervisor.start("victim", child_targets.sleep)
+    supervisor.start("other", child_targets.sleep)
+    os.kill(pid_of(supervisor, "victim"), signal.SIGKILL)
+    failure = outcomes_of(supervisor, 1)["victim"]
+    assert failure.summary == "victim died: SIGKILL, possibly out of memory"
+    assert supervisor.running == ["other"]
+    assert supervisor.end(timeout_s=0.0) == ["other"]
+
+
+def test_ctrl_c_is_the_runners_business(supervisor: Supervisor) -> None:
+    supervisor.start("busy", child_targets.report_for_ever, 0)
+    reports_of(supervisor, 1)
+    os.kill(pid_of(supervisor, "busy"), signal.SIGINT)
+    reports_of(supervisor, 300)
+    os.kill(pid_of(supervisor, "busy"), signal.SIGTERM)
+    assert outcomes_of(supervisor, 1)["busy"].summary == "busy died: SIGTERM"
+
+
+def test_waiting_for_one_child_does_not_stop_at_another(supervisor: Supervisor) -> None:
+    supervisor.start("sleeper", child_targets.sleep)
+    supervisor.start("odd", child_targets.raise_value_error)
+    supervisor.start("quick", child_targets.return_pid)
+    pid = pid_of(supervisor, "quick")
+    assert supervisor.wait_for("quick", timeout_s=30.0) == ChildResult("quick", pid)
+    assert supervisor.wait_for("sleeper", timeout_s=0.01) is None
+
+
+def test_children_killed_while_they_report_never_block_the_runner(supervisor: Supervisor) -> None:
+    names = [f"child {number}" for number in range(4)]
+    for number, name in enumerate(names):
+        supervisor.start(name, child_targets.report_for_ever, number)
+    heard: set[int] = set()
+    while len(heard) < len(names):
+        heard |= {report.worker_idx for report in reports_of(supervisor, 1)}
+    for name in names:
+        os.kill(pid_of(supervisor, name), signal.SIGKILL)
+    outcomes = outcomes_of(supervisor, len(names))
+    assert {outcome.summary for outcome in outcomes.values()} == {
+        f"{name} died: SIGKILL, possibly out of memory" for name in names
+    }
+    supervisor.take_reports()
+    supervisor.start("next", child_targets.report_and_return, 3)
+    assert outcomes_of(supervisor, 1) == {"next": ChildResult("next", "done")}
+    assert supervisor.end(timeout_s=20.0) == []
+
+
+def test_a_queue_that_is_locked_for_ever_is_abandoned_alone(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlocked = threading.Event()
+    take = EventLoop.process_events
+
+    def take_or_hang(loop: EventLoop) -> None:
+        if loop.object_id.startswith("stuck"):
+            unlocked.wait()
+        take(loop)
+
+    monkeypatch.setattr(EventLoop, "process_events", take_or_hang)
+    supervisor.start("stuck", child_targets.report_and_return, 3)
+    supervisor.start("free", child_targets.report_and_return, 4)
+    assert len(outcomes_of(supervisor, 2)) == 2
+    assert supervisor.end(timeout_s=20.0) == []
+    assert len(supervisor.take_reports()) == 4
+    unlocked.set()
+    while any(thread.name.endswith("of stuck") for thread in threading.enumerate()):
+        time.sleep(0.01)
+
+
+def test_exit_codes_are_put_in_words() -> None:
+    assert describe_exit(-signal.SIGSEGV) == "died: SIGSEGV"
+    assert describe_exit(-signal.SIGKILL) == "died: SIGKILL, possibly out of memory"
+    assert describe_exit(3) == "ended with exit code 3"
+
+
+def run_program(call: str) -> subprocess.Popen[str]:
+    """A Python process of its own that calls a function of `child_targets`."""
+    program = f"import sys; sys.path.insert(0, {TESTS!r}); import child_targets; child_targets.{call}"
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def test_children_die_with_their_parent(tmp_path: Path) -> None:
+    parent = run_program(f"parent_of_sleepers({str(tmp_path)!r}, 2)")
+    while not (tmp_path / "pids").exists():
+        assert parent.poll() is None
+        time.sleep(0.01)
+    children = [psutil.Process(int(pid)) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(children) == 2
+    parent.kill()
+    parent.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=30.0)
+    assert (len(gone), alive) == (2, [])
+
+
+def test_the_death_of_the_fork_server_is_noticed_and_ends_its_children(tmp_path: Path) -> None:
+    program = run_program(f"lose_the_fork_server({str(tmp_path)!r})")
+    output, _ = program.communicate()
+    assert output == "busy ended with exit code 255\n"
+    assert program.returncode == 0

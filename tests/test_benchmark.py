@@ -1,0 +1,88 @@
+"""`python -m asyncrl.benchmark` from flags to a report, on the smallest task."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from asyncrl import benchmark
+
+TINY = (
+    "--env=CartPole-v1",
+    "--seeds=1",
+    "--num_workers=1",
+    "--num_envs_per_worker=8",
+    "--rollout=8",
+    "--batch_size=32",
+    "--num_batches_per_epoch=2",
+    "--num_epochs=1",
+    "--learner_threads=1",
+    "--encoder_mlp_layers=[8]",
+    "--simulate_s=0.1",
+)
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):
+    flags = [*TINY, "--modes=async", "--warm_up_s=0.5", "--measure_s=3", "--train_for_env_steps=2000", "--episodes=2",
+             "--thresholds=1,1000000", f"--output={tmp_path}/out", f"--json={tmp_path}/figures.json"]  # fmt: skip
+    assert benchmark.main(flags) == 0, capfd.readouterr()
+    data = json.loads((tmp_path / "figures.json").read_text())
+    (variant,) = data["variants"]
+    throughput, learning = variant["throughput"], variant["learning"]
+    assert throughput["env_steps_per_s"]["median"] > 0
+    assert throughput["share_of_simulation"]["median"] == pytest.approx(
+        throughput["env_steps_per_s"]["median"] / data["simulation"]["1 x 8"]["median"]
+    )
+    assert throughput["samples_per_env_step"]["median"] == 1.0
+    assert throughput["cpu_s_per_million_steps"]["median"] > 0
+    assert throughput["peak_rss_bytes"]["median"] > 100e6
+    assert "perf/rollout_busy" in throughput["shares"]
+    assert learning["env_steps"]["median"] >= 2000
+    assert learning["evaluated_return"]["median"] > 1
+    assert [item["env_steps"]["censored"] for item in learning["reached"]] == [0, 1]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "async local 1 x 8" in report
+    assert data["missing"] == {}
+
+    results = (tmp_path / "out" / "results.jsonl").read_text()
+    assert benchmark.main(flags) == 0
+    assert "3 of 3 measurements are there already" in capfd.readouterr().out
+    assert (tmp_path / "out" / "results.jsonl").read_text() == results
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("leaves_nothing")
+def test_an_interrupted_benchmark_keeps_what_it_measured(tmp_path):
+    command = [sys.executable, "-m", "asyncrl.benchmark", *TINY, "--modes=sync", f"--output={tmp_path}/out"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 40
+    while not (tmp_path / "out" / "runs").exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, stderr = process.communicate()
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert len((tmp_path / "out" / "results.jsonl").read_text().splitlines()) == 1, "pure simulation was measured"
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "throughput sync local 1 x 8 seed 0: not measured yet" in report
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [(["--env=CartPol-v1"], "CartPole-v1"), (["--env=CartPole-v1", "--gamma=2"], "--gamma=2")],
+)
+def test_a_mistake_in_a_run_is_found_before_anything_is_measured(tmp_path, capfd, flags, said):
+    assert benchmark.main([*flags, "--modes=async", f"--output={tmp_path}/out"]) == 2
+    stderr = capfd.readouterr().err
+    assert stderr.startswith("error: ")
+    assert len(stderr.splitlines()) == 1, stderr
+    assert said in stderr
+    assert not (tmp_path / "out").exists()
