@@ -52,6 +52,7 @@ from asyncrl.rollout.split import ActionSource, Split
 from asyncrl.rollout.worker import RolloutWorker
 from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
+from asyncrl.runtime.signals import StopAtOnce
 from asyncrl.runtime.supervisor import Supervisor
 
 REPORT_EVERY_S = 1.0
@@ -249,6 +250,7 @@ def run_parallel(
     workers = [Waker() for _ in range(plan.num_workers)]
     servers = [Waker() for _ in range(plan.num_inference_workers)]
     everyone = [learner_waker, *workers, *servers]
+    grace_s = GRACE_S
     try:
         supervisor.start(LEARNER, _learner_main, setup, learner_waker, [*workers, *servers])
         for server_idx, waker in enumerate(servers):
@@ -257,12 +259,15 @@ def run_parallel(
             server = servers[setup.server_of(worker_idx)] if servers else None
             supervisor.start(f"rollout-{worker_idx}", _rollout_main, setup, worker_idx, waker, learner_waker, server)
         return _watch(supervisor, control, learner_waker, send, turn)
+    except StopAtOnce:
+        grace_s = 0.0
+        raise
     finally:
         control.end()
         for waker in everyone:
             waker.wake()
-        for name in supervisor.end(GRACE_S):
-            log.warning("%s did not end within %g s and was killed", name, GRACE_S)
+        for name in supervisor.end(grace_s):
+            log.warning("%s did not end within %g s and was killed", name, grace_s)
         for report in supervisor.take_reports():
             send(report)
         for waker in everyone:

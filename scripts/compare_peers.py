@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -31,13 +32,14 @@ from asyncrl.benchmarking.simulation import measure_pure_simulation
 from asyncrl.benchmarking.statistics import Spread, spread
 from asyncrl.benchmarking.tasks import TaskFailed, Workshop
 from asyncrl.benchmarking.variants import Task
-from asyncrl.benchmarking.watch import run_watched
+from asyncrl.benchmarking.watch import CommandTimedOut, run_watched
 from asyncrl.config.schema import TrainConfig
 from asyncrl.runtime.provenance import describe
 
 TASKS = ("Humanoid", "HalfCheetah")
 TORCH = "torch==2.13.0"
 START_ALLOWANCE_S = 2.0
+START_TIMEOUT_S = 180.0
 SIMULATION = "simulation"
 ASYNCRL_SETTINGS = (
     "--preset=mujoco",
@@ -201,7 +203,15 @@ class Comparison:
             f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}",
             "--device=cpu",
         )
-        workshop = Workshop(self._folder, TrainConfig(env=env), {}, options.warm_up_s, options.simulate_s, 0)
+        workshop = Workshop(
+            output=self._folder,
+            config=TrainConfig(env=env),
+            layouts={},
+            warm_up_s=options.warm_up_s,
+            measure_s=options.measure_s,
+            simulate_s=options.simulate_s,
+            episodes=0,
+        )
         figures = workshop.carry_out(Task("throughput", f"{system.name} {task}", round_idx, flags, ()))
         return figures.env_steps_per_s  # type: ignore[union-attr]
 
@@ -210,7 +220,7 @@ class Comparison:
         name = f"{system.name}_{task}_{round_idx}"
         progress, log = self._folder / f"{name}.progress.jsonl", self._folder / f"{name}.log"
         progress.unlink(missing_ok=True)
-        settings = {
+        settings: dict[str, Any] = {
             "task": task,
             "env": f"{task}-{system.env_version}",
             "mode": system.mode,
@@ -223,7 +233,10 @@ class Comparison:
         driver = Path(__file__).resolve().parent / "peers" / peer.driver
         train_dir = self._folder / "runs" / name
         command = [str(self.python_of(peer)), str(driver), str(progress), str(train_dir), json.dumps(settings)]
-        finished = run_watched(command, log)
+        try:
+            finished = run_watched(command, log, timeout_s=settings["seconds"] + START_TIMEOUT_S)
+        except CommandTimedOut as error:
+            raise TaskFailed(f"{system.label}: {error}") from error
         if finished.exit_code != 0:
             raise TaskFailed(f"{system.label} ended with exit code {finished.exit_code} (output: {log})")
         return rate_after(progress, options.warm_up_s)
@@ -304,8 +317,8 @@ def to_markdown(entries: list[dict[str, Any]], options: argparse.Namespace, mach
             f"`python {' '.join(sys.argv)}`",
             f"Medians of {options.rounds} rounds (95 % bootstrap interval), {options.measure_s:g} s each after "
             f"{options.warm_up_s:g} s of warm-up; ratios are taken within a round. Datasets of 4096 samples, "
-            "minibatches of 1024, 2 epochs, a 64-64 network, learning rate 0 (peers: 1e-12). Gymnasium as Sample Factory "
-            "needs it knows -v4 only.",
+            "minibatches of 1024, 2 epochs, a 64-64 network, learning rate 0 (peers: 1e-12). The Gymnasium that "
+            "Sample Factory needs knows -v4 only.",
             table(header, lines),
             "",
         ]
@@ -315,6 +328,7 @@ def to_markdown(entries: list[dict[str, Any]], options: argparse.Namespace, mach
 def main() -> int:
     """Runs the command line; 0 if everything was measured."""
     options = _parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     comparison = Comparison(options)
     rows = [systems(options.num_workers, options.num_envs_per_worker)[name] for name in options.systems]
     for peer in {row.peer.name: row.peer for row in rows if row.peer is not None}.values():

@@ -46,7 +46,7 @@ def leaves_nothing() -> Iterator[None]:
     gc.collect()
     assert _settled(lambda: _children() - children_before) == set(), "child processes are left"
     assert _settled(lambda: _new_descriptors(descriptors_before)) == set(), "descriptors are left"
-    assert _shared_memory_entries() - entries_before == set(), "entries in /dev/shm are left"
+    assert _settled(lambda: _new_entries(entries_before)) == set(), "entries in /dev/shm are left"
 
 
 def _settled(left: Callable[[], set[str]]) -> set[str]:
@@ -88,3 +88,20 @@ def _new_descriptors(before: dict[int, str]) -> set[str]:
 
 def _shared_memory_entries() -> set[str]:
     return set(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else set()
+
+
+def _new_entries(before: set[str]) -> set[str]:
+    """New entries that no other program of this machine has in use."""
+    new = _shared_memory_entries() - before
+    if new:
+        ours = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        for pid in set(psutil.pids()) - ours:
+            new -= {name for name in new if f"{_SHARED_MEMORY}/{name}" in _memory_maps(pid)}
+    return new
+
+
+def _memory_maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return ""

@@ -26,8 +26,16 @@ TINY = (
 )
 
 
+@pytest.fixture
+def fonts_are_open(tmp_path_factory):
+    """Matplotlib keeps the files of its fonts open once it has written a letter."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure.suptitle("a")
+    figure.savefig(tmp_path_factory.mktemp("fonts") / "a.png")
+
+
 @pytest.mark.timeout(110)
-@pytest.mark.usefixtures("leaves_nothing")
+@pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
 def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):
     flags = [*TINY, "--modes=async", "--warm_up_s=0.5", "--measure_s=3", "--train_for_env_steps=2000", "--episodes=2",
              "--thresholds=1,1000000", f"--output={tmp_path}/out", f"--json={tmp_path}/figures.json"]  # fmt: skip
@@ -43,6 +51,7 @@ def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):
     assert throughput["cpu_s_per_million_steps"]["median"] > 0
     assert throughput["peak_rss_bytes"]["median"] > 100e6
     assert "perf/rollout_busy" in throughput["shares"]
+    assert any(name.startswith("profile/learner/") for name in throughput["shares"])
     assert learning["env_steps"]["median"] >= 2000
     assert learning["evaluated_return"]["median"] > 1
     assert [item["env_steps"]["censored"] for item in learning["reached"]] == [0, 1]
@@ -57,7 +66,7 @@ def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.usefixtures("leaves_nothing")
+@pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
 def test_an_interrupted_benchmark_keeps_what_it_measured(tmp_path):
     command = [sys.executable, "-m", "asyncrl.benchmark", *TINY, "--modes=sync", f"--output={tmp_path}/out"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,12 +109,7 @@ def throughput_figures(
             f"the run trained on nothing between {warm_up_s:g} s after its first step and its end: raise --measure_s"
         )
     first, last = records[begin], window[-1]
-    seconds, steps, previous = 0.0, 0, first
-    for record in window:
-        if record.get("time/fps"):
-            seconds += (record["env_steps"] - previous["env_steps"]) / record["time/fps"]
-            steps += record["env_steps"] - previous["env_steps"]
-        previous = record
+    steps, seconds = _steps_and_seconds([first, *window])
     dropped = _difference(first, last, "perf/dropped_samples")
     cpu_s = usage.cpu_between(first["time/time_elapsed"], last["time/time_elapsed"])
     return ThroughputFigures(
@@ -152,6 +148,16 @@ def learning_figures(
         evaluated_return=evaluated_return,
         curve=curve,
     )
+
+
+def _steps_and_seconds(records: Sequence[Record]) -> tuple[int, float]:
+    """Environment steps between the first record and the last, and the seconds that training took for them."""
+    steps, seconds = 0, 0.0
+    for previous, record in itertools.pairwise(records):
+        if record.get("time/fps"):
+            trained = record["env_steps"] - previous["env_steps"]
+            steps, seconds = steps + trained, seconds + trained / record["time/fps"]
+    return steps, seconds
 
 
 def _names(records: Sequence[Record], prefixes: tuple[str, ...]) -> list[str]:

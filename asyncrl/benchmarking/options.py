@@ -22,7 +22,7 @@ FLAGS = (
         "what to compare: sync, async, sampling (collecting without training) [default sync,async]",
         is_bool=False,
     ),
-    ExtraFlag("inference_modes", "where the policy runs: local, central [default auto]", is_bool=False),
+    ExtraFlag("inference_modes", "where the policy runs: local, central [default as the settings say]", is_bool=False),
     ExtraFlag("seeds", "number of seeds, which is the number of rounds [default 3]", is_bool=False),
     ExtraFlag("thresholds", "returns whose time and steps are reported, as 100,200 [default none]", is_bool=False),
     ExtraFlag("warm_up_s", "seconds after the first step that throughput leaves out [default 25]", is_bool=False),
@@ -45,6 +45,7 @@ _INSTEAD = {
     "train_for_seconds": "use --warm_up_s and --measure_s",
     "report_every_s": "the benchmark needs a record every second",
     "with_tensorboard": "throughput is measured without it",
+    "profile": "the benchmark always shows where the time goes",
     "quiet": "the output of each run goes to a file",
 }
 _LISTS = ("num_workers", "num_envs_per_worker")
@@ -63,16 +64,16 @@ _Count = Annotated[str, Field(pattern="^(auto|[1-9][0-9]*)$")]
 
 
 class _Own(BaseModel):
-    """The benchmark's own flags, and those of training that it reads as lists."""
+    """The benchmark's own flags, and those of training that it reads as lists: empty for what the settings say."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     output: Path
     json_path: Path | None = None
     modes: Annotated[tuple[Mode, ...], _Split, Field(min_length=1)] = ("sync", "async")
-    inference_modes: Annotated[tuple[_InferenceMode, ...], _Split, Field(min_length=1)] = ("auto",)
-    num_workers: Annotated[tuple[_Count, ...], _Split, Field(min_length=1)] = ("auto",)
-    num_envs_per_worker: Annotated[tuple[_Count, ...], _Split, Field(min_length=1)] = ("auto",)
+    inference_modes: Annotated[tuple[_InferenceMode, ...], _Split] = ()
+    num_workers: Annotated[tuple[_Count, ...], _Split] = ()
+    num_envs_per_worker: Annotated[tuple[_Count, ...], _Split] = ()
     seeds: PositiveInt = 3
     thresholds: Annotated[tuple[float, ...], _Split] = ()
     warm_up_s: _NonNegative = 25.0

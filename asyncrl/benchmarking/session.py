@@ -74,12 +74,8 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
     configs: list[TrainConfig] = []
     variants: dict[Variant, None] = {}
     own = options.own
-    for mode, inference, workers, envs in combinations(
-        own.modes, own.inference_modes, own.num_workers, own.num_envs_per_worker
-    ):
-        flags = (f"--inference_mode={inference}", f"--num_workers={workers}", f"--num_envs_per_worker={envs}")
-        wanted = f"{mode} {inference} {workers} x {envs}"
-        checked = _check((*mode_flags(mode), *flags, *(protocol.throughput or protocol.learning or ())), wanted)
+    for flags, mode in combinations(own.modes, own.inference_modes, own.num_workers, own.num_envs_per_worker):
+        checked = _check((*(protocol.throughput or protocol.learning or ()), *mode_flags(mode), *flags))
         plan = checked.plan
         variants[Variant(mode, plan.inference_mode, Layout(plan.num_workers, plan.num_envs_per_worker))] = None
         configs.append(checked.config)
@@ -128,6 +124,7 @@ def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, st
         config=benchmark.config,
         layouts={str(layout): layout for layout in layouts},
         warm_up_s=own.warm_up_s,
+        measure_s=own.measure_s,
         simulate_s=own.simulate_s,
         episodes=own.episodes,
         recording=recording,
@@ -198,7 +195,7 @@ def _results(benchmark: Benchmark, store: ResultStore, failures: dict[Task, str]
 def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
     own, passed = options.own, options.train_flags
     throughput = learning = None
-    common = ("--report_every_s=1", "--with_tensorboard=False")
+    common = ("--report_every_s=1", "--with_tensorboard=False", "--profile=True")
     if options.measures_throughput:
         without_steps = tuple(flag for flag in passed if not flag.startswith("--train_for_env_steps="))
         throughput = (
@@ -220,9 +217,9 @@ def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
     )
 
 
-def _check(flags: tuple[str, ...], wanted: str) -> preflight.Preflight:
+def _check(flags: tuple[str, ...]) -> preflight.Preflight:
     checked = preflight.run(load(flags, lenient=True))
     problems = [*map(str, checked.problems), *filter(None, [checked.environment_failure])]
     if problems:
-        raise UsageError("\n".join(f"{wanted}: {problem}" for problem in problems))
+        raise UsageError("\n".join(problems))
     return checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,10 +21,12 @@ from asyncrl.benchmarking.figures import (
 from asyncrl.benchmarking.simulation import measure_pure_simulation
 from asyncrl.benchmarking.store import Figures, SimulationFigures
 from asyncrl.benchmarking.variants import SAMPLING_FLAG, Layout, Task
-from asyncrl.benchmarking.watch import Finished, run_watched
+from asyncrl.benchmarking.watch import CommandTimedOut, Finished, run_watched
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.runtime.run_folder import RunFolder
+
+_START_AND_END_S = 300.0
 
 
 class TaskFailed(Exception):
@@ -39,7 +41,7 @@ class Workshop:
         output: folder of the benchmark; runs lie in `runs/` there, what they print in `logs/`.
         config: settings common to all runs, for the environment.
         layouts: by the names that simulation tasks bear.
-        warm_up_s: seconds of a throughput run that are not counted.
+        warm_up_s, measure_s: seconds of a throughput run that are not counted, and that are.
         simulate_s: seconds of pure simulation.
         episodes: evaluation episodes after learning.
         recording: episodes to replay instead of random actions.
@@ -49,6 +51,7 @@ class Workshop:
     config: TrainConfig
     layouts: dict[str, Layout]
     warm_up_s: float
+    measure_s: float
     simulate_s: float
     episodes: int
     recording: Path | None = None
@@ -63,7 +66,7 @@ class Workshop:
             if task.kind == "simulation":
                 return self._simulate(self.layouts[task.name])
             return self._throughput(task) if task.kind == "throughput" else self._learning(task)
-        except (EnvironmentFailed, NothingMeasured) as error:
+        except (CommandTimedOut, EnvironmentFailed, NothingMeasured) as error:
             raise TaskFailed(str(error)) from error
 
     def _simulate(self, layout: Layout) -> SimulationFigures:
@@ -78,22 +81,21 @@ class Workshop:
         return SimulationFigures(rate, replayed=self.recording is not None)
 
     def _throughput(self, task: Task) -> ThroughputFigures:
-        finished, folder, summary = self._train(task)
+        finished, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
         num_epochs = 0 if SAMPLING_FLAG in task.flags else folder.read_config().num_epochs
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
         startup_s = summary["startup_s"] or 0.0
         return throughput_figures(read_records(folder.metrics), startup_s, self.warm_up_s, num_epochs, finished.usage)
 
     def _learning(self, task: Task) -> LearningFigures:
-        _, folder, summary = self._train(task)
+        _, folder, summary = self._train(task, math.inf)
         evaluated = self._evaluate(folder) if self.episodes else None
         return learning_figures(read_records(folder.metrics), summary, evaluated)
 
-    def _train(self, task: Task) -> tuple[Finished, RunFolder, dict[str, Any]]:
+    def _train(self, task: Task, timeout_s: float) -> tuple[Finished, RunFolder, dict[str, Any]]:
         log = self._log(task.folder_name)
         place = (f"--train_dir={self.output / 'runs'}", f"--experiment={task.folder_name}")
         flags = (*task.flags, f"--seed={task.seed}", *place, "--restart_behavior=overwrite")
-        finished = run_watched([sys.executable, "-m", "asyncrl.train", *flags], log)
+        finished = run_watched([sys.executable, "-m", "asyncrl.train", *flags], log, timeout_s)
         if finished.exit_code != 0:
             raise TaskFailed(f"training ended with exit code {finished.exit_code}{_last_error(log)} (output: {log})")
         folder = RunFolder.open(str(self.output / "runs"), task.folder_name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 Mode = Literal["sync", "async", "sampling"]
 TaskKind = Literal["simulation", "throughput", "learning"]
@@ -126,10 +126,12 @@ def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: P
 
 def combinations(
     modes: Sequence[Mode], inference_modes: Sequence[str], num_workers: Sequence[str], num_envs: Sequence[str]
-) -> Iterator[tuple[Mode, str, str, str]]:
-    """Returns every combination, modes next to one another."""
-    for inference_mode, workers, envs, mode in itertools.product(inference_modes, num_workers, num_envs, modes):
-        yield mode, inference_mode, workers, envs
+) -> Iterator[tuple[tuple[str, ...], Mode]]:
+    """Returns flags and mode of every combination, modes next to one another; what has no values gets no flag."""
+    asked = {"inference_mode": inference_modes, "num_workers": num_workers, "num_envs_per_worker": num_envs}
+    choices = [[f"--{name}={value}" for value in values] for name, values in asked.items() if values]
+    for *flags, mode in itertools.product(*choices, modes):
+        yield tuple(flags), cast(Mode, mode)
 
 
 def _in_turn(variants: Sequence[Variant], round_idx: int) -> list[Variant]:

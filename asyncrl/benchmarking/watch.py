@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,10 @@ class Finished:
 
     exit_code: int
     usage: Usage
+
+
+class CommandTimedOut(Exception):
+    """A command took longer than it was given, and was ended."""
 
 
 class ProcessTreeWatch:
@@ -97,19 +102,20 @@ class ProcessTreeWatch:
             self._peak_pss = max(self._peak_pss or 0, sum(sizes))
 
 
-def run_watched(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> Finished:
+def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) -> Finished:
     """Runs a command to its end, its output going to a file.
 
     Args:
         command: program and arguments.
         log: file for what it prints; made anew.
-        environment: variables to set besides those of this process.
+        timeout_s: seconds after which it is ended.
 
     Returns:
         Exit code and use of resources.
 
     Raises:
-        BaseException: whatever ends the wait, such as KeyboardInterrupt; all processes of the command are gone then.
+        CommandTimedOut: it took longer.
+        BaseException: whatever else ends the wait, such as KeyboardInterrupt. All its processes are gone then.
     """
     with log.open("wb") as output:
         # A session of its own: Ctrl-C reaches it through `_end` only, and once.
@@ -118,16 +124,18 @@ def run_watched(command: Sequence[str], log: Path, environment: Mapping[str, str
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
             start_new_session=True,
         )
     watch = ProcessTreeWatch(process.pid)
+    look_at = started = time.monotonic()
     try:
-        look_at = time.monotonic()
         while process.poll() is None:
-            if time.monotonic() >= look_at:
+            now = time.monotonic()
+            if now - started > timeout_s:
+                raise CommandTimedOut(f"did not end within {timeout_s:g} s (output: {log})")
+            if now >= look_at:
                 watch.look()
-                look_at = time.monotonic() + _LOOK_EVERY_S
+                look_at = now + _LOOK_EVERY_S
             time.sleep(_POLL_S)
     except BaseException:
         _end(process)

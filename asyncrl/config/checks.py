@@ -11,6 +11,8 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
 
+MOST_PROCESSES = 240
+
 
 def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | None = None) -> list[Problem]:
     """Everything that keeps the run from starting, as far as settings and machine show it.
@@ -24,6 +26,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
     return [
         *_environment(config),
         *_device(config, machine),
+        *_processes(plan),
         *_splits(config, plan),
         *_inference(config, plan),
         *(_async_samples(plan) if plan.async_rl else _sync_samples(config, plan)),
@@ -40,6 +43,16 @@ def find_warnings(config: TrainConfig, plan: ResourcePlan) -> list[Problem]:
 def _environment(config: TrainConfig) -> Iterator[Problem]:
     if not config.env:
         yield Problem(("env",), "no environment was given.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
+
+
+def _processes(plan: ResourcePlan) -> Iterator[Problem]:
+    count = plan.num_workers + plan.num_inference_workers
+    if count > MOST_PROCESSES and not plan.serial_mode:
+        text = (
+            f"num_workers + num_inference_workers = {count}, but a run has at most {MOST_PROCESSES}: each needs a "
+            "descriptor in the learner, and a process can be started with 256."
+        )
+        yield Problem(("num_workers",), text, (f"--num_workers={MOST_PROCESSES - plan.num_inference_workers}",))
 
 
 def _device(config: TrainConfig, machine: Machine) -> Iterator[Problem]:

@@ -189,6 +189,7 @@ class LearnerWorker:
         columns = self._exchange.take_dataset(self._learner.policy_version, timeout_s)
         self._phases.charge(Phase.WAIT_SAMPLES)
         if columns is None:
+            self._exchange.poll()  # slots that were dropped as too old are free now
             return None
         dataset = self._batcher.collect(columns)
         lag = self._batcher.lag(self._learner.policy_version)

@@ -25,7 +25,7 @@ def available_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: Path = _MEMBER
         ):
             limit, use = _read_number(folder / limit_name), _read_number(folder / use_name)
             if limit is not None and use is not None:
-                free.append(max(0, limit - use))
+                free.append(max(0, limit - use + _reclaimable(folder)))
     return min(free)
 
 
@@ -48,6 +48,17 @@ def _cgroup_folders(cgroup_root: Path, membership: Path) -> list[Path]:
         folders.append(folder)
         folders.extend(parent for parent in folder.parents if root == parent or root in parent.parents)
     return folders
+
+
+def _reclaimable(folder: Path) -> int:
+    """Cached files that the kernel gives back when memory is asked for; a control group counts them as use."""
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = {name: count for name, _, count in (line.partition(" ") for line in lines)}
+    text = counts.get("inactive_file", counts.get("total_inactive_file", "0"))
+    return int(text) if text.isdigit() else 0
 
 
 def _read_number(path: Path) -> int | None:

@@ -139,6 +139,7 @@ def _child_main(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with_parent()
     log_file = _open_log(name, log_path)
+    log.info("started as process %d", os.getpid())
     try:
         value = target(*args)
     except BaseException as error:
@@ -148,6 +149,7 @@ def _child_main(
             messages.send(ChildFailure(name, explained.summary, explained.details))
         log_file.flush()
         os._exit(1)
+    log.info("done")
     with contextlib.suppress(OSError):
         messages.send(ChildResult(name, value))
     logging.shutdown()

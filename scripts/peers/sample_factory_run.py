@@ -18,16 +18,24 @@ ENDLESS_STEPS = 10**12
 
 
 class ProgressWriter(AlgoObserver):
-    """Writes a line after each training iteration."""
+    """Writes a line after each training iteration, and stops after a time.
 
-    def __init__(self, path: Path) -> None:
-        """Opens the file."""
+    Sample Factory looks at `train_for_seconds` only when it saves, so the end is asked for by its limit of steps.
+    """
+
+    def __init__(self, path: Path, seconds: float) -> None:
+        """Opens the file; `seconds` count from the first dataset's end."""
         self._file = path.open("w", encoding="utf-8", buffering=1)
+        self._seconds = seconds
+        self._first_at: float | None = None
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
         """Called by Sample Factory."""
-        line = {"time_s": time.monotonic(), "env_steps": sum(runner.env_steps.values())}
-        self._file.write(json.dumps(line) + "\n")
+        now = time.monotonic()
+        self._first_at = now if self._first_at is None else self._first_at
+        self._file.write(json.dumps({"time_s": now, "env_steps": sum(runner.env_steps.values())}) + "\n")
+        if now - self._first_at >= self._seconds:
+            runner.cfg.train_for_env_steps = 0
 
 
 def flags(options: dict, train_dir: str) -> list[str]:
@@ -48,7 +56,6 @@ def flags(options: dict, train_dir: str) -> list[str]:
         "--device=cpu",
         f"--seed={options['seed']}",
         f"--train_for_env_steps={ENDLESS_STEPS}",
-        f"--train_for_seconds={round(options['seconds'])}",
         "--save_every_sec=1000000",
         "--restart_behavior=overwrite",
         f"--train_dir={train_dir}",
@@ -61,7 +68,7 @@ def main() -> int:
     progress, train_dir, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     register_mujoco_components()
     _, runner = make_runner(parse_mujoco_cfg(flags(options, train_dir)))
-    runner.register_observer(ProgressWriter(progress))
+    runner.register_observer(ProgressWriter(progress, options["seconds"]))
     status = runner.init()
     if status == ExperimentStatus.SUCCESS:
         status = runner.run()

@@ -68,7 +68,9 @@ def results():
 
 def line_of(report, section, name):
     body = report.split(f"## {section}\n")[1].split("\n## ")[0]
-    return [cell.strip() for line in body.splitlines() if line.startswith(f"| {name}") for cell in line.split("|")[1:-1]]
+    return [
+        cell.strip() for line in body.splitlines() if line.startswith(f"| {name}") for cell in line.split("|")[1:-1]
+    ]
 
 
 def test_shares_are_taken_within_a_round():
@@ -116,7 +118,7 @@ def test_every_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     plots = draw_plots(results(), tmp_path / "plots")
     names = {path.name for path in plots.files.values()}
-    assert names == {f"{name}.png" for name in "fps lag utilisation return_over_steps return_over_time".split()}
+    assert names == {f"{name}.png" for name in ("fps", "lag", "utilisation", "return_over_steps", "return_over_time")}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.files.values())
 
 

@@ -7,7 +7,7 @@ VARIANTS = [Variant("sync", "local", SMALL), Variant("async", "local", SMALL), V
 
 
 def test_each_round_simulates_first_and_turns_the_order_of_the_variants_round():
-    protocol = Protocol(simulation=("short",), throughput=("--learning_rate=0",), learning=("--gamma=1",), conditions=())
+    protocol = Protocol(("short",), throughput=("--learning_rate=0",), learning=("--gamma=1",), conditions=())
     tasks = ordered_tasks(VARIANTS, (5, 6), protocol)
     rounds = [[(task.kind, task.name) for task in tasks if task.seed == seed] for seed in (5, 6)]
     simulations = [("simulation", "1 x 8"), ("simulation", "2 x 32")]

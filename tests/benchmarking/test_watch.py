@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from asyncrl.benchmarking.watch import Usage, run_watched
+from asyncrl.benchmarking.watch import CommandTimedOut, Usage, run_watched
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
 
@@ -45,6 +45,11 @@ def test_what_descendants_use_counts(tmp_path):
     assert cpu[-1] > 0
     assert finished.usage.peak_rss_bytes > 40_000_000
     assert finished.usage.peak_pss_bytes is None or finished.usage.peak_pss_bytes <= finished.usage.peak_rss_bytes
+
+
+def test_a_command_that_hangs_is_ended(tmp_path):
+    with pytest.raises(CommandTimedOut, match="did not end within"):
+        run_watched([sys.executable, "-c", "import time; time.sleep(100)"], tmp_path / "log", timeout_s=0.5)
 
 
 def test_an_interrupted_wait_leaves_no_process(tmp_path, monkeypatch):

@@ -240,6 +240,7 @@ def test_the_trainer_is_woken_by_the_thread_that_exchanges_slots() -> None:
     exchanging.join()
     collecting.join()
     waker.close()
+    run.arena.close()
     assert {part.slot for part in columns} == {slot for _, slot in slots}
 
 
@@ -256,3 +257,4 @@ def test_a_failure_of_the_exchanging_thread_reaches_the_trainer() -> None:
         run.exchange.take_dataset(0, timeout_s=20.0)
     assert isinstance(caught.value.__cause__, IndexError)
     waker.close()
+    run.arena.close()

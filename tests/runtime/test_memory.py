@@ -29,6 +29,16 @@ def write(root: Path, files: dict[str, str]) -> None:
     ("membership", "files", "expected"),
     [
         pytest.param("0::/\n", {"memory.max": "1000", "memory.current": "400"}, 600, id="version 2"),
+        pytest.param(
+            "0::/\n",
+            {
+                "memory.max": "1000",
+                "memory.current": "400",
+                "memory.stat": "anon 90\nactive_file 50\ninactive_file 250",
+            },
+            850,
+            id="cached files can be taken",
+        ),
         pytest.param("0::/\n", {"memory.max": "max", "memory.current": "400"}, MACHINE, id="no limit"),
         pytest.param("0::/\n", {"memory.max": "90000", "memory.current": "400"}, MACHINE, id="machine is tighter"),
         pytest.param("0::/\n", {"memory.max": "1000", "memory.current": "1400"}, 0, id="above the limit"),
