@@ -37,7 +37,7 @@ from asyncrl.envs.making import env_seed, make_env
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.slot_ledger import SlotLedger
 from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, SlotExchange
@@ -50,6 +50,7 @@ from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.env_group import EnvGroup, EnvironmentCallFailed
 from asyncrl.rollout.split import ActionSource, Split
 from asyncrl.rollout.worker import RolloutWorker
+from asyncrl.runtime import checkpoint
 from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.signals import StopAtOnce
@@ -185,9 +186,11 @@ def build_learner(setup: RunSetup, workers: Sequence[Waker]) -> tuple[LearnerWor
         workers=workers,
         splits_per_worker=plan.worker_num_splits,
     )
-    device = torch.device(plan.device)
+    on_policy = OnPolicyLearner(ActorCritic(setup.spec, config), config, torch.device(plan.device))
+    if config.init_from is not None:
+        _start_from(on_policy, Path(config.init_from), config.learning_rate)
     learner = LearnerWorker(
-        learner=OnPolicyLearner(ActorCritic(setup.spec, config), config, device),
+        learner=on_policy,
         batcher=Batcher(slots, plan.columns_per_dataset),
         exchange=exchange,
         publisher=WeightsPublisher(WeightsChannel(arena), plan.forced_lag),
@@ -196,6 +199,13 @@ def build_learner(setup: RunSetup, workers: Sequence[Waker]) -> tuple[LearnerWor
         checkpoints=setup.checkpoints,
     )
     return learner, exchange
+
+
+def _start_from(learner: OnPolicyLearner, folder: Path, learning_rate: float) -> None:
+    """Gives a new run's learner what a checkpoint holds, but for the learning rate, which is this run's own."""
+    saved = checkpoint.load(folder)
+    scalars = {**saved.state, "learning_rate": learning_rate}
+    learner.load_state_dict(LearnerState(dict(saved.model), dict(saved.optimizer), scalars))
 
 
 def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:

@@ -132,9 +132,8 @@ def main() -> int:
     cases = [case for case in SUITES[options.suite] if options.only in case.name]
     records = _read(options.results)
     done = {(record["case"], record["seed"]) for record in records}
-    for case, seed in [] if options.table else [(case, seed) for case in cases for seed in case.seeds]:
-        if (case.name, seed) in done:
-            continue
+    todo = [(case, seed) for case in cases for seed in case.seeds if (case.name, seed) not in done]
+    for case, seed in [] if options.table else todo:
         record = run_case(case, seed, options.train_dir)
         records.append(record)
         with options.results.open("a", encoding="utf-8") as file:

@@ -188,7 +188,7 @@ def recording_inference_main(setup: runner.RunSetup, server_idx: int, *args: Any
 
 @contextlib.contextmanager
 def recording(folder: Path) -> Iterator[None]:
-    """Keeps every publication and every dataset, with the learner's version and the statistics that it trained under.
+    """Keeps every publication and every dataset, with the learner's version.
 
     Publications take a few milliseconds here, so that a slot which was granted before them is filled with old weights.
     """
@@ -201,7 +201,7 @@ def recording(folder: Path) -> Iterator[None]:
         fields = {field.name: getattr(dataset, field.name).numpy().copy() for field in dataclasses.fields(dataset)}
         learner_version = learner.policy_version
         metrics = train(learner, dataset, *args)
-        fields |= {"learner_version": np.array(learner_version), "statistics": learner.model.statistics.numpy()}
+        fields |= {"learner_version": np.array(learner_version)}
         np.savez(datasets / f"{learner_version:08}.npz", **fields)
         return metrics
 

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from asyncrl import benchmark
+from asyncrl import benchmark, train
+from asyncrl.runtime import checkpoint
 
 TINY = (
     "--env=CartPole-v1",
@@ -51,7 +52,6 @@ def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):
     assert throughput["cpu_s_per_million_steps"]["median"] > 0
     assert throughput["peak_rss_bytes"]["median"] > 100e6
     assert "perf/rollout_busy" in throughput["shares"]
-    assert any(name.startswith("profile/learner/") for name in throughput["shares"])
     assert learning["env_steps"]["median"] >= 2000
     assert learning["evaluated_return"]["median"] > 1
     assert [item["env_steps"]["censored"] for item in learning["reached"]] == [0, 1]
@@ -95,3 +95,25 @@ def test_a_mistake_in_a_run_is_found_before_anything_is_measured(tmp_path, capfd
     assert len(stderr.splitlines()) == 1, stderr
     assert said in stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
+def test_a_trained_policy_is_measured_against_its_own_episodes(tmp_path, capfd):
+    run = [*(flag for flag in TINY if not flag.startswith(("--seeds", "--simulate"))), "--train_for_env_steps=500"]
+    assert train.main([*run, f"--train_dir={tmp_path}", "--experiment=trained", "--quiet"]) == 0
+    flags = [f"--from_run={tmp_path}/trained", "--seeds=1", "--modes=async,sampling", "--warm_up_s=0.5",
+             "--measure_s=3", "--simulate_s=0.1", "--record_steps=50", f"--output={tmp_path}/out"]  # fmt: skip
+    assert benchmark.main(flags) == 0, capfd.readouterr()
+    data = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    assert "checkpoint_" in data["about"]["policy"]
+    trained, sampled = (variant["throughput"] for variant in data["variants"])
+    assert trained["samples_per_env_step"]["median"] == 1.0
+    assert sampled["samples_per_env_step"]["median"] == sampled["sgd_steps_per_s"]["median"] == 0.0
+    simulated = json.loads((tmp_path / "out" / "results.jsonl").read_text().splitlines()[0])
+    assert simulated["figures"]["replayed"] is True
+    weights = [
+        checkpoint.load(checkpoint.latest(folder / "checkpoints")).model
+        for folder in (tmp_path / "trained", tmp_path / "out" / "runs" / "throughput_async_local_1_x_8_seed0")
+    ]
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0] if name.startswith(("actor", "policy")))

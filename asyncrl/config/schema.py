@@ -53,6 +53,10 @@ class TrainConfig(BaseModel):
     keep_checkpoints: PositiveInt = _setting(2, "folder", "how many of the newest checkpoints are kept")
     report_every_s: PositiveFloat = _setting(5.0, "folder", "seconds between records in TensorBoard and metrics.jsonl")
 
+    init_from: str | None = _setting(
+        None, "folder", "folder of a checkpoint to start from: its weights, statistics and optimizer, steps from 0"
+    )
+
     # How the roles work together
     async_rl: bool = _setting(True, "roles", "collect while training (True), or strictly in turn (False)")
     serial_mode: bool = _setting(False, "roles", "all roles in one process, repeatable to the bit on a CPU")

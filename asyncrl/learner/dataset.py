@@ -49,11 +49,6 @@ class Dataset:
         """Rows that are samples: environment steps."""
         return int(self.valid.sum())
 
-    @property
-    def newest_policy_version(self) -> int:
-        """The newest version that chose one of its valid actions."""
-        return int(self.policy_version.masked_fill(~self.valid, -1).max())
-
     def to(self, device: torch.device) -> Dataset:
         """The same dataset on `device`; what is there already is not copied."""
         return Dataset(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})

@@ -1,8 +1,8 @@
 """One training iteration of PPO or A2C on one dataset: no processes, no shared memory.
 
 Consumes a `Dataset` of raw observations, produces `TrainMetrics` and, on demand, the block of weights and statistics
-that roles act with. A dataset is trained under the normalizer statistics that its newest behaviour used; what the
-dataset adds to them enters with the next publication.
+that roles act with. Each sample's observation is normalized with the statistics that its own behaviour used; what the
+dataset adds to them goes out with the next publication.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class OnPolicyLearner:
 
     Attributes:
         policy_version: optimizer steps so far.
-        model: the model; between datasets its statistics are those under which it was trained last.
+        model: the model, its statistics the newest.
     """
 
     def __init__(self, model: ActorCritic, config: TrainConfig, device: torch.device) -> None:
@@ -110,8 +110,8 @@ class OnPolicyLearner:
         self._learning_rate = LearningRate(config)
         self._obs_moments = RunningMoments(model.observation_size, device)
         self._return_moments = RunningMoments(1, device)
-        self._newest_statistics = self.model.statistics.clone()
-        self._published_statistics: dict[int, Tensor] = {}
+        self._obs_statistics = self._copy_obs_statistics()
+        self._published_obs_statistics: dict[int, Tensor] = {}
         self._generator = torch.Generator().manual_seed(config.seed)
         self._clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
         self._needs_kl = config.kl_loss_coeff > 0.0 or self._learning_rate.is_adaptive
@@ -122,7 +122,7 @@ class OnPolicyLearner:
         return block_size(self.model)
 
     def publication(self, out: Tensor | None = None) -> Tensor:
-        """Write the current weights and the newest statistics as one block, and remember what went out.
+        """Write the current weights and statistics as one block, and remember what went out.
 
         Args:
             out: [block_size] float32 to write to; a new CPU tensor if not given.
@@ -132,12 +132,12 @@ class OnPolicyLearner:
         """
         if out is None:
             out = torch.empty(self.block_size)
-        write_block(self.model, self._flat, out, self._newest_statistics)
+        write_block(self.model, self._flat, out)
         oldest = self.policy_version - self._config.max_policy_lag
-        self._published_statistics = {
-            version: statistics for version, statistics in self._published_statistics.items() if version >= oldest
+        self._published_obs_statistics = {
+            version: statistics for version, statistics in self._published_obs_statistics.items() if version >= oldest
         }
-        self._published_statistics[self.policy_version] = self._newest_statistics
+        self._published_obs_statistics[self.policy_version] = self._obs_statistics
         return out
 
     def train(self, dataset: Dataset, env_steps_before: int, after_epoch: Callable[[], None]) -> TrainMetrics:
@@ -150,10 +150,9 @@ class OnPolicyLearner:
 
         Raises:
             FloatingPointError: a loss or gradient was not finite; `after_epoch` is not called with such weights.
-            LookupError: the dataset's newest policy version was never published.
+            LookupError: a policy version in the dataset was never published.
         """
         dataset = dataset.to(self._device)
-        self._put_in_force(dataset.newest_policy_version)
         samples, raw_values, raw_returns = self._prepare(dataset)
         self._learning_rate.start_dataset(env_steps_before)
         steps: list[_Step] = []
@@ -175,7 +174,6 @@ class OnPolicyLearner:
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another."""
         model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-        model["statistics"] = self._newest_statistics.cpu().clone()
         optimizer = {name: tensor.detach().cpu().clone() for name, tensor in self._optimizer_tensors().items()}
         optimizer["generator"] = self._generator.get_state()
         scalars: dict[str, Scalar] = {
@@ -189,8 +187,8 @@ class OnPolicyLearner:
     def load_state_dict(self, state: LearnerState) -> None:
         """Continue from `state`; publish before the next dataset is collected."""
         self.model.load_state_dict(state.model)
-        self._newest_statistics = self.model.statistics.clone()
-        self._published_statistics = {}
+        self._obs_statistics = self._copy_obs_statistics()
+        self._published_obs_statistics = {}
         for name, tensor in self._optimizer_tensors().items():
             tensor.copy_(state.optimizer[name])
         self._generator.set_state(state.optimizer["generator"])
@@ -216,21 +214,38 @@ class OnPolicyLearner:
             "return_variance": self._return_moments.variance,
         }
 
-    def _put_in_force(self, version: int) -> None:
-        """Normalize observations as the roles did that acted under `version`.
+    def _copy_obs_statistics(self) -> Tensor:
+        return self.model.statistics[: 2 * self.model.observation_size].clone()
 
-        Returns need no such care: the slots hold values in units of rewards, and the critic's head always fits the
-        newest statistics of returns.
+    def _normalize(self, obs: Tensor, versions: Tensor) -> Tensor:
+        """Normalize samples as the roles did that acted on them, in place.
+
+        So a policy that has not changed gives each action the probability that it had, though statistics have moved
+        since. Returns need no such care: the slots hold values in units of rewards, and the critic's head always fits
+        the newest statistics of returns.
+
+        Args:
+            obs: [N, D] float32, raw.
+            versions: [N] int64, the policy version that acted on each.
         """
-        statistics = self._published_statistics.get(version)
-        if statistics is None:
-            known = sorted(self._published_statistics)
+        present = torch.unique(versions).tolist()
+        unknown = [version for version in present if version not in self._published_obs_statistics]
+        if unknown:
             raise LookupError(
-                f"the dataset's newest policy version is {version}, but the versions published within max_policy_lag "
-                f"are {known}: publish before collecting, and drop older trajectories before training"
+                f"the dataset has samples of the policy versions {unknown}, but those published within max_policy_lag "
+                f"are {sorted(self._published_obs_statistics)}: publish before collecting, and drop older trajectories"
             )
-        size = 2 * self.model.observation_size
-        self.model.statistics[:size] = statistics[:size]
+        groups: dict[int, list[int]] = {}  # versions by the statistics that they share
+        for version in present:
+            groups.setdefault(id(self._published_obs_statistics[version]), []).append(version)
+        if len(groups) == 1:
+            return self.model.normalize_obs(obs, out=obs, statistics=self._published_obs_statistics[present[0]])
+        for group in groups.values():
+            rows = torch.isin(versions, torch.tensor(group, device=self._device)).nonzero().squeeze(-1)
+            own = obs.index_select(0, rows)
+            statistics = self._published_obs_statistics[group[0]]
+            obs.index_copy_(0, rows, self.model.normalize_obs(own, out=own, statistics=statistics))
+        return obs
 
     def _prepare(self, dataset: Dataset) -> tuple[_Samples, Tensor, Tensor]:
         """Turn a dataset into samples, raw values and raw returns of its valid rows; take in its statistics."""
@@ -254,7 +269,7 @@ class OnPolicyLearner:
         raw_returns = returns.flatten().index_select(0, rows)
         self._take_in(raw_obs, raw_returns)
         samples = _Samples(
-            obs=self.model.normalize_obs(raw_obs, out=raw_obs),
+            obs=self._normalize(raw_obs, dataset.policy_version.flatten().index_select(0, rows)),
             action=dataset.action.flatten(0, 1).index_select(0, rows),
             action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
             log_prob=dataset.log_prob.flatten().index_select(0, rows),
@@ -265,18 +280,15 @@ class OnPolicyLearner:
         return samples, raw_values, raw_returns
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
-        """Add the dataset to the statistics: those of observations go out with the next publication, unused before."""
-        statistics = self._newest_statistics.clone()
-        size = self.model.observation_size
+        """Add the dataset to the statistics, which go out with the next publication."""
         if self._config.normalize_input:
             self._obs_moments.update(raw_obs)
-            statistics[:size] = self._obs_moments.mean
-            statistics[size : 2 * size] = self._obs_moments.std
+            self.model.obs_mean.copy_(self._obs_moments.mean)
+            self.model.obs_std.copy_(self._obs_moments.std)
+            self._obs_statistics = self._copy_obs_statistics()
         if self._config.normalize_returns:
             self._return_moments.update(raw_returns.unsqueeze(-1))
             self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
-            statistics[-2:] = self.model.statistics[-2:]
-        self._newest_statistics = statistics
 
     def _shuffled(self, samples: _Samples) -> _Samples:
         if not self._config.shuffle_minibatches:

@@ -128,16 +128,18 @@ class ActorCritic(nn.Module):
         """[1] view of `statistics`."""
         return self._return_std
 
-    def normalize_obs(self, obs: Tensor, out: Tensor | None = None) -> Tensor:
+    def normalize_obs(self, obs: Tensor, out: Tensor | None = None, statistics: Tensor | None = None) -> Tensor:
         """Observations `[..., D]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`.
 
         Args:
             obs: raw observations.
             out: where to write them, which may be `obs` itself; a new tensor if not given.
+            statistics: [2D] means and deviations to use in place of the model's own.
         """
         if not self._normalizes_obs:
             return obs if out is None or out is obs else out.copy_(obs)
-        return torch.sub(obs, self._obs_mean, out=out).div_(self._obs_std).clamp_(-OBS_CLIP, OBS_CLIP)
+        mean, std = (self._obs_mean, self._obs_std) if statistics is None else statistics.chunk(2)
+        return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
 
     def normalize_return(self, returns: Tensor) -> Tensor:
         """Returns in the units that the critic predicts."""

@@ -59,18 +59,17 @@ def block_size(model: ActorCritic) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) + model.statistics.numel()
 
 
-def write_block(model: ActorCritic, flat: FlatParameters, out: Tensor, statistics: Tensor | None = None) -> None:
+def write_block(model: ActorCritic, flat: FlatParameters, out: Tensor) -> None:
     """Write parameters and statistics into `out: [N + 2D + 2] float32`.
 
     Args:
         model: the model that `flat` belongs to.
         flat: its parameters.
         out: the block, on any device.
-        statistics: [2D + 2] float32, what to write in place of the model's own.
     """
     _check_size(model, flat, out)
     out[: flat.size].copy_(flat.data)
-    out[flat.size :].copy_(model.statistics if statistics is None else statistics)
+    out[flat.size :].copy_(model.statistics)
 
 
 def read_block(model: ActorCritic, flat: FlatParameters, block: Tensor) -> None:

@@ -47,6 +47,9 @@ class Fakes:
         def publish(self, block: Any, version: int) -> None:
             self.fakes.log.append(("publish", version, block[0]))
 
+    def poll(self) -> None:
+        """Of the exchange: nothing is granted here."""
+
     # the learner
     block_size = 4
 

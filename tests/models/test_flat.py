@@ -48,14 +48,6 @@ def test_a_block_carries_weights_and_statistics() -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_other_statistics_can_be_sent_than_those_in_force() -> None:
-    model = make_model()
-    flat, block, newest = FlatParameters(model), torch.empty(block_size(model)), torch.arange(12.0)
-    write_block(model, flat, block, newest)
-    assert torch.equal(block[-12:], newest)
-    assert float(model.return_std) == 1.0
-
-
 def test_a_block_of_another_model_is_refused() -> None:
     model = make_model()
     flat = FlatParameters(model)
