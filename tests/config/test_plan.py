@@ -63,9 +63,11 @@ def test_explicit_values_are_kept() -> None:
 
 
 def test_the_learner_has_all_cores_in_sync_and_what_is_left_in_async() -> None:
-    assert planned(Machine(8), async_rl=False).learner_threads == 8
-    assert planned(Machine(8), num_workers=6).learner_threads == 2
-    assert planned(Machine(8), num_workers=8).learner_threads == 1
+    large = {"encoder_mlp_layers": [512, 512], "batch_size": 4096}
+    assert planned(Machine(8), async_rl=False, **large).learner_threads == 8
+    assert planned(Machine(8), num_workers=6, **large).learner_threads == 2
+    assert planned(Machine(8), num_workers=8, **large).learner_threads == 1
+    assert planned(Machine(8), async_rl=False, encoder_mlp_layers=[64, 64]).learner_threads == 1
 
 
 def test_sync_has_exactly_a_dataset_of_slots_and_no_lag() -> None:
