@@ -33,7 +33,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import environment_traceback
-from asyncrl.envs.making import env_seed, make_env
+from asyncrl.envs.making import env_seed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.batcher import Batcher
@@ -47,7 +47,8 @@ from asyncrl.models.flat import block_size
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import Report
 from asyncrl.rollout.actions import LocalActions, RemoteActions
-from asyncrl.rollout.env_group import EnvGroup, EnvironmentCallFailed
+from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.env_group import EnvironmentCallFailed
 from asyncrl.rollout.split import ActionSource, Split
 from asyncrl.rollout.worker import RolloutWorker
 from asyncrl.runtime import checkpoint
@@ -133,7 +134,7 @@ def build_rollout_worker(setup: RunSetup, worker_idx: int, learner: Waker, serve
     return RolloutWorker(
         worker_idx=worker_idx,
         splits=[
-            Split(split_idx, _build_env_group(setup, split_idx), slots, actions, phases)
+            Split(split_idx, build_env_group(setup.config, plan, setup.spec, split_idx), slots, actions, phases)
             for split_idx in range(first_split, first_split + plan.worker_num_splits)
         ],
         slots=slots,
@@ -142,18 +143,6 @@ def build_rollout_worker(setup: RunSetup, worker_idx: int, learner: Waker, serve
         learner=learner,
         control=setup.control,
         phases=phases,
-    )
-
-
-def _build_env_group(setup: RunSetup, split_idx: int) -> EnvGroup:
-    config, num_envs = setup.config, setup.plan.envs_per_split
-    first_env = split_idx * num_envs
-    return EnvGroup(
-        envs=[make_env(config.env, config.env_kwargs) for _ in range(num_envs)],
-        seeds=[env_seed(config.seed, first_env + env) for env in range(num_envs)],
-        first_env_idx=first_env,
-        spec=setup.spec,
-        squash=config.squash_actions,
     )
 
 

@@ -30,6 +30,12 @@ class TrainConfig(BaseModel):
     # What to train
     env: str = _setting("", "run", "Gymnasium id, or module:Id for an environment that its module registers")
     env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
+    env_backend: Literal["auto", "gym", "gym_vector"] = _setting(
+        "auto",
+        "run",
+        "step environments one by one (gym), or all of a split at once by the vectorized implementation that Gymnasium "
+        "has registered for the id (gym_vector); auto takes that where there is one with the same spaces",
+    )
     algo: Literal["ppo", "a2c"] = _setting("ppo", "run", "learning algorithm")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
         0, "run", "seed of weights, exploration and, one derived seed each, of the environments"

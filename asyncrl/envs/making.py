@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import error as gymnasium_error
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from asyncrl.config.errors import UsageError
 
@@ -59,6 +60,36 @@ def make_env(
             if "unexpected keyword argument" not in str(error):
                 raise
             raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}") from error
+
+
+def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """Makes the vectorized implementation that is registered for the id, as Gymnasium's `make_vec` does."""
+    registered_id = _import_registering_module(env_id)
+    with _without_registry_warnings():
+        return gymnasium.make_vec(
+            registered_id,
+            num_envs=num_envs,
+            vectorization_mode=gymnasium.VectorizeMode.VECTOR_ENTRY_POINT,
+            **dict(env_kwargs or {}),
+        )
+
+
+def why_not_vectorized(env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any]) -> str | None:
+    """Why the id's vectorized implementation cannot stand for `env`; None if it can."""
+    if env.spec is None or env.spec.vector_entry_point is None:
+        return "none is registered"
+    try:
+        vector_env = make_vector_env(env_id, env_kwargs, num_envs=2)
+    except Exception as error:
+        return f"it cannot be made: {error}"
+    try:
+        spaces = (vector_env.single_observation_space, vector_env.single_action_space)
+        if spaces != (env.observation_space, env.action_space):
+            return "its spaces are others"
+        mode = vector_env.metadata.get("autoreset_mode")
+        return None if mode == AutoresetMode.NEXT_STEP else f"its autoreset mode is {mode}, not NEXT_STEP"
+    finally:
+        vector_env.close()
 
 
 def env_seed(seed: int, env_idx: int) -> int:

@@ -24,7 +24,9 @@ from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 _OUTPUT_SHOWN = 2000
 
 
-def probe(env_id: str, env_kwargs: Mapping[str, Any] | None = None, timeout_s: float = 60.0) -> EnvSpec:
+def probe(
+    env_id: str, env_kwargs: Mapping[str, Any] | None = None, timeout_s: float = 60.0, env_backend: str = "gym"
+) -> EnvSpec:
     """Makes and resets the environment once, in a child process, and returns what it is.
 
     Raises:
@@ -33,7 +35,7 @@ def probe(env_id: str, env_kwargs: Mapping[str, Any] | None = None, timeout_s: f
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl_probe_") as folder_name:
         folder = Path(folder_name)
-        request = {"env_id": env_id, "env_kwargs": dict(env_kwargs or {})}
+        request = {"env_id": env_id, "env_kwargs": dict(env_kwargs or {}), "env_backend": env_backend}
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         exit_code = _run_child(folder, env_id, timeout_s)
         try:
@@ -99,9 +101,9 @@ def _describe_exit(exit_code: int) -> str:
     return f"signal {signal.Signals(-exit_code).name}"
 
 
-def _answer(env_id: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str) -> dict[str, Any]:
     """The child's work: what the parent is told, as JSON values."""
-    from asyncrl.envs.making import make_env
+    from asyncrl.envs.making import make_env, why_not_vectorized
     from asyncrl.envs.spaces import check_observation, read_spec
 
     try:
@@ -109,6 +111,11 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         spec = read_spec(env, env_id)
         observation, _ = env.reset(seed=0)
         check_observation(observation, spec)
+        if env_backend != "gym":
+            obstacle = why_not_vectorized(env_id, env_kwargs, env)
+            if obstacle is not None and env_backend == "gym_vector":
+                raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
+            spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
         answer = {"spec": encode_spec(spec)}
         env.close()
     except UsageError as error:
@@ -120,7 +127,7 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-    answer = _answer(request["env_id"], request["env_kwargs"])
+    answer = _answer(**request)
     unfinished = folder / "answer.unfinished"
     unfinished.write_text(json.dumps(answer), encoding="utf-8")
     unfinished.rename(folder / "answer.json")

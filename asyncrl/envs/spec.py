@@ -49,6 +49,7 @@ class EnvSpec:
         observation_dtype: NumPy dtype name in which the environment gives it.
         action: meaning of an action.
         max_episode_steps: time limit in steps, None if there is none or it is not known.
+        is_vectorized: whether its registered vectorized implementation is used.
     """
 
     env_id: str
@@ -56,3 +57,4 @@ class EnvSpec:
     observation_dtype: str
     action: BoxAction | DiscreteAction
     max_episode_steps: int | None
+    is_vectorized: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,17 +11,12 @@ from torch.nn.functional import linear, log_softmax
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.models.activations import ACTIVATIONS
 from asyncrl.models.distributions import ActionDistribution, make_distribution
 
 OBS_CLIP = 10.0
 _LOG_STD_RANGE = (-5.0, 5.0)
 _POLICY_HEAD_GAIN = 0.01
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh_,
-    "relu": torch.relu_,
-    "elu": lambda x: nn.functional.elu(x, inplace=True),
-}
-
 _Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
@@ -66,7 +60,7 @@ class ActorCritic(nn.Module):
         self._normalizes_obs = config.normalize_input
         self._is_gaussian = isinstance(spec.action, BoxAction)
         self._is_shared = config.actor_critic_share_weights
-        self._activation = _ACTIVATIONS[config.nonlinearity]
+        self._activation = ACTIVATIONS[config.nonlinearity]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self._build(config)

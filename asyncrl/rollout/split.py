@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.rollout.env_group import EnvGroup, StepRows
+from asyncrl.monitoring.reports import EpisodeRecord
+from asyncrl.rollout.env_group import FloatArray, StepRows
 
 
 class ActionSource(Protocol):
@@ -21,13 +23,34 @@ class ActionSource(Protocol):
         """Whether the last request of the split was answered."""
 
 
+class StepsEnvironments(Protocol):
+    """A split's environments, see `asyncrl.rollout.env_group.EnvGroup`."""
+
+    def __len__(self) -> int: ...
+
+    def reset(self, obs: FloatArray) -> None:
+        """Starts an episode in every environment."""
+
+    def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
+        """Takes one step in every environment and returns how many were made."""
+
+    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
+        """Writes the first row of a new slot from the last row of the one before."""
+
+    def take_episodes(self) -> tuple[EpisodeRecord, ...]:
+        """Episodes finished since the last call."""
+
+    def close(self) -> None:
+        """Closes the environments."""
+
+
 class Split:
     """A split's environments and the slot that they fill."""
 
     def __init__(
         self,
         split_idx: int,
-        group: EnvGroup,
+        group: StepsEnvironments,
         slots: TrajectorySlots,
         actions: ActionSource,
         phases: PhaseTimer | None = None,

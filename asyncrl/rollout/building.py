@@ -1,0 +1,22 @@
+"""Makes the environments of a split, one by one or vectorized as the probe of the environment decided."""
+
+from __future__ import annotations
+
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.making import env_seed, make_env, make_vector_env
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.split import StepsEnvironments
+from asyncrl.rollout.vector_env_group import VectorEnvGroup
+
+
+def build_env_group(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int) -> StepsEnvironments:
+    """The environments of split `split_idx`, each with a seed of its own (a vectorized one has one for all)."""
+    first_env = split_idx * plan.envs_per_split
+    seeds = [env_seed(config.seed, env_idx) for env_idx in range(first_env, first_env + plan.envs_per_split)]
+    if spec.is_vectorized:
+        vector_env = make_vector_env(config.env, config.env_kwargs, plan.envs_per_split)
+        return VectorEnvGroup(vector_env, seeds[0], first_env, spec, config.squash_actions)
+    envs = [make_env(config.env, config.env_kwargs) for _ in seeds]
+    return EnvGroup(envs, seeds, first_env, spec, config.squash_actions)
