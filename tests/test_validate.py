@@ -17,7 +17,7 @@ def test_torch_is_never_imported() -> None:
     code = (
         "import sys; from asyncrl.validate import main; main(['--env=CartPole-v1']); assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_a_good_run_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:

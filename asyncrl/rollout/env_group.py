@@ -14,10 +14,13 @@ from typing import Any, SupportsFloat
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
+
+NO_LIMIT = 2**62
 
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
@@ -61,6 +64,10 @@ class EnvGroup:
     ) -> None:
         """Takes ownership of the environments; `seeds` are used at the first reset only, one for each."""
         self._envs = list(envs)
+        inner = [without_bookkeeping(env) for env in envs]
+        self._steps = [env.step for env, _ in inner]
+        self._resets = [env.reset for env, _ in inner]
+        self._time_limits = [limit for _, limit in inner]
         self._seeds: list[int | None] = list(seeds)
         self._first_env_idx = first_env_idx
         self._adapter = ActionAdapter(spec, squash)
@@ -69,6 +76,7 @@ class EnvGroup:
         self._returns = [0.0] * len(self._envs)
         self._num_rows = 0
         self._first_rows = [0] * len(self._envs)  # the row of each environment's first step in its episode
+        self._last_rows = [limit - 1 for limit in self._time_limits]  # the row at which its time limit is reached
         self._finished_steps = [0] * len(self._envs)
         self._episodes: list[EpisodeRecord] = []
 
@@ -97,18 +105,19 @@ class EnvGroup:
         rewards: list[SupportsFloat] = [0.0] * len(self._envs)
         num_skipped = 0
         returns, holds_final_obs, next_obs = self._returns, self._holds_final_obs, rows.next_obs
+        steps, last_rows, row = self._steps, self._last_rows, self._num_rows
         for env, action in enumerate(self._adapter.to_env_batch(actions)):
             if holds_final_obs[env]:
                 self._skip_final_row(env, rows)
                 num_skipped += 1
                 continue
             try:
-                obs, reward, terminated, truncated, info = self._envs[env].step(action)
+                obs, reward, terminated, truncated, info = steps[env](action)
             except Exception as error:
                 raise self._failed(env, "step") from error
             rewards[env] = reward
             returns[env] += float(reward)
-            if terminated or truncated:
+            if terminated or truncated or row == last_rows[env]:
                 self._finish_episode(env, rows, obs, bool(terminated), info)
             else:
                 self._store_obs(env, obs, next_obs, "step")
@@ -147,7 +156,7 @@ class EnvGroup:
         }
         self._episodes.append(EpisodeRecord(self._returns[env], length, extra_stats))
         self._finished_steps[env] += length
-        self._first_rows[env] = self._num_rows + 1
+        self._begin_episode(env)
         if terminated:
             rows.terminated[env] = True
             self._reset_one(env, rows.next_obs)
@@ -160,12 +169,17 @@ class EnvGroup:
         rows.valid[env] = False
         self._holds_final_obs[env] = False
         self._reset_one(env, rows.next_obs)
+        self._begin_episode(env)
+
+    def _begin_episode(self, env: int) -> None:
+        """The episode's first step is that of the next row."""
         self._first_rows[env] = self._num_rows + 1
+        self._last_rows[env] = self._num_rows + self._time_limits[env]
 
     def _reset_one(self, env: int, obs_rows: FloatArray) -> None:
         seed, self._seeds[env] = self._seeds[env], None
         try:
-            obs, _ = self._envs[env].reset(seed=seed)
+            obs, _ = self._resets[env](seed=seed)
         except Exception as error:
             raise self._failed(env, "reset") from error
         self._returns[env] = 0.0
@@ -181,3 +195,17 @@ class EnvGroup:
     def _failed(self, env: int, call: str) -> EnvironmentCallFailed:
         steps = self._finished_steps[env] + max(0, self._num_rows - self._first_rows[env])
         return EnvironmentCallFailed(self._first_env_idx + env, steps, call)
+
+
+def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], int]:
+    """Takes off the outermost wrappers whose work `EnvGroup` does itself, for each is a call in every step.
+
+    Returns:
+        The environment inside, and its time limit in steps; a number that is never reached if there is none.
+    """
+    limit = NO_LIMIT
+    while isinstance(env, gymnasium.Wrapper) and type(env) in (TimeLimit, OrderEnforcing):
+        if isinstance(env, TimeLimit):
+            limit = min(limit, env._max_episode_steps)
+        env = env.env
+    return env, limit

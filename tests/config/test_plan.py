@@ -153,4 +153,4 @@ def test_impossible_settings_still_resolve() -> None:
 
 def test_the_plan_imports_neither_torch_nor_pydantic() -> None:
     code = "import sys, asyncrl.config.plan; assert not {'torch', 'pydantic'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -43,11 +43,15 @@ def test_what_is_not_known_yet_is_a_dash_and_not_a_number():
 
 
 def test_a_reader_that_went_away_does_not_stop_the_run():
+    attempts = []
+
     class BrokenPipe(io.StringIO):
-        def write(self, _):
+        def write(self, text):
+            attempts.append(text)
             raise BrokenPipeError
 
     PlainProgress(BrokenPipe()).record(STATUS)
+    assert len(attempts) == 1
 
 
 def test_quiet_shows_no_progress_but_says_what_goes_wrong(capsys):

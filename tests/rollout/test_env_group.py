@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from small_runs import BOX, CHOICE, FakeActions, ScriptedEnv, planned, small_arena
 
 from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import EnvGroup, EnvironmentCallFailed
+from asyncrl.rollout.env_group import EnvGroup, EnvironmentCallFailed, StepRows
 from asyncrl.rollout.split import Split
 
 GO, TERMINATED, TRUNCATED, BOTH = (False, False), (True, False), (False, True), (True, True)
@@ -206,3 +208,38 @@ def test_the_next_slot_starts_right_though_the_slot_before_was_used_again_meanwh
     slots.obs[0] = 77.0
     run.fill(1)
     assert run.obs(1) == [2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("rollout", [4, 5, 6])
+def test_gymnasiums_time_limit_truncates_where_it_would(rollout: int) -> None:
+    limit, kwargs = 5, {"max_episode_steps": 5, "disable_env_checker": True}
+    spec = probe("Pendulum-v1")
+    group = EnvGroup([gymnasium.make("Pendulum-v1", **kwargs)], [7], 0, spec, False)
+    plain = gymnasium.make("Pendulum-v1", **kwargs)
+    expected, _ = plain.reset(seed=7)
+    last = np.empty((1, 3), np.float32)
+    group.reset(last)
+    length = 0
+    for _ in range(4):
+        obs = np.empty((rollout + 1, 1, 3), np.float32)
+        reward = np.empty((rollout, 1), np.float32)
+        terminated, truncated, valid = (np.zeros((rollout, 1), bool) for _ in range(3))
+        starts_anew = length == limit
+        group.start_slot(last, obs[0])
+        for row in range(rollout):
+            if starts_anew and row == 0:
+                (expected, _), length = plain.reset(), 0
+            np.testing.assert_allclose(obs[row, 0], expected, atol=1e-6)
+            action = np.array([[0.5]], np.float32)
+            group.step(action, StepRows(reward[row], terminated[row], truncated[row], valid[row], obs[row + 1]))
+            if length == limit:
+                assert not valid[row, 0]
+                (expected, _), length = plain.reset(), 0
+                continue
+            expected, expected_reward, _, expected_truncated, _ = plain.step(action[0])
+            length += 1
+            assert valid[row, 0]
+            assert reward[row, 0] == pytest.approx(expected_reward, rel=1e-5)
+            assert truncated[row, 0] == expected_truncated == (length == limit)
+        last = obs[-1]
+    assert {episode.length for episode in group.take_episodes()} == {limit}
