@@ -9,10 +9,8 @@ it is READY. The words are the truth; rings only carry the news.
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena
 
@@ -125,11 +123,6 @@ class TrajectorySlots:
                     f"slot {slot} of split {self.owner(slot)}: {name} of row {row}, environment {env} was never "
                     "written or is not a number"
                 )
-
-    def env_rows(self, field: npt.NDArray[Any], slot: int, row: int) -> npt.NDArray[Any]:
-        """One row of a field for all environments: `[E, ...]`, a view."""
-        view: npt.NDArray[Any] = field[slot, row]
-        return view
 
     def _poison(self, slot: int) -> None:
         for field in (self.value, self.log_prob, self.reward):

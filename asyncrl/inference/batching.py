@@ -25,7 +25,7 @@ class RequestBatcher:
         self._splits.extend(splits)
 
     def wait_s(self, now: float) -> float | None:
-        """Seconds until the batch should run, 0 for now, None if nothing is there."""
+        """Seconds until the batch should run: 0 if it should run at once, None if nothing is there."""
         if self._oldest is None:
             return None
         if len(self._splits) >= self._full_batch:
