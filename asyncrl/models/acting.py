@@ -6,7 +6,7 @@ Rollout workers (local inference) and inference workers (central) act through th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ import torch
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.array_policy import ArrayActResult, ArrayPolicy, FloatArray
 from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 
@@ -38,9 +39,9 @@ class ActingPolicy:
         self._phases = phases or PhaseTimer()
         self._slots = slots
         self._device = device
-        self._generator = torch.Generator(device=device).manual_seed(seed)
         self._publication = 0
         self._version = -1
+        self._act = self._make_act(seed)
         self._batch = np.empty((0, slots.obs.shape[3]), dtype=np.float32)
 
     @property
@@ -78,9 +79,7 @@ class ActingPolicy:
             obs = self._batch[:size]
             np.concatenate([slots.obs[place] for place in places], out=obs)
         self._phases.charge(Phase.GATHER)
-        result = self._model.act(torch.from_numpy(obs).to(self._device), self._generator)
-        action, parameters = result.action.cpu().numpy(), result.action_parameters.cpu().numpy()
-        log_prob, value = result.log_prob.cpu().numpy(), result.value.cpu().numpy()
+        action, log_prob, value, parameters = self._act(obs)
         self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):
@@ -93,3 +92,14 @@ class ActingPolicy:
                 slots.action_parameters[place] = parameters[envs]
                 slots.log_prob[place] = log_prob[envs]
         self._phases.charge(Phase.COPY)
+
+    def _make_act(self, seed: int) -> Callable[[FloatArray], ArrayActResult]:
+        if self._device.type == "cpu":
+            return ArrayPolicy(self._model, seed).act
+        generator = torch.Generator(device=self._device).manual_seed(seed)
+
+        def act(obs: FloatArray) -> ArrayActResult:
+            result = self._model.act(torch.from_numpy(obs).to(self._device), generator)
+            return ArrayActResult(*(tensor.cpu().numpy() for tensor in result))
+
+        return act

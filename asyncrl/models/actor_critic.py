@@ -15,7 +15,7 @@ from asyncrl.models.activations import ACTIVATIONS
 from asyncrl.models.distributions import ActionDistribution, make_distribution
 
 OBS_CLIP = 10.0
-_LOG_STD_RANGE = (-5.0, 5.0)
+LOG_STD_RANGE = (-5.0, 5.0)
 _POLICY_HEAD_GAIN = 0.01
 _Layers = tuple[tuple[Tensor, Tensor], ...]
 
@@ -57,9 +57,10 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.observation_size = spec.observation_size
         self.distribution: ActionDistribution = make_distribution(spec.action, config.squash_actions)
-        self._normalizes_obs = config.normalize_input
-        self._is_gaussian = isinstance(spec.action, BoxAction)
+        self.normalizes_obs = config.normalize_input
+        self.is_gaussian = isinstance(spec.action, BoxAction)
         self._is_shared = config.actor_critic_share_weights
+        self.nonlinearity = config.nonlinearity
         self._activation = ACTIVATIONS[config.nonlinearity]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -74,7 +75,7 @@ class ActorCritic(nn.Module):
         self.critic = None if self._is_shared else _make_mlp(widths)
         num_outputs = self.distribution.num_parameters
         self.log_std: nn.Parameter | None = None
-        if self._is_gaussian and not config.adaptive_stddev:
+        if self.is_gaussian and not config.adaptive_stddev:
             num_outputs //= 2
             self.log_std = nn.Parameter(torch.full((num_outputs,), math.log(config.initial_stddev)))
         self.policy_head = nn.Linear(widths[-1], num_outputs)
@@ -84,7 +85,7 @@ class ActorCritic(nn.Module):
                 _initialize_orthogonal(module, math.sqrt(2.0))
             _initialize_orthogonal(self.policy_head, _POLICY_HEAD_GAIN)
             _initialize_orthogonal(self.value_head, 1.0)
-        if self._is_gaussian and config.adaptive_stddev:
+        if self.is_gaussian and config.adaptive_stddev:
             with torch.no_grad():
                 self.policy_head.bias[num_outputs // 2 :].fill_(math.log(config.initial_stddev))
 
@@ -95,9 +96,9 @@ class ActorCritic(nn.Module):
 
     def _refresh_references(self) -> None:
         """Keep weights and views at hand: looking them up in modules costs as much as a small layer's arithmetic."""
-        self._actor_layers = _layers_of(self.actor)
-        self._critic_layers = _layers_of(self.critic or [])
-        self._heads = _layers_of([self.policy_head, self.value_head])
+        self.actor_layers = _layers_of(self.actor)
+        self.critic_layers = _layers_of(self.critic or [])
+        self.heads = _layers_of([self.policy_head, self.value_head])
         size, statistics = self.observation_size, self.statistics
         self._obs_mean, self._obs_std = statistics[:size], statistics[size : 2 * size]
         self._return_mean, self._return_std = statistics[-2:-1], statistics[-1:]
@@ -130,7 +131,7 @@ class ActorCritic(nn.Module):
             out: where to write them, which may be `obs` itself; a new tensor if not given.
             statistics: [2D] means and deviations to use in place of the model's own.
         """
-        if not self._normalizes_obs:
+        if not self.normalizes_obs:
             return obs if out is None or out is obs else out.copy_(obs)
         mean, std = (self._obs_mean, self._obs_std) if statistics is None else statistics.chunk(2)
         return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
@@ -150,7 +151,7 @@ class ActorCritic(nn.Module):
         old_mean, old_std = self._return_mean.clone(), self._return_std.clone()
         self._return_mean.copy_(mean)
         self._return_std.copy_(std)
-        weight, bias = self._heads[1]
+        weight, bias = self.heads[1]
         weight.mul_(old_std / self._return_std)
         bias.mul_(old_std).add_(old_mean - self._return_mean).div_(self._return_std)
 
@@ -160,9 +161,9 @@ class ActorCritic(nn.Module):
 
     def forward(self, normalized_obs: Tensor) -> ForwardResult:
         """Run both networks on `[B, D]` normalized observations."""
-        features = self._run_mlp(self._actor_layers, normalized_obs)
-        critic_features = features if self._is_shared else self._run_mlp(self._critic_layers, normalized_obs)
-        weight, bias = self._heads[1]
+        features = self._run_mlp(self.actor_layers, normalized_obs)
+        critic_features = features if self._is_shared else self._run_mlp(self.critic_layers, normalized_obs)
+        weight, bias = self.heads[1]
         value = linear(critic_features, weight, bias).squeeze(-1)
         return ForwardResult(self._action_parameters(features), value)
 
@@ -176,7 +177,7 @@ class ActorCritic(nn.Module):
     @torch.inference_mode()
     def act_deterministic(self, obs: Tensor) -> Tensor:
         """Choose the policy's mode for raw observations `[B, D] float32`."""
-        features = self._run_mlp(self._actor_layers, self.normalize_obs(obs))
+        features = self._run_mlp(self.actor_layers, self.normalize_obs(obs))
         return self.distribution.mode(self._action_parameters(features))
 
     def _run_mlp(self, layers: _Layers, features: Tensor) -> Tensor:
@@ -185,14 +186,14 @@ class ActorCritic(nn.Module):
         return features
 
     def _action_parameters(self, features: Tensor) -> Tensor:
-        weight, bias = self._heads[0]
+        weight, bias = self.heads[0]
         outputs = linear(features, weight, bias)
-        if not self._is_gaussian:
+        if not self.is_gaussian:
             return log_softmax(outputs, dim=-1)
         if self.log_std is not None:
             return torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
         mean, log_std = outputs.chunk(2, dim=-1)
-        return torch.cat((mean, log_std.clamp(*_LOG_STD_RANGE)), dim=-1)
+        return torch.cat((mean, log_std.clamp(*LOG_STD_RANGE)), dim=-1)
 
 
 def neutral_statistics(observation_size: int) -> Tensor:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,6 +27,16 @@ class Sample(NamedTuple):
 
     action: Tensor
     log_prob: Tensor
+
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class ArraySample(NamedTuple):
+    """A `Sample` as NumPy arrays, for roles that act on a CPU."""
+
+    action: npt.NDArray[Any]
+    log_prob: FloatArray
 
 
 class ActionDistribution(ABC):
@@ -44,6 +55,10 @@ class ActionDistribution(ABC):
     @abstractmethod
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
         """Draw one action for each row of `parameters: [B, P]`; no gradient flows through the draw."""
+
+    @abstractmethod
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
+        """What `sample` does, on NumPy arrays."""
 
     @abstractmethod
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -79,6 +94,18 @@ class DiagonalGaussian(ActionDistribution):
         action = torch.addcmul(mean, log_std.exp(), noise)
         log_prob = torch.rsub(torch.addcmul(log_std, noise, noise, value=0.5).sum(-1), -self._log_normalizer)
         return Sample(action, log_prob)
+
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+        mean, log_std = parameters[:, : self.num_actions], parameters[:, self.num_actions :]
+        noise = generator.standard_normal(mean.shape, dtype=np.float32)
+        action = np.exp(log_std)
+        action *= noise
+        action += mean
+        noise *= noise
+        noise *= np.float32(0.5)
+        noise += log_std
+        log_prob = np.subtract(np.float32(-self._log_normalizer), noise.sum(-1))
+        return ArraySample(action, log_prob)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
         mean, log_std = parameters.chunk(2, dim=-1)
@@ -117,6 +144,11 @@ class SquashedGaussian(DiagonalGaussian):
         action, log_prob = super().sample(parameters, generator)
         return Sample(action, log_prob - _log_tanh_slope(action).sum(-1))
 
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+        action, log_prob = super().sample_arrays(parameters, generator)
+        slope = np.float32(2.0) * (np.float32(_LOG_TWO) - action - np.logaddexp(np.float32(0.0), -2.0 * action))
+        return ArraySample(action, log_prob - slope.sum(-1))
+
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
         return super().log_prob(parameters, action) - _log_tanh_slope(action).sum(-1)
 
@@ -145,6 +177,12 @@ class Categorical(ActionDistribution):
         race = torch.empty_like(parameters).exponential_(generator=generator).log_()
         action = torch.argmax(parameters - race, dim=-1)
         return Sample(action, self.log_prob(parameters, action))
+
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+        race = generator.standard_exponential(parameters.shape, dtype=np.float32)
+        np.maximum(race, np.finfo(np.float32).tiny, out=race)
+        action = np.argmax(parameters - np.log(race, out=race), axis=-1)
+        return ArraySample(action, np.take_along_axis(parameters, action[:, None], axis=-1)[:, 0])
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
         return parameters.gather(-1, action.unsqueeze(-1)).squeeze(-1)

@@ -50,7 +50,11 @@ class ChildFailure:
 
 
 def process_context(extra_modules: Sequence[str] = ()) -> BaseContext:
-    """The start method of all children, with its server's modules set; nothing is started yet."""
+    """The start method of all children, with its server's modules set; nothing is started yet.
+
+    NumPy's BLAS, which workers act with, would otherwise start a thread for every core in every worker.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")

@@ -1,0 +1,117 @@
+"""Acting in NumPy: what `ActorCritic.act` computes, for roles that act on a CPU between steps of environments.
+
+A forward pass over a few dozen observations is short of everything but calls, and between two of them a simulator has
+emptied the caches: right after 32 steps of HalfCheetah, PyTorch takes 265 microseconds for a pass that takes 51 when
+repeated, and this module 91. Nothing is trained here, so nothing of PyTorch is missed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from asyncrl.models.actor_critic import LOG_STD_RANGE, OBS_CLIP, ActorCritic
+
+FloatArray = npt.NDArray[np.float32]
+_Layers = tuple[tuple[FloatArray, FloatArray], ...]
+_CLIP = np.float32(OBS_CLIP)
+
+
+def _tanh(features: FloatArray) -> None:
+    np.tanh(features, out=features)
+
+
+def _relu(features: FloatArray) -> None:
+    np.maximum(features, np.float32(0.0), out=features)
+
+
+def _elu(features: FloatArray) -> None:
+    np.expm1(features, out=features, where=features < 0.0)
+
+
+_ACTIVATIONS: dict[str, Callable[[FloatArray], None]] = {"tanh": _tanh, "relu": _relu, "elu": _elu}
+"""By the name in the settings; in place."""
+
+
+class ArrayActResult(NamedTuple):
+    """The arrays of an `asyncrl.models.actor_critic.ActResult`."""
+
+    action: npt.NDArray[np.float32] | npt.NDArray[np.int64]
+    log_prob: FloatArray
+    value: FloatArray
+    action_parameters: FloatArray
+
+
+class ArrayPolicy:
+    """Acts with the parameters and statistics of a model on the CPU, whose memory it shares.
+
+    What the model is given later, in place, this policy has at once.
+    """
+
+    def __init__(self, model: ActorCritic, seed: int) -> None:
+        """Views the parameters of `model`, which must be flat already (`FlatParameters`)."""
+        self._distribution = model.distribution
+        self._normalizes_obs = model.normalizes_obs
+        self._is_gaussian = model.is_gaussian
+        self._activation = _ACTIVATIONS[model.nonlinearity]
+        self._actor = _arrays_of(model.actor_layers)
+        self._critic = _arrays_of(model.critic_layers)
+        (self._policy_head, self._value_head) = _arrays_of(model.heads)
+        self._log_std = None if model.log_std is None else _array_of(model.log_std)
+        self._obs_mean, self._obs_std = _array_of(model.obs_mean), _array_of(model.obs_std)
+        self._return_mean, self._return_std = _array_of(model.return_mean), _array_of(model.return_std)
+        self._generator = np.random.Generator(np.random.SFC64(seed))
+
+    def act(self, obs: FloatArray) -> ArrayActResult:
+        """Choose actions for raw observations `[B, D]` by drawing from the policy."""
+        if self._normalizes_obs:
+            obs = obs - self._obs_mean
+            obs /= self._obs_std
+            np.minimum(obs, _CLIP, out=obs)
+            np.maximum(obs, -_CLIP, out=obs)
+        features = self._run_mlp(self._actor, obs)
+        parameters = self._action_parameters(features)
+        action, log_prob = self._distribution.sample_arrays(parameters, self._generator)
+        weight, bias = self._value_head
+        value = np.dot(self._run_mlp(self._critic, obs) if self._critic else features, weight[0])
+        value += bias
+        value *= self._return_std
+        value += self._return_mean
+        return ArrayActResult(action, log_prob, value, parameters)
+
+    def _run_mlp(self, layers: _Layers, features: FloatArray) -> FloatArray:
+        for weight, bias in layers:
+            features = np.dot(features, weight.T)
+            features += bias
+            self._activation(features)
+        return features
+
+    def _action_parameters(self, features: FloatArray) -> FloatArray:
+        weight, bias = self._policy_head
+        outputs: FloatArray = np.dot(features, weight.T)
+        outputs += bias
+        if not self._is_gaussian:
+            outputs -= outputs.max(-1, keepdims=True)
+            outputs -= np.log(np.exp(outputs).sum(-1, keepdims=True))
+            return outputs
+        num_actions = self._distribution.num_parameters // 2
+        if self._log_std is None:
+            np.clip(outputs[:, num_actions:], *LOG_STD_RANGE, out=outputs[:, num_actions:])
+            return outputs
+        parameters = np.empty((len(outputs), 2 * num_actions), dtype=np.float32)
+        parameters[:, :num_actions] = outputs
+        parameters[:, num_actions:] = self._log_std
+        return parameters
+
+
+def _array_of(tensor: Tensor) -> FloatArray:
+    array: FloatArray = tensor.detach().numpy()
+    return array
+
+
+def _arrays_of(layers: tuple[tuple[Tensor, Tensor], ...]) -> _Layers:
+    return tuple((_array_of(weight), _array_of(bias)) for weight, bias in layers)
