@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ REPORT_EVERY_S = 1.0
 WATCH_S = 0.2
 SAME_FAILURE_S = 0.3
 GRACE_S = 4.0
+ROLLOUT_NICENESS = 10  # on full cores whoever trains or answers goes first: others wait for that, nobody for one worker
 LEARNER = "learner"
 _ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the environments' seeds
 
@@ -361,6 +363,7 @@ def _rollout_main(
     torch.set_num_threads(1)
     with _environment_errors(worker_idx):
         worker = build_rollout_worker(setup, worker_idx, learner, server)
+        os.nice(ROLLOUT_NICENESS)
         _serve(worker, waker, setup.control, reports.send)
 
 
