@@ -12,4 +12,35 @@ each worker (`local`) or in inference workers that batch requests (`central`). T
 publishes weights. Between processes travel only integers: which slot, which split. `docs/architecture.md` says why.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from asyncrl.policy import Policy
+
 __version__ = "0.1.0"
+
+
+def load_policy(
+    path: str | Path, which: Literal["newest", "best"] = "newest", device: str = "cpu", seed: int = 0
+) -> Policy:
+    """Loads a trained policy; its environment need not be installed.
+
+    Args:
+        path: a run's folder, or one checkpoint's.
+        which: of a run, its newest checkpoint or the one that did best (`save_best_metric`).
+        device: where it is to run: cpu, cuda or cuda:N.
+        seed: of the draws of actions.
+
+    Returns:
+        The policy: `policy.act(obs, deterministic=False)`, and `policy.reset()` where an episode begins.
+
+    Raises:
+        asyncrl.config.errors.UsageError: there is no such policy, or no such device.
+        asyncrl.runtime.checkpoint.CheckpointError: the checkpoint is damaged.
+    """
+    from asyncrl.policy import load_policy as load
+
+    return load(path, which, device, seed)

@@ -8,9 +8,9 @@ Nothing is learned and nothing changes: weights and statistics are the checkpoin
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
@@ -20,20 +20,22 @@ from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from asyncrl.config.schema import TrainConfig
-    from asyncrl.envs.spec import EnvSpec
     from asyncrl.evaluation import EvaluationResult
-    from asyncrl.models.actor_critic import ActorCritic
 
 _FLAGS = (
     ExtraFlag("train_dir", "folder that holds all runs [default train_dir]", is_bool=False),
     ExtraFlag("experiment", "the run; not needed with --checkpoint", is_bool=False),
-    ExtraFlag("checkpoint", "a checkpoint's folder [default the run's newest]", is_bool=False),
+    ExtraFlag("checkpoint", "newest or best of the run, or a checkpoint's folder [default newest]", is_bool=False),
     ExtraFlag("episodes", "number of episodes [default 100]", is_bool=False),
     ExtraFlag("num_envs", "environments that are played side by side [default 8]", is_bool=False),
     ExtraFlag("seed", "seed of the episodes and of the policy's draws [default 0]", is_bool=False),
     ExtraFlag("device", "device of the policy: cpu, cuda or cuda:N [default cpu]", is_bool=False),
     ExtraFlag("deterministic", "take the policy's most likely action instead of drawing one"),
+    ExtraFlag("video", "folder to record the episodes into as videos; needs asyncrl[video]", is_bool=False),
+    ExtraFlag("render", "show the episodes in a window, one after the other"),
     ExtraFlag("json", "print the result as one JSON object on the last line"),
 )
 
@@ -45,12 +47,14 @@ class _Options(BaseModel):
 
     train_dir: str = "train_dir"
     experiment: str | None = None
-    checkpoint: Path | None = None
+    checkpoint: str = "newest"
     episodes: PositiveInt = 100
     num_envs: PositiveInt = 8
     seed: int = 0
     device: str = "cpu"
     deterministic: bool = False
+    video: Path | None = None
+    render: bool = False
     json_: bool = False
 
 
@@ -80,78 +84,52 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate_run(options: _Options) -> EvaluationResult:
-    folder, path = _find(options)
-    config = folder.read_config()
+    path = _find(options)
     env_steps = checkpoints.saved_env_steps(path)
 
     # Imports torch, which takes a second: what a user got wrong is answered before.
     from asyncrl.evaluation import EvaluationResult, evaluate
+    from asyncrl.policy import load_policy
 
-    model, spec = _load_model(config, path, options.device)
-    print(f"{config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
+    policy = load_policy(path, device=options.device, seed=options.seed)
+    print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
     result = evaluate(
-        model,
-        spec,
-        config,
+        policy,
         episodes=options.episodes,
-        num_envs=options.num_envs,
+        num_envs=1 if options.render else options.num_envs,
         seed=options.seed,
         deterministic=options.deterministic,
         report=lambda done, steps: print(f"{done} of {options.episodes} episodes, {steps:,} steps", file=sys.stderr),
+        make=_maker(policy.config, options),
     )
     return EvaluationResult(result.returns, result.lengths, env_steps, str(path))
 
 
-def _find(options: _Options) -> tuple[RunFolder, Path]:
-    """Finds the run and the checkpoint; a checkpoint lies two folders below the run's."""
-    if options.experiment is None and options.checkpoint is None:
+def _find(options: _Options) -> Path:
+    """Finds the checkpoint, without torch."""
+    if options.checkpoint not in ("newest", "best"):
+        path = Path(options.checkpoint)
+        checkpoints.saved_env_steps(path)
+        return path
+    if options.experiment is None:
         raise UsageError("which run? Give --experiment=NAME (and --train_dir), or --checkpoint=PATH")
-    if options.experiment is not None:
-        folder = RunFolder.open(options.train_dir, options.experiment)
-    else:
-        assert options.checkpoint is not None
-        checkpoints.saved_env_steps(options.checkpoint)
-        run = options.checkpoint.resolve().parent.parent
-        folder = RunFolder.open(str(run.parent), run.name)
-    path = options.checkpoint or checkpoints.latest(folder.checkpoints)
-    if path is None:
-        raise UsageError(f"{folder.path} has no checkpoint yet: let it train until it has saved one")
-    return folder, path
+    folder = RunFolder.open(options.train_dir, options.experiment)
+    best = options.checkpoint == "best"
+    found = checkpoints.newest_first(folder.checkpoints / checkpoints.BEST if best else folder.checkpoints)
+    if not found:
+        kind = "best checkpoint" if best else "checkpoint"
+        raise UsageError(f"{folder.path} has no {kind} yet: let it train until it has saved one")
+    return found[0]
 
 
-def _load_model(config: TrainConfig, path: Path, device: str) -> tuple[ActorCritic, EnvSpec]:
-    import torch
+def _maker(config: TrainConfig, options: _Options) -> Callable[[int], gymnasium.Env[Any, Any]] | None:
+    """Makes environments that are shown or recorded; None where neither is asked for."""
+    if options.video is None and not options.render:
+        return None
+    from asyncrl.envs.making import make_shown_env
 
-    from asyncrl.models.actor_critic import ActorCritic
-
-    if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UsageError(f"--device={device} is none of cpu, cuda, cuda:N")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"--device={device}: PyTorch finds no CUDA device here; use --device=cpu")
-    spec = _read_spec(config)
-    model = ActorCritic(spec, config)
-    try:
-        model.load_state_dict(dict(checkpoints.load(path).model))
-    except RuntimeError as error:
-        raise UsageError(f"the checkpoint {path} does not fit the run's config.yaml: {error}") from error
-    return model.to(device).eval(), spec
-
-
-def _read_spec(config: TrainConfig) -> EnvSpec:
-    from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-    from asyncrl.envs.making import make_env
-    from asyncrl.envs.spaces import read_spec
-
-    try:
-        env = make_env(config.env, config.env_kwargs)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise EnvironmentFailed(f"{config.env} could not be made:\n{environment_traceback(error)}") from error
-    try:
-        return read_spec(env, config.env)
-    finally:
-        env.close()
+    video, render_mode = options.video, "human" if options.render else "rgb_array"
+    return lambda number: make_shown_env(config.env, config.env_kwargs, render_mode, video, number)
 
 
 def _read_options(argv: Sequence[str]) -> _Options:

@@ -12,19 +12,13 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.making import env_seed, make_env
-from asyncrl.envs.spec import EnvSpec
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.policy import Policy
 
 # Far from the indices of a run's own environments, so that no episode begins as one that was trained on.
 _FIRST_SEED_IDX = 1_000_000_000
-_PROGRESS_EVERY_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -92,15 +86,15 @@ class EvaluationResult:
 
 
 def evaluate(
-    model: ActorCritic,
-    spec: EnvSpec,
-    config: TrainConfig,
+    policy: Policy,
     *,
     episodes: int,
     num_envs: int = 8,
     seed: int = 0,
     deterministic: bool = False,
     report: Callable[[int, int], None] | None = None,
+    report_every_s: float = 5.0,
+    make: Callable[[int], gymnasium.Env[Any, Any]] | None = None,
 ) -> EvaluationResult:
     """Plays a policy for a fixed number of episodes, all of which count, however long they take.
 
@@ -108,25 +102,26 @@ def evaluate(
     short ones.
 
     Args:
-        model: the policy, with its statistics; nothing in it changes.
-        spec: spaces of the environment.
-        config: for the environment and the meaning of actions.
+        policy: the policy; nothing in it changes but its random generator.
         episodes: how many.
         num_envs: environments whose actions are chosen in one forward pass.
-        seed: seed of the episodes and of the policy's draws.
+        seed: seed of the episodes.
         deterministic: take the mode of the policy.
-        report: is called now and then with the episodes and steps done.
+        report: is called now and then with the episodes and steps done; what it raises ends the evaluation.
+        report_every_s: about how often, in seconds.
+        make: makes environment number N, if not as training does.
 
     Raises:
         EnvironmentFailed: the environment's own code raised.
         UsageError: the environment cannot be made.
     """
     environments: list[gymnasium.Env[Any, Any]] = []
+    config = policy.config
     try:
-        for _ in range(min(num_envs, episodes)):
-            environments.append(make_env(config.env, config.env_kwargs))
+        for idx in range(min(num_envs, episodes)):
+            environments.append(make_env(config.env, config.env_kwargs) if make is None else make(idx))
         lanes = [_Lane(env, idx, episodes, len(environments), seed) for idx, env in enumerate(environments)]
-        _play(lanes, _Policy(model, spec, config, seed, deterministic), spec, report)
+        _play(lanes, policy, deterministic, report or _say_nothing, report_every_s)
     finally:
         for env in environments:
             env.close()
@@ -135,25 +130,6 @@ def evaluate(
         returns=tuple(finished[episode][0] for episode in range(episodes)),
         lengths=tuple(finished[episode][1] for episode in range(episodes)),
     )
-
-
-class _Policy:
-    """The model as a function from observations to what environments take."""
-
-    def __init__(self, model: ActorCritic, spec: EnvSpec, config: TrainConfig, seed: int, deterministic: bool) -> None:
-        self._model = model
-        self._device = model.statistics.device
-        self._adapter = ActionAdapter(spec, config.squash_actions)
-        self._generator = None if deterministic else torch.Generator(self._device).manual_seed(seed)
-
-    def act(self, obs: npt.NDArray[np.float32]) -> npt.NDArray[Any]:
-        """Chooses actions for `obs: [E, D] float32`."""
-        batch = torch.from_numpy(obs).to(self._device)
-        if self._generator is None:
-            action = self._model.act_deterministic(batch)
-        else:
-            action = self._model.act(batch, self._generator).action
-        return self._adapter.to_env_batch(action.cpu().numpy())
 
 
 class _Lane:
@@ -198,14 +174,16 @@ class _Lane:
             raise EnvironmentFailed(f"{where}:\n{environment_traceback(error)}") from error
 
 
-def _play(lanes: list[_Lane], policy: _Policy, spec: EnvSpec, report: Callable[[int, int], None] | None) -> None:
+def _play(
+    lanes: list[_Lane], policy: Policy, deterministic: bool, report: Callable[[int, int], None], report_every_s: float
+) -> None:
     """Steps all environments in turn until each has played its episodes."""
-    obs = np.empty((len(lanes), spec.observation_size), dtype=np.float32)
+    obs = np.empty((len(lanes), policy.spec.observation_size), dtype=np.float32)
     for row, lane in enumerate(lanes):
         obs[row] = lane.reset()
     playing, reported_at = list(lanes), time.monotonic()
     while playing:
-        actions = policy.act(obs)
+        actions = policy.act(obs, deterministic)
         for row, lane in enumerate(playing):
             next_obs = lane.step(actions[row])
             if next_obs is not None:
@@ -213,9 +191,13 @@ def _play(lanes: list[_Lane], policy: _Policy, spec: EnvSpec, report: Callable[[
         if any(lane.is_done for lane in playing):
             obs = obs[[not lane.is_done for lane in playing]]
             playing = [lane for lane in playing if not lane.is_done]
-        if report is not None and time.monotonic() - reported_at >= _PROGRESS_EVERY_S:
+        if time.monotonic() - reported_at >= report_every_s:
             reported_at = time.monotonic()
             report(sum(len(lane.finished) for lane in lanes), sum(lane.num_steps for lane in lanes))
+
+
+def _say_nothing(episodes: int, steps: int) -> None:
+    pass
 
 
 def student_t_975(degrees_of_freedom: int) -> float:

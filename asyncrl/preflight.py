@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from asyncrl import resuming
 from asyncrl.buffers.layout import arena_bytes
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import UsageError
@@ -69,7 +70,8 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
     machine = machine or Machine.detect()
     config = loaded.config
     plan = resolve(config, machine)
-    problems = [*loaded.problems, *_unaffected(find_problems(config, plan, machine), loaded.problems)]
+    found = [*resuming.find_problems(loaded), *find_problems(config, plan, machine)]
+    problems = [*loaded.problems, *_unaffected(found, loaded.problems)]
     spec, failure = None, None
     if config.env and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
         try:

@@ -1,13 +1,4 @@
-"""The only place where roles are wired together: all in one process (serial), or each in its own (parallel).
-
-    rollout worker --requests--> inference worker        (central inference only)
-    rollout worker <--actions--- inference worker
-    rollout worker --ready slots--> learner --granted slots--> rollout worker
-    learner --published weights--> whoever acts
-    every role --reports, failures--> runner
-
-All of it lies in one arena, which the runner makes before it starts anyone.
-"""
+"""Runs what `asyncrl.building` builds: all roles in one process (serial), or each in its own (parallel)."""
 
 from __future__ import annotations
 
@@ -15,44 +6,29 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.layout import arena_specs
-from asyncrl.buffers.requests import RequestTable
-from asyncrl.buffers.rings import IndexRing
-from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
-from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.config.plan import ResourcePlan
-from asyncrl.config.schema import TrainConfig
+from asyncrl.building import (
+    RunSetup,
+    build_evaluation_worker,
+    build_inference_worker,
+    build_learner,
+    build_rollout_worker,
+)
 from asyncrl.envs.errors import environment_traceback
-from asyncrl.envs.making import env_seed
-from asyncrl.envs.spec import EnvSpec
-from asyncrl.inference.worker import InferenceWorker
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
-from asyncrl.learner.publisher import WeightsPublisher
-from asyncrl.learner.slot_ledger import SlotLedger
-from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, SlotExchange
-from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.flat import block_size
+from asyncrl.evaluation_worker import POLL_S, EvaluationWorker
+from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import Report
-from asyncrl.rollout.actions import LocalActions, RemoteActions
-from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.env_group import EnvironmentCallFailed
-from asyncrl.rollout.split import ActionSource, Split
-from asyncrl.rollout.worker import RolloutWorker
-from asyncrl.runtime import checkpoint
 from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.signals import StopAtOnce
@@ -63,154 +39,46 @@ WATCH_S = 0.2
 SAME_FAILURE_S = 0.3
 GRACE_S = 4.0
 ROLLOUT_NICENESS = 10  # on full cores whoever trains or answers goes first: others wait for that, nobody for one worker
+EVALUATION_NICENESS = 15  # it may take what is left over
+LAST_EVALUATION_S = 900.0
 LEARNER = "learner"
-_ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the environments' seeds
+EVALUATION = "evaluation"
 
 Send = Callable[[Report], None]
-Turn = Callable[[], bool]
+Turn = Callable[[RunControl], bool]
+"""Called again and again with the run's words; returns whether the run is to finish."""
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RunSetup:
-    """What every role is built from. Crosses to children with their start-up arguments."""
-
-    config: TrainConfig
-    plan: ResourcePlan
-    spec: EnvSpec
-    arena: Arena
-    checkpoints: Path
-
-    @classmethod
-    def create(cls, config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, checkpoints: Path) -> RunSetup:
-        """Allocates the arena of a run, all slots free."""
-        num_weights = block_size(ActorCritic(spec, config))
-        arena = Arena.create(arena_specs(spec, plan, num_weights))
-        TrajectorySlots(arena).reset()
-        return cls(config, plan, spec, arena, checkpoints)
-
-    @property
-    def control(self) -> RunControl:
-        """The run's stop and progress words."""
-        return RunControl(self.arena, self.plan.num_workers)
-
-    def server_of(self, worker_idx: int) -> int:
-        """The inference worker that serves a rollout worker: one for all its splits."""
-        return worker_idx % self.plan.num_inference_workers
-
-    def served_by(self, server_idx: int) -> list[int]:
-        """The rollout workers that an inference worker serves."""
-        return [worker for worker in range(self.plan.num_workers) if self.server_of(worker) == server_idx]
-
-
-def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer) -> ActingPolicy:
-    """The policy of actor number `actor_idx`, with a random generator of its own."""
-    return ActingPolicy(
-        model=ActorCritic(setup.spec, setup.config),
-        weights=WeightsChannel(setup.arena),
-        slots=TrajectorySlots(setup.arena),
-        device=device,
-        seed=env_seed(setup.config.seed, _ACTING_SEEDS + actor_idx),
-        phases=phases,
-    )
-
-
-def build_rollout_worker(setup: RunSetup, worker_idx: int, learner: Waker, server: Waker | None) -> RolloutWorker:
-    """A rollout worker with its environments, all reset.
-
-    Args:
-        setup: the run.
-        worker_idx: its number.
-        learner: wakes the learner.
-        server: wakes its inference worker; None for local inference.
-    """
-    arena, plan = setup.arena, setup.plan
-    slots, phases = TrajectorySlots(arena), PhaseTimer()
-    actions: ActionSource
-    if server is None:
-        actions = LocalActions(build_acting_policy(setup, torch.device("cpu"), worker_idx, phases))
-    else:
-        actions = RemoteActions(RequestTable(arena), IndexRing(arena, f"requests.{worker_idx}"), server)
-    first_split = worker_idx * plan.worker_num_splits
-    return RolloutWorker(
-        worker_idx=worker_idx,
-        splits=[
-            Split(split_idx, build_env_group(setup.config, plan, setup.spec, split_idx), slots, actions, phases)
-            for split_idx in range(first_split, first_split + plan.worker_num_splits)
-        ],
-        slots=slots,
-        granted=IndexRing(arena, f"granted.{worker_idx}"),
-        ready=IndexRing(arena, f"ready.{worker_idx}"),
-        learner=learner,
-        control=setup.control,
-        phases=phases,
-    )
-
-
-def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[Waker]) -> InferenceWorker:
-    """An inference worker; `workers` wakes all rollout workers, by their number."""
-    served, phases = setup.served_by(server_idx), PhaseTimer()
-    return InferenceWorker(
-        worker_idx=server_idx,
-        policy=build_acting_policy(setup, torch.device(setup.plan.device), setup.plan.num_workers + server_idx, phases),
-        slots=TrajectorySlots(setup.arena),
-        table=RequestTable(setup.arena),
-        rings={worker: IndexRing(setup.arena, f"requests.{worker}") for worker in served},
-        clients={worker: workers[worker] for worker in served},
-        splits_per_client=setup.plan.worker_num_splits,
-        max_wait_s=setup.config.inference_max_wait_ms / 1000.0,
-        control=setup.control,
-        phases=phases,
-    )
-
-
-def build_learner(setup: RunSetup, workers: Sequence[Waker]) -> tuple[LearnerWorker, SlotExchange]:
-    """The learner and its exchange of slots; `workers` wakes all rollout workers. Publishes the first weights."""
-    arena, plan, config = setup.arena, setup.plan, setup.config
-    torch.manual_seed(config.seed)
-    slots = TrajectorySlots(arena)
-    exchange = SlotExchange(
-        ledger=SlotLedger(slots, plan),
-        ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
-        granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
-        workers=workers,
-        splits_per_worker=plan.worker_num_splits,
-    )
-    on_policy = OnPolicyLearner(ActorCritic(setup.spec, config), config, torch.device(plan.device))
-    if config.init_from is not None:
-        _start_from(on_policy, Path(config.init_from), config.learning_rate)
-    learner = LearnerWorker(
-        learner=on_policy,
-        batcher=Batcher(slots, plan.columns_per_dataset),
-        exchange=exchange,
-        publisher=WeightsPublisher(WeightsChannel(arena), plan.forced_lag),
-        control=setup.control,
-        config=config,
-        checkpoints=setup.checkpoints,
-    )
-    return learner, exchange
-
-
-def _start_from(learner: OnPolicyLearner, folder: Path, learning_rate: float) -> None:
-    """Gives a new run's learner what a checkpoint holds, but for the learning rate, which is this run's own."""
-    saved = checkpoint.load(folder)
-    scalars = {**saved.state, "learning_rate": learning_rate}
-    learner.load_state_dict(LearnerState(dict(saved.model), dict(saved.optimizer), scalars))
-
-
 def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
     """All roles in this process, in a fixed order.
+
+    With `checkpoint_resets` the run goes on from each checkpoint as a resumed run does, everything made anew; so one
+    that is resumed from it repeats it to the bit.
 
     Args:
         setup: the run.
         send: takes the roles' reports.
         turn: called again and again; returns whether the run is to finish.
     """
+    result = _run_serial_part(setup, send, turn)
+    while isinstance(result, Path):
+        part = setup.continued(result)
+        try:
+            result = _run_serial_part(part, send, turn)
+        finally:
+            part.arena.close()
+    return result
+
+
+def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome | Path:
+    """Runs to the end, or to the checkpoint that is returned."""
     torch.set_num_threads(setup.plan.learner_threads)
     plan, control, waker = setup.plan, setup.control, Waker()
     learner, exchange = build_learner(setup, [waker] * plan.num_workers)
     workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
+    evaluation = None if setup.config.eval_every_env_steps is None else build_evaluation_worker(setup)
     try:
         while not learner.is_over:
             exchange.poll()
@@ -218,9 +86,12 @@ def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
                 with _environment_errors(worker.worker_idx):
                     worker.poll()
                 _report_if_due(worker, send)
-            learner.advance(0.0, send)
-            if turn():
+            saved = learner.advance(0.0, send)
+            if turn(control):
                 control.request_stop()
+            _evaluate_if_due(evaluation, send)
+            if setup.config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
+                return Path(saved.path)
         for worker in workers:
             send(worker.report())
         return learner.finish(send)
@@ -228,6 +99,12 @@ def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
         for worker in workers:
             worker.close()
         waker.close()
+
+
+def _evaluate_if_due(evaluation: EvaluationWorker | None, send: Send) -> None:
+    if evaluation is not None and evaluation.is_due:
+        for report in evaluation.run():
+            send(report)
 
 
 def run_parallel(
@@ -259,7 +136,11 @@ def run_parallel(
         for worker_idx, waker in enumerate(workers):
             server = servers[setup.server_of(worker_idx)] if servers else None
             supervisor.start(f"rollout-{worker_idx}", _rollout_main, setup, worker_idx, waker, learner_waker, server)
-        return _watch(supervisor, control, learner_waker, send, turn)
+        if setup.config.eval_every_env_steps is not None:
+            supervisor.start(EVALUATION, _evaluation_main, setup)
+        outcome = _watch(supervisor, control, learner_waker, send, turn)
+        _await_last_evaluation(supervisor, control, send, turn)
+        return outcome
     except StopAtOnce:
         grace_s = 0.0
         raise
@@ -286,9 +167,23 @@ def _watch(supervisor: Supervisor, control: RunControl, learner: Waker, send: Se
         for outcome in outcomes:
             if isinstance(outcome, ChildResult) and isinstance(outcome.value, LearnerOutcome):
                 return outcome.value
-        if turn() and not control.stop_requested:
+        if turn(control) and not control.stop_requested:
             control.request_stop()
             learner.wake()
+
+
+def _await_last_evaluation(supervisor: Supervisor, control: RunControl, send: Send, turn: Turn) -> None:
+    """Lets the evaluation of the trained policy end, unless the user wants the run to."""
+    deadline = time.monotonic() + LAST_EVALUATION_S
+    while EVALUATION in supervisor.running and not control.stop_requested and time.monotonic() < deadline:
+        outcomes = supervisor.wait(WATCH_S)
+        for report in supervisor.take_reports():
+            send(report)
+        for outcome in outcomes:
+            if isinstance(outcome, ChildFailure) and outcome.child == EVALUATION:
+                raise RunFailed(outcome.summary, outcome.details)
+        if turn(control):
+            control.request_stop()
 
 
 def _fail(supervisor: Supervisor, control: RunControl, learner: Waker, failures: list[ChildFailure]) -> RunFailed:
@@ -373,6 +268,18 @@ def _inference_main(
     torch.set_num_threads(1)
     worker = build_inference_worker(setup, server_idx, workers)
     _serve(worker, waker, setup.control, reports.send)
+
+
+def _evaluation_main(setup: RunSetup, reports: ReportSender) -> None:
+    torch.set_num_threads(1)
+    os.nice(EVALUATION_NICENESS)
+    evaluation = build_evaluation_worker(setup)
+    while not evaluation.is_over:
+        if evaluation.is_due:
+            for report in evaluation.run():
+                reports.send(report)
+        else:
+            time.sleep(POLL_S)
 
 
 def _learner_main(setup: RunSetup, waker: Waker, everyone: Sequence[Waker], reports: ReportSender) -> LearnerOutcome:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 
-from asyncrl import preflight
+from asyncrl import preflight, resuming
+from asyncrl.buffers.control import RunControl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import LoadedConfig, load
@@ -14,7 +15,9 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.printing import format_settings
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.monitor import Monitor, process_started_at
+from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
+from asyncrl.runtime import run_folder
+from asyncrl.runtime.checkpoint import CheckpointError, best_return
 from asyncrl.runtime.processes import RunFailed, explain, process_context, start_loading_modules
 from asyncrl.runtime.provenance import describe
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
@@ -32,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
     """
     started_at = process_started_at()
-    loaded = load(sys.argv[1:] if argv is None else argv, _FLAGS, description="Train a policy.", lenient=True)
+    arguments = sys.argv[1:] if argv is None else argv
+    loaded = load(
+        arguments, _FLAGS, description="Train a policy.", lenient=True, find_saved=run_folder.find_saved_config
+    )
     context = process_context()
     if not loaded.problems and not loaded.config.serial_mode and not loaded.cli["print_config"]:
         start_loading_modules(context)
@@ -49,19 +55,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except CheckpointError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
 
 
 def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: BaseContext, started_at: float) -> int:
     config = loaded.config
     experiment = config.experiment or default_experiment(config.env, config.algo)
     with RunFolder.create(config.train_dir, experiment, config.restart_behavior) as folder, StopSignals() as stop:
+        resumption = resuming.find_checkpoint(folder.checkpoints, spec)
+        if resumption is not None:
+            resuming.announce(resumption, loaded)
+            if resumption.env_steps >= config.train_for_env_steps:
+                print(f"nothing to do: that is --train_for_env_steps={config.train_for_env_steps} or more")
+                return EXIT_DONE
+            folder.forget_after(resumption.env_steps)
         folder.write_config(config.model_copy(update={"experiment": experiment}))
         folder.write_environment(describe(plan.device))
-        monitor = Monitor(folder, config, plan, started_at=started_at)
+        monitor = Monitor(folder, config, plan, started_at=started_at, earlier=_earlier(folder, resumption))
         if not config.quiet:
             monitor.say(f"run {folder.path}")
         try:
-            return _run(config, plan, spec, context, folder, monitor, stop)
+            return _run(loaded.config, plan, spec, context, folder, resumption, monitor, stop)
         except StopAtOnce:
             monitor.finish("interrupted", error="stopped at once, without saving")
             return stop.exit_code
@@ -72,26 +88,37 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
             return EXIT_FAILED
 
 
+def _earlier(folder: RunFolder, resumption: resuming.Resumption | None) -> Earlier | None:
+    if resumption is None:
+        return None
+    return Earlier(resumption.env_steps, resumption.elapsed_s, best_return(folder.checkpoints))
+
+
 def _run(
     config: TrainConfig,
     plan: ResourcePlan,
     spec: EnvSpec,
     context: BaseContext,
     folder: RunFolder,
+    resumption: resuming.Resumption | None,
     monitor: Monitor,
     stop: StopSignals,
 ) -> int:
     # The runner needs torch, whose import is slow: whatever ends a command before this point ends it quickly.
     from asyncrl import runner
+    from asyncrl.building import RunSetup
 
-    setup = runner.RunSetup.create(config, plan, spec, folder.checkpoints)
-    control = setup.control
+    resume_from = None if resumption is None else resumption.checkpoint
+    setup = RunSetup.create(config, plan, spec, folder.checkpoints, resume_from)
 
-    def turn() -> bool:
+    def turn(control: RunControl) -> bool:
         first_step_at = control.first_step_at
         if first_step_at is not None:
             monitor.mark_first_step(first_step_at)
         monitor.tick()
+        new_best = monitor.take_new_best()
+        if new_best is not None:
+            control.ask_for_best(new_best)
         return stop.check()
 
     try:

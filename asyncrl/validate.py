@@ -11,6 +11,7 @@ from asyncrl import preflight
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.printing import format_plan, format_settings, plan_as_data
+from asyncrl.runtime.run_folder import find_saved_config
 
 _FLAGS = (
     ExtraFlag("json", "print one JSON object instead of text"),
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         program="python -m asyncrl.validate",
         description="Check the settings of a training run and show what it would need. Takes the flags of training.",
         lenient=True,
+        find_saved=find_saved_config,
     )
     result = preflight.run(loaded)
     if loaded.cli["json"]:

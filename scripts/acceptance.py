@@ -4,14 +4,18 @@
     python scripts/acceptance.py core --only CartPole # those whose name contains a text
     python scripts/acceptance.py core --table         # show what was measured, run nothing
 
-It can be stopped at any time and continued: each result is appended to a JSON-lines file as soon as it is there, and a
-case with a result is not run again. Presets are used as shipped; only what a case names is set on the command line.
+It can be stopped at any time and continued: each result is appended to a JSON-lines file as soon as it is there, a case
+with a result is not run again, and a run that was stopped goes on from its newest checkpoint. Presets are used as
+shipped; only what a case names is set on the command line.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -20,56 +24,84 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-EVALUATION_EPISODES = 20
+RETURNS = (350, 1000, 2000, 3000, 4000)
+"""Training returns whose first steps and seconds are recorded."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One claim: these flags reach `threshold` in at least `needed` of the seeds.
 
-    `measure` is the mean return of evaluation episodes with the final policy (drawn actions), or the mean return of the
-    last 100 training episodes.
+    Attributes:
+        name: of the case and of its runs' folders.
+        flags: what is set apart from the preset.
+        threshold: return to reach; a share of `compared_to`'s value where that is set.
+        seeds: one run each.
+        needed: how many of them have to reach it.
+        measure: mean return of evaluation episodes with drawn actions, of the final policy (`evaluated`) or the best
+            checkpoint (`best`), or the mean return of the last 100 training episodes.
+        episodes: of the evaluation.
+        is_killed: the run is killed at half of its steps and goes on.
+        compared_to: name of a case whose value with the same seed is the measure of this one's.
     """
 
     name: str
     flags: tuple[str, ...]
     threshold: float
-    seeds: tuple[int, ...]
-    needed: int
-    measure: Literal["evaluated", "training"] = "evaluated"
+    seeds: tuple[int, ...] = (0, 1, 2)
+    needed: int = 2
+    measure: Literal["evaluated", "best", "training"] = "evaluated"
+    episodes: int = 20
+    is_killed: bool = False
+    compared_to: str | None = None
+
+
+def _flags(env: str, steps: int, *more: str) -> tuple[str, ...]:
+    return (f"--env={env}", f"--train_for_env_steps={steps}", *more)
 
 
 def _cartpole() -> Iterator[Case]:
     for mode in ("sync", "async"):
         for inference in ("local", "central"):
-            flags = (
-                "--env=CartPole-v1",
-                "--train_for_env_steps=100000",
-                f"--async_rl={mode == 'async'}",
-                f"--inference_mode={inference}",
-            )
-            yield Case(f"CartPole-v1 100k {mode} {inference}", flags, 450.0, (0, 1, 2), 2)
+            more = (f"--async_rl={mode == 'async'}", f"--inference_mode={inference}")
+            yield Case(f"CartPole-v1 100k {mode} {inference}", _flags("CartPole-v1", 100_000, *more), 450.0)
+
+
+def _resumed() -> Iterator[Case]:
+    for env, steps in (("CartPole-v1", 100_000), ("InvertedPendulum-v5", 1_000_000)):
+        flags = _flags(env, steps, f"--save_every_env_steps={steps // 10}")
+        whole = f"{env} {steps // 1000}k uninterrupted"
+        yield Case(whole, flags, 450.0)
+        yield Case(f"{env} {steps // 1000}k killed at half", flags, 0.9, needed=3, is_killed=True, compared_to=whole)
 
 
 SUITES: dict[str, list[Case]] = {
     "core": [
         *_cartpole(),
-        Case(
-            "InvertedPendulum-v5 1M async",
-            ("--env=InvertedPendulum-v5", "--train_for_env_steps=1000000"),
-            900.0,
-            (0, 1, 2),
-            2,
-        ),
-        Case(
-            "Humanoid-v5 1M async",
-            ("--env=Humanoid-v5", "--train_for_env_steps=1000000"),
-            600.0,
-            (0, 1, 2),
-            2,
-            "training",
-        ),
+        Case("InvertedPendulum-v5 1M async", _flags("InvertedPendulum-v5", 1_000_000), 900.0),
+        Case("Humanoid-v5 1M async", _flags("Humanoid-v5", 1_000_000), 600.0, measure="training"),
     ],
+    "humanoid": [
+        Case("Humanoid-v5 3M async", _flags("Humanoid-v5", 3_000_000), 4000.0),
+        Case("Humanoid-v5 3M sync", _flags("Humanoid-v5", 3_000_000, "--async_rl=False"), 4000.0),
+    ],
+    "humanoid10": [
+        Case(
+            "Humanoid-v5 10M async",
+            _flags("Humanoid-v5", 10_000_000),
+            5000.0,
+            seeds=(0,),
+            needed=1,
+            measure="best",
+            episodes=50,
+        )
+    ],
+    "halfcheetah": [Case("HalfCheetah-v5 3M async", _flags("HalfCheetah-v5", 3_000_000), 4000.0)],
+    "a2c": [
+        Case("A2C CartPole-v1 500k", _flags("CartPole-v1", 500_000, "--algo=a2c"), 450.0),
+        Case("A2C InvertedPendulum-v5 1M", _flags("InvertedPendulum-v5", 1_000_000, "--algo=a2c"), 900.0),
+    ],
+    "resume": list(_resumed()),
 }
 
 
@@ -77,10 +109,13 @@ def run_case(case: Case, seed: int, train_dir: Path) -> dict[str, Any]:
     """Trains and measures one seed of a case; returns its record."""
     experiment = f"{case.name.replace(' ', '_')}_seed{seed}"
     where = [f"--train_dir={train_dir}", f"--experiment={experiment}"]
+    folder = train_dir / experiment
     started = time.monotonic()
-    flags = [*case.flags, f"--seed={seed}", *where, "--restart_behavior=overwrite", "--quiet"]
-    subprocess.run([sys.executable, "-m", "asyncrl.train", *flags], check=True, stdout=subprocess.DEVNULL)
-    summary = json.loads((train_dir / experiment / "summary.json").read_text())
+    command = [sys.executable, "-m", "asyncrl.train", *case.flags, f"--seed={seed}", *where, "--quiet"]
+    if case.is_killed and not (folder / "summary.json").exists():
+        kill_at_half(command, folder)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    summary = json.loads((folder / "summary.json").read_text())
     record: dict[str, Any] = {
         "case": case.name,
         "seed": seed,
@@ -93,31 +128,100 @@ def run_case(case: Case, seed: int, train_dir: Path) -> dict[str, Any]:
         "lag_mean": summary["lag_mean"],
         "lag_max": summary["lag_max"],
         "train_wall_s": summary["wall_s"],
+        "first_at": first_at(folder / "metrics.jsonl"),
+        "environment": json.loads((folder / "environment.json").read_text()),
     }
-    if case.measure == "evaluated":
+    if case.measure == "training":
+        record["value"] = summary["ep_rew_mean"]
+    else:
+        checkpoint = "best" if case.measure == "best" else "newest"
+        wanted = [f"--checkpoint={checkpoint}", f"--episodes={case.episodes}", "--json"]
         evaluated = subprocess.run(
-            [sys.executable, "-m", "asyncrl.evaluate", *where, f"--episodes={EVALUATION_EPISODES}", "--json"],
-            check=True,
-            capture_output=True,
-            text=True,
+            [sys.executable, "-m", "asyncrl.evaluate", *where, *wanted], check=True, capture_output=True, text=True
         )
         record["evaluation"] = json.loads(evaluated.stdout.strip().splitlines()[-1])
         record["value"] = record["evaluation"]["mean_reward"]
-    else:
-        record["value"] = summary["ep_rew_mean"]
     return {**record, "total_s": round(time.monotonic() - started, 1)}
+
+
+def kill_at_half(command: list[str], folder: Path) -> None:
+    """Starts a run and kills its runner by SIGKILL once half of the steps are in a checkpoint."""
+    target = next(int(flag.partition("=")[2]) for flag in command if flag.startswith("--train_for_env_steps="))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    while process.poll() is None:
+        saved = [int(path.name.rpartition("_")[2]) for path in folder.glob("checkpoints/checkpoint_*")]
+        if max(saved, default=0) >= target // 2:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        time.sleep(0.05)
+    if process.returncode != -signal.SIGKILL:
+        raise RuntimeError(f"the run ended with exit code {process.returncode} before it was killed")
+    deadline = time.monotonic() + 10.0
+    while _session_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _session_lives(session: int) -> bool:
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def first_at(metrics: Path) -> dict[str, list[float]]:
+    """Environment steps and seconds at which the mean training return first reached each of `RETURNS`."""
+    found: dict[str, list[float]] = {}
+    for record in _read(metrics):
+        mean = record.get("rollout/ep_rew_mean")
+        for wanted in RETURNS:
+            if mean is not None and mean >= wanted and str(wanted) not in found:
+                found[str(wanted)] = [record["env_steps"], record["time/time_elapsed"]]
+    return found
 
 
 def table(cases: list[Case], records: list[dict[str, Any]]) -> str:
     """What was measured, as Markdown."""
     lines = ["| case | threshold | measured, by seed | reached |", "| --- | --- | --- | --- |"]
     for case in cases:
-        values = {record["seed"]: record["value"] for record in records if record["case"] == case.name}
-        reached = sum(value >= case.threshold for value in values.values())
+        values = _values(case.name, records)
+        reached = sum(has_reached(case, seed, records) for seed in values)
         shown = ", ".join(f"{values[seed]:.0f}" for seed in case.seeds if seed in values) or "-"
         verdict = f"{reached} of {len(values)} (needs {case.needed} of {len(case.seeds)})"
-        lines.append(f"| {case.name} ({case.measure}) | {case.threshold:.0f} | {shown} | {verdict} |")
+        wanted = f"{case.threshold:g}" + (f" of {case.compared_to}" if case.compared_to else "")
+        lines.append(f"| {case.name} ({case.measure}) | {wanted} | {shown} | {verdict} |")
     return "\n".join(lines)
+
+
+def milestones(cases: list[Case], records: list[dict[str, Any]]) -> str:
+    """Median steps and seconds to each training return, as Markdown; `-` where not every seed reached it."""
+    lines = [f"| case | {' | '.join(map(str, RETURNS))} |", "| --- |" + " --- |" * len(RETURNS)]
+    for case in cases:
+        found = [record["first_at"] for record in records if record["case"] == case.name and "first_at" in record]
+        cells = []
+        for wanted in map(str, RETURNS):
+            steps = [entry[wanted][0] for entry in found if wanted in entry]
+            seconds = [entry[wanted][1] for entry in found if wanted in entry]
+            reached = f" ({len(steps)} of {len(found)})" if len(steps) < len(found) else ""
+            cells.append(
+                f"{statistics.median(steps) / 1e6:.2f}M, {statistics.median(seconds):.0f} s{reached}" if steps else "-"
+            )
+        lines.append(f"| {case.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def has_reached(case: Case, seed: int, records: list[dict[str, Any]]) -> bool:
+    """Whether one seed of a case did what it should; False where a figure is missing."""
+    value = _values(case.name, records).get(seed)
+    threshold: float | None = case.threshold
+    if case.compared_to is not None:
+        other = _values(case.compared_to, records).get(seed)
+        threshold = None if other is None else case.threshold * other
+    return value is not None and threshold is not None and value >= threshold
+
+
+def _values(name: str, records: list[dict[str, Any]]) -> dict[int, float]:
+    return {record["seed"]: record["value"] for record in records if record["case"] == name}
 
 
 def main() -> int:
@@ -132,7 +236,9 @@ def main() -> int:
     cases = [case for case in SUITES[options.suite] if options.only in case.name]
     records = _read(options.results)
     done = {(record["case"], record["seed"]) for record in records}
-    todo = [(case, seed) for case in cases for seed in case.seeds if (case.name, seed) not in done]
+    # All cases with their first seed, then with their second: what is stopped early has compared something.
+    in_turn = sorted((idx, order, case) for order, case in enumerate(cases) for idx in range(len(case.seeds)))
+    todo = [(case, case.seeds[idx]) for idx, _, case in in_turn if (case.name, case.seeds[idx]) not in done]
     for case, seed in [] if options.table else todo:
         record = run_case(case, seed, options.train_dir)
         records.append(record)
@@ -140,9 +246,9 @@ def main() -> int:
             file.write(json.dumps(record) + "\n")
         print(f"{case.name} seed {seed}: {record['value']:.1f} ({record['total_s']} s)", flush=True)
     print(table(cases, records))
-    reached = [
-        sum(r["value"] >= case.threshold for r in records if r["case"] == case.name) >= case.needed for case in cases
-    ]
+    print()
+    print(milestones(cases, records))
+    reached = [sum(has_reached(case, seed, records) for seed in case.seeds) >= case.needed for case in cases]
     return 0 if all(reached) else 1
 
 

@@ -48,7 +48,7 @@ def hammer_weights(arena: Arena, stop: Waker) -> None:
     version = 0
     while not stop.wait(0.0) and _parent_lives():
         version += 1
-        channel.publish(np.full(size, version, np.float32), version)
+        channel.publish(np.full(size, version, np.float32), version, version)
 
 
 def return_pid(reports: ReportSender) -> int:

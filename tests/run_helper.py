@@ -17,8 +17,10 @@ import numpy as np
 import torch
 
 from asyncrl import runner
+from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.building import RunSetup
 from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
@@ -118,13 +120,16 @@ class FinishedRun:
         return self.model(self.model.normalize_obs(torch.tensor(observations))).action_parameters.numpy()
 
 
-def run(folder: Path, mode: str, env: str, *, recorded: bool = False, **settings: Any) -> FinishedRun:
+def run(
+    folder: Path, mode: str, env: str, *, recorded: bool = False, resume_from: Path | None = None, **settings: Any
+) -> FinishedRun:
     """Trains to the end.
 
     Args:
         folder: where checkpoints, logs and records go.
         mode: one of `MODES`.
         env: a class of `probe_envs`, or any registered id.
+        resume_from: the checkpoint that the run goes on from.
         recorded: keep every dataset; the learner's publications then take their time.
         settings: what differs from `SMALL`.
     """
@@ -137,7 +142,8 @@ def run(folder: Path, mode: str, env: str, *, recorded: bool = False, **settings
     spec = read_spec(example, config.env)
     example.close()
     reports: list[Report] = []
-    setup = runner.RunSetup.create(config, plan, spec, folder / "checkpoints")
+    folder.mkdir(parents=True, exist_ok=True)
+    setup = RunSetup.create(config, plan, spec, folder / "checkpoints", resume_from)
     try:
         outcome = _run(setup, recorded, folder, reports)
     finally:
@@ -152,8 +158,8 @@ def _mode_settings(mode: str) -> dict[str, Any]:
     return {"async_rl": timing == "async", "inference_mode": inference}
 
 
-def _run(setup: runner.RunSetup, recorded: bool, folder: Path, reports: list[Report]) -> LearnerOutcome:
-    def turn() -> bool:
+def _run(setup: RunSetup, recorded: bool, folder: Path, reports: list[Report]) -> LearnerOutcome:
+    def turn(control: RunControl) -> bool:
         return False
 
     if setup.plan.serial_mode:
@@ -166,13 +172,13 @@ def _run(setup: runner.RunSetup, recorded: bool, folder: Path, reports: list[Rep
         return runner.run_parallel(setup, context, lambda role: folder / f"{role}.log", reports.append, turn)
 
 
-def recording_learner_main(setup: runner.RunSetup, *args: Any) -> LearnerOutcome:
+def recording_learner_main(setup: RunSetup, *args: Any) -> LearnerOutcome:
     """The learner's process, which keeps every dataset."""
     with recording(setup.checkpoints.parent):
         return runner._learner_main(setup, *args)
 
 
-def recording_inference_main(setup: runner.RunSetup, server_idx: int, *args: Any) -> None:
+def recording_inference_main(setup: RunSetup, server_idx: int, *args: Any) -> None:
     """An inference worker's process, which keeps which splits it answered."""
     served: set[int] = set()
     answer = RequestTable.answer
@@ -205,10 +211,10 @@ def recording(folder: Path) -> Iterator[None]:
         np.savez(datasets / f"{learner_version:08}.npz", **fields)
         return metrics
 
-    def recording_publish(channel: WeightsChannel, block: np.ndarray, version: int) -> None:
+    def recording_publish(channel: WeightsChannel, block: np.ndarray, version: int, env_steps: int) -> None:
         np.save(publications / f"{version:08}.npy", block)
         time.sleep(_SLOW_PUBLICATION_S)
-        publish(channel, block, version)
+        publish(channel, block, version, env_steps)
 
     with (
         mock.patch.object(OnPolicyLearner, "train", recording_train),

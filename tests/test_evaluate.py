@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 import torch
@@ -18,15 +19,18 @@ def trained(tmp_path):
     """A run with two checkpoints: at 100 steps it always pushes left, at 200 it draws at random."""
     config = TrainConfig(env="CartPole-v1", encoder_mlp_layers=[8])
     env = make_env(config.env, config.env_kwargs)
-    model = ActorCritic(read_spec(env, config.env), config)
-    with RunFolder.create(str(tmp_path), "run", "refuse") as folder:
+    spec = read_spec(env, config.env)
+    model = ActorCritic(spec, config)
+    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
+    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
         folder.write_config(config)
         with torch.no_grad():
             model.policy_head.weight.zero_()
             model.policy_head.bias.copy_(torch.tensor([50.0, 0.0]))
-            checkpoints.save(folder.checkpoints, Checkpoint(model.state_dict(), {}, {}), 100, keep=2)
+            checkpoints.save(folder.checkpoints, Checkpoint(model.state_dict(), {}, state), 100, keep=2)
+            checkpoints.save(folder.checkpoints / "best", Checkpoint(model.state_dict(), {}, state), 100, keep=1)
             model.policy_head.bias.zero_()
-            checkpoints.save(folder.checkpoints, Checkpoint(model.state_dict(), {}, {}), 200, keep=2)
+            checkpoints.save(folder.checkpoints, Checkpoint(model.state_dict(), {}, state), 200, keep=2)
     return folder
 
 
@@ -70,7 +74,7 @@ def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys):
         (("--checkpoint=missing",), "there is no such folder"),
         (("--experiment=run", "--episodes=0"), "--episodes=0: input should be greater than 0"),
         (("--experiment=run", "--episods=3"), "the nearest is --episodes"),
-        (("--experiment=run", "--device=tpu"), "--device=tpu"),
+        (("--experiment=run", "--device=tpu"), "device tpu"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(trained, capsys, arguments, problem):
@@ -81,16 +85,30 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(trained, capsys, arguments, p
     assert len(err.splitlines()) == 1
 
 
-def test_a_checkpoint_of_another_model_is_a_mistake_of_the_user(trained, capsys):
-    config = trained.read_config().model_copy(update={"encoder_mlp_layers": [9]})
-    trained.write_config(config)
-    code, _, err = call(capsys, f"--train_dir={trained.path.parent}", "--experiment=run")
+def test_the_best_checkpoint_is_there_by_name(trained, capsys):
+    where = (f"--train_dir={trained.path.parent}", "--experiment=run", "--checkpoint=best")
+    arguments = (*where, "--episodes=3", "--json")
+    code, out, _ = call(capsys, *arguments)
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["checkpoint"] == str(trained.checkpoints / "best/checkpoint_000000000100")
+    shutil.rmtree(trained.checkpoints / "best")
+    code, _, err = call(capsys, *arguments)
     assert code == 2
-    assert "does not fit the run's config.yaml" in err
+    assert "no best checkpoint yet" in err
+
+
+def test_episodes_are_recorded_as_videos(trained, capsys, tmp_path, monkeypatch):
+    pytest.importorskip("moviepy")
+    pytest.importorskip("pygame")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=3", "--num_envs=2")
+    code, _, err = call(capsys, *arguments, f"--video={tmp_path / 'videos'}")
+    assert (code, err) == (0, "")
+    assert len(list((tmp_path / "videos").glob("*.mp4"))) == 3
 
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path, capsys):
-    with RunFolder.create(str(tmp_path), "run", "refuse") as folder:
+    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
         folder.write_config(TrainConfig(env="CartPole-v1"))
     code, _, err = call(capsys, f"--train_dir={tmp_path}", "--experiment=run")
     assert code == 2

@@ -9,6 +9,7 @@ from asyncrl.envs.making import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation import EvaluationResult, evaluate, student_t_975
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.policy import Policy
 
 
 class EchoEnv(gymnasium.Env):
@@ -41,12 +42,17 @@ class EchoEnv(gymnasium.Env):
 
 
 class Reader:
-    """A policy that reads the number and names it."""
+    """A model that reads the number and names it."""
 
     statistics = torch.zeros(1)
 
     def act_deterministic(self, obs):
         return obs[:, 0].long()
+
+
+def reader(**settings):
+    spec, config = setup(**settings)
+    return Policy(Reader(), spec, config)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,9 +70,9 @@ def setup(**settings):
 
 @pytest.mark.parametrize("num_envs", [1, 3, 50])
 def test_every_episode_counts_however_long_and_each_environment_gets_its_own_action(num_envs):
-    spec, config = setup(reward_scale=0.1, reward_clip=0.01)
-    result = evaluate(Reader(), spec, config, episodes=30, num_envs=num_envs, deterministic=True)
-    alone = evaluate(Reader(), spec, config, episodes=30, num_envs=1, deterministic=True)
+    policy = reader(reward_scale=0.1, reward_clip=0.01)
+    result = evaluate(policy, episodes=30, num_envs=num_envs, deterministic=True)
+    alone = evaluate(policy, episodes=30, num_envs=1, deterministic=True)
     assert result == alone
     # The reward is 1 at every step only if no row was mixed up, and neither scale nor clip was applied.
     assert result.returns == result.lengths
@@ -77,7 +83,7 @@ def test_draws_follow_the_seed_and_the_policy_stays_as_it_was():
     spec, config = setup()
     model = ActorCritic(spec, config)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    first, again, other = (evaluate(model, spec, config, episodes=8, num_envs=4, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (evaluate(Policy(model, spec, config, seed), episodes=8, num_envs=4) for seed in (1, 1, 2))
     assert first == again
     assert first != other
     for name, tensor in model.state_dict().items():
@@ -85,9 +91,9 @@ def test_draws_follow_the_seed_and_the_policy_stays_as_it_was():
 
 
 def test_an_exception_of_the_environment_names_place_and_cause():
-    spec, config = setup(env_kwargs={"fails_at": 37})
+    policy = reader(env_kwargs={"fails_at": 37})
     with pytest.raises(EnvironmentFailed, match=r"failed in step, episode \d+, at its step 3:\n(.|\n)*wheels came off"):
-        evaluate(Reader(), spec, config, episodes=20, deterministic=True)
+        evaluate(policy, episodes=20, deterministic=True)
 
 
 def test_the_interval_is_that_of_students_t():

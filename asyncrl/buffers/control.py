@@ -17,14 +17,15 @@ class StopRequest(enum.IntEnum):
 
 
 class RunControl:
-    """Stop word (written by the runner), end word (written by the learner) and progress words (one writer each)."""
+    """Stop and best words (written by the runner), end word (by the learner), progress words (one writer each)."""
 
-    _STOP, _ENDED = range(2)
+    _STOP, _ENDED, _NUM_BEST = range(3)
     _STEPS, _FIRST_STEP_NS = range(2)
 
     def __init__(self, arena: Arena, num_workers: int) -> None:
         """Views the words."""
         self._words = arena.words("control")
+        self._best_return = arena.array("control.best_return")
         self._progress = [arena.words(f"progress.{worker_idx}") for worker_idx in range(num_workers)]
 
     def request_stop(self) -> None:
@@ -35,6 +36,21 @@ class RunControl:
     def stop_requested(self) -> bool:
         """Whether the learner is to finish."""
         return bool(self._words[self._STOP] != StopRequest.RUN)
+
+    def ask_for_best(self, mean_return: float) -> None:
+        """Asks the learner to save the present policy as the best so far (runner)."""
+        self._best_return[0] = mean_return
+        self._words[self._NUM_BEST] += 1
+
+    @property
+    def num_best(self) -> int:
+        """How many times a best policy was asked for."""
+        return int(self._words[self._NUM_BEST])
+
+    @property
+    def best_return(self) -> float:
+        """What the last best policy was asked for with."""
+        return float(self._best_return[0])
 
     def end(self) -> None:
         """Ends collecting and inference: training is over (learner; the runner when a role failed)."""

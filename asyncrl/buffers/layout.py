@@ -77,7 +77,8 @@ def arena_specs(spec: EnvSpec, plan: ResourcePlan, num_weights: int) -> list[Arr
         specs.extend(ring_specs(f"ready.{worker_idx}", plan.num_slots))
         specs.extend(ring_specs(f"requests.{worker_idx}", plan.worker_num_splits))
         specs.append(ArraySpec(f"progress.{worker_idx}", "int64", (2,)))
-    specs.append(ArraySpec("control", "int64", (2,)))
+    specs.append(ArraySpec("control", "int64", (3,)))
+    specs.append(ArraySpec("control.best_return", "float64", (1,)))
     specs.extend(weights_specs(num_weights))
     return specs
 

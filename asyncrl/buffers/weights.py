@@ -7,12 +7,28 @@ overwrite buffer n % 2 and is begun only after the count became n + 1.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena, ArraySpec
 
 FloatArray = npt.NDArray[np.float32]
+
+
+class Publication(NamedTuple):
+    """What is known of published weights.
+
+    Attributes:
+        number: how many publications there were with it.
+        version: its policy version.
+        env_steps: environment steps that it was trained on.
+    """
+
+    number: int
+    version: int
+    env_steps: int
 
 
 class WeightsChannel:
@@ -22,6 +38,7 @@ class WeightsChannel:
         """Views the arrays that `weights_specs` described."""
         self._buffers = arena.array("weights.buffers")
         self._versions = arena.words("weights.versions")
+        self._env_steps = arena.words("weights.env_steps")
         self._count = arena.words("weights.count")
 
     @property
@@ -29,14 +46,20 @@ class WeightsChannel:
         """How many times weights were published; 0 before the first."""
         return int(self._count[0])
 
-    def publish(self, block: FloatArray, version: int) -> None:
+    @property
+    def newest_env_steps(self) -> int:
+        """Environment steps behind the newest publication; what `read` returns next may be newer."""
+        return int(self._env_steps[self._count[0] % 2])
+
+    def publish(self, block: FloatArray, version: int, env_steps: int) -> None:
         """Makes `block` [N] the newest weights (learner only)."""
         count = self._count[0] + 1
         self._buffers[count % 2] = block
         self._versions[count % 2] = version
+        self._env_steps[count % 2] = env_steps
         self._count[0] = count
 
-    def read(self, out: FloatArray, seen: int) -> tuple[int, int] | None:
+    def read(self, out: FloatArray, seen: int) -> Publication | None:
         """Copies the newest weights if there were publications after number `seen`.
 
         Args:
@@ -44,16 +67,16 @@ class WeightsChannel:
             seen: the number of the publication that the caller has.
 
         Returns:
-            (number of the publication, policy version), or None if there is nothing new.
+            What was copied, or None if there is nothing new.
         """
         while True:
             count = self._count[0]
             if count == seen:
                 return None
             np.copyto(out, self._buffers[count % 2])
-            version = self._versions[count % 2]
+            version, env_steps = self._versions[count % 2], self._env_steps[count % 2]
             if self._count[0] == count:
-                return count, version
+                return Publication(count, version, env_steps)
 
 
 def weights_specs(num_values: int) -> list[ArraySpec]:
@@ -61,5 +84,6 @@ def weights_specs(num_values: int) -> list[ArraySpec]:
     return [
         ArraySpec("weights.buffers", "float32", (2, num_values)),
         ArraySpec("weights.versions", "int64", (2,)),
+        ArraySpec("weights.env_steps", "int64", (2,)),
         ArraySpec("weights.count", "int64", (1,)),
     ]

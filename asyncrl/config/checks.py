@@ -32,6 +32,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_async_samples(plan) if plan.async_rl else _sync_samples(config, plan)),
         *_lag(plan),
         *_learning(config),
+        *_saving(config),
     ]
 
 
@@ -69,6 +70,22 @@ def _device(config: TrainConfig, machine: Machine) -> Iterator[Problem]:
         text = f"--device={device}: number of devices that the CUDA driver shows: {machine.num_cuda_devices}."
         fitting = ("--device=cuda",) if machine.num_cuda_devices else ("--device=cpu",)
         yield Problem(("device",), text, tuple(fitting))
+
+
+def _saving(config: TrainConfig) -> Iterator[Problem]:
+    if config.checkpoint_resets and not config.serial_mode:
+        text = "--checkpoint_resets=True repeats a run to the bit, which only one process can do."
+        yield Problem(("checkpoint_resets", "serial_mode"), text, ("--serial_mode=True", "--checkpoint_resets=False"))
+    if config.checkpoint_resets and config.save_every_env_steps is None:
+        text = (
+            "--checkpoint_resets=True needs checkpoints at fixed steps, for those of --save_every_s come when the "
+            "clock says so."
+        )
+        yield Problem(("checkpoint_resets", "save_every_env_steps"), text, ("--save_every_env_steps=100000",))
+    if config.save_best_metric == "eval" and config.eval_every_env_steps is None:
+        text = "--save_best_metric=eval needs evaluations during training."
+        fitting = ("--eval_every_env_steps=100000", "--save_best_metric=train")
+        yield Problem(("save_best_metric", "eval_every_env_steps"), text, fitting)
 
 
 def _splits(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:

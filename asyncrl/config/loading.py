@@ -1,11 +1,11 @@
-"""Settings of a run from four layers: defaults < preset < --config file < flags.
+"""Settings of a run from layers: defaults < preset (or a saved run that goes on) < --config file < flags.
 
 A thin reader of our own: every mistake must become one sentence, all of them at once, and `--flag=true` must work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,11 @@ class LoadedConfig:
 
     Attributes:
         config: the settings.
-        origins: by setting: `default`, `preset NAME`, `file PATH` or `flag`.
+        origins: by setting: `default`, `preset NAME`, `saved run`, `file PATH` or `flag`.
         preset: name of the preset that was used.
         preset_path: its file.
         cli: value of each extra flag: bool for a switch, text or None otherwise.
+        saved: the settings that the run was last started with, if it is one that goes on.
         problems: mistakes that a lenient load left out of `config`; empty after a strict one.
     """
 
@@ -44,7 +45,14 @@ class LoadedConfig:
     preset: str | None = None
     preset_path: Path | None = None
     cli: dict[str, Any] = field(default_factory=dict)
+    saved: TrainConfig | None = None
     problems: tuple[Problem, ...] = ()
+
+
+_OF_THE_COMMAND = {"train_dir", "experiment", "restart_behavior"}  # a command says these anew, or not at all
+
+FindSaved = Callable[[str, str], Path | None]
+"""From `train_dir` and `experiment` to the config.yaml of that run, None if there is none."""
 
 
 @dataclass
@@ -75,6 +83,7 @@ def load(
     program: str = "python -m asyncrl.train",
     description: str = "Train a policy.",
     lenient: bool = False,
+    find_saved: FindSaved | None = None,
 ) -> LoadedConfig:
     """Reads the command line, and the preset and file that it names.
 
@@ -85,6 +94,7 @@ def load(
         description: for --help.
         lenient: keep mistakes in `LoadedConfig.problems`, with defaults in their place, so that the caller can find
             further problems before it refuses. A lenient result with problems must not be run.
+        find_saved: finds the run that goes on with `restart_behavior=resume`; its settings take the preset's place.
 
     Raises:
         ConfigError: everything that is wrong, one line each.
@@ -100,7 +110,11 @@ def load(
     from_flags = _read_flag_values(given.texts, settings, layers)
     from_file = _read_file(given.texts.get("config"), settings, layers)
     wanted = {**from_file, **from_flags}
-    preset = _choose_preset(given.texts.get("preset"), str(wanted.get("env") or ""), settings, layers)
+    saved = None if find_saved is None else _read_saved(wanted, find_saved, settings, layers)
+    if saved is not None:
+        layers.put(saved.model_dump(mode="json", exclude=_OF_THE_COMMAND), "saved run", settings)
+    env_id = "" if saved is not None else str(wanted.get("env") or "")
+    preset = _choose_preset(given.texts.get("preset"), env_id, settings, layers)
     if preset is not None:
         layers.put(preset.values(str(wanted.get("algo", TrainConfig().algo))), f"preset {preset.name}", settings)
     layers.put(from_file, f"file {given.texts.get('config')}", settings)
@@ -114,6 +128,7 @@ def load(
         preset=preset.name if preset else None,
         preset_path=preset.path if preset else None,
         cli=_read_extra(given.texts, extra_flags),
+        saved=saved,
         problems=tuple(layers.problems),
     )
 
@@ -152,6 +167,29 @@ def _read_file(path: str | None, settings: Mapping[str, Setting], layers: _Layer
     except UsageError as error:
         layers.complain(f"--config: {error}", "config")
         return {}
+
+
+def _read_saved(
+    wanted: Mapping[str, Any], find_saved: FindSaved, settings: Mapping[str, Setting], layers: _Layers
+) -> TrainConfig | None:
+    """The settings of the run that goes on, None if this is a new one."""
+    default = TrainConfig()
+    behavior = wanted.get("restart_behavior", default.restart_behavior)
+    experiment, train_dir = wanted.get("experiment"), wanted.get("train_dir", default.train_dir)
+    if behavior != "resume" or not isinstance(experiment, str) or not isinstance(train_dir, str):
+        return None
+    path = find_saved(train_dir, experiment)
+    if path is None:
+        return None
+    try:
+        return TrainConfig.model_validate(read_mapping(path, settings))
+    except UsageError as error:
+        layers.complain(f"cannot go on with {path.parent}: {error}", "experiment")
+    except ValidationError as error:
+        refused = ", ".join(sorted({str(detail["loc"][0]) for detail in error.errors()}))
+        text = f"cannot go on with {path.parent}: its config.yaml has settings that are not possible now: {refused}"
+        layers.complain(text, "experiment")
+    return None
 
 
 def _choose_preset(wanted: str | None, env_id: str, settings: Mapping[str, Setting], layers: _Layers) -> Preset | None:

@@ -50,17 +50,47 @@ class TrainConfig(BaseModel):
     experiment: str | None = _setting(
         None, "folder", "name of the run's folder; made from env, algo and time if not given"
     )
-    restart_behavior: Literal["refuse", "overwrite"] = _setting(
-        "refuse", "folder", "what to do when the run's folder exists: refuse to start, or delete it and start anew"
+    restart_behavior: Literal["resume", "restart", "overwrite"] = _setting(
+        "resume",
+        "folder",
+        "what to do when the run's folder exists: go on with its settings and newest checkpoint, start anew and keep "
+        "the old run as NAME_old, or delete it and start anew",
     )
     save_every_s: PositiveFloat = _setting(
         120.0, "folder", "seconds between checkpoints; one is always saved at the end"
     )
+    save_every_env_steps: PositiveInt | None = _setting(
+        None, "folder", "environment steps between checkpoints, on top of those of save_every_s"
+    )
     keep_checkpoints: PositiveInt = _setting(2, "folder", "how many of the newest checkpoints are kept")
+    save_milestones_s: PositiveFloat | None = _setting(
+        None, "folder", "seconds between checkpoints that are kept for ever, in checkpoints/milestones"
+    )
+    save_best_metric: Literal["auto", "none", "eval", "train"] = _setting(
+        "auto",
+        "folder",
+        "keep the checkpoint with the best mean return of an evaluation (eval) or of the last 100 training episodes "
+        "(train) in checkpoints/best; auto takes eval where eval_every_env_steps is set",
+    )
+    checkpoint_resets: bool = _setting(
+        False,
+        "folder",
+        "serial mode: begin anew at every checkpoint of save_every_env_steps with environments and random numbers that "
+        "follow from the seed and the steps, so that a resumed run equals one that was never stopped, to the bit",
+    )
     report_every_s: PositiveFloat = _setting(5.0, "folder", "seconds between records in TensorBoard and metrics.jsonl")
 
     init_from: str | None = _setting(
         None, "folder", "folder of a checkpoint to start from: its weights, statistics and optimizer, steps from 0"
+    )
+
+    # Evaluation during training
+    eval_every_env_steps: PositiveInt | None = _setting(
+        None, "evaluation", "evaluate the policy every so many environment steps, in a process of its own"
+    )
+    eval_episodes: PositiveInt = _setting(10, "evaluation", "episodes of an evaluation")
+    eval_deterministic: bool = _setting(
+        False, "evaluation", "evaluate the policy's most likely actions instead of drawing them"
     )
 
     # How the roles work together
@@ -106,6 +136,14 @@ class TrainConfig(BaseModel):
     reward_clip: PositiveFloat | None = _setting(None, "samples", "clip scaled rewards to plus or minus this value")
 
     # Learning
+    recompute_values: bool = _setting(
+        False, "learning", "compute advantages with the critic as it is when training begins, not as it was when acting"
+    )
+    with_vtrace: bool = _setting(
+        False, "learning", "correct advantages and returns for the age of the samples (V-trace), with present values"
+    )
+    vtrace_rho: PositiveFloat = _setting(1.0, "learning", "V-trace: clips the weights of temporal differences")
+    vtrace_c: PositiveFloat = _setting(1.0, "learning", "V-trace: clips the weights of the trace")
     gamma: Fraction = _setting(0.99, "learning", "discount factor")
     gae_lambda: Fraction = _setting(0.95, "learning", "lambda of generalized advantage estimation")
     learning_rate: NonNegativeFloat = _setting(3e-4, "learning", "Adam's learning rate at the start")
@@ -158,3 +196,10 @@ class TrainConfig(BaseModel):
         False, "watching", "show where each role's time goes: a table at the end and profile/* in the records"
     )
     quiet: bool = _setting(False, "watching", "print no progress")
+
+    @property
+    def best_metric(self) -> Literal["none", "eval", "train"]:
+        """`save_best_metric`, resolved."""
+        if self.save_best_metric != "auto":
+            return self.save_best_metric
+        return "train" if self.eval_every_env_steps is None else "eval"

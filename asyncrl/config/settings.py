@@ -12,6 +12,7 @@ from asyncrl.config.schema import TrainConfig
 SECTION_TITLES = {
     "run": "what to train",
     "folder": "the run's folder",
+    "evaluation": "evaluation during training",
     "roles": "how the roles work together",
     "samples": "samples",
     "learning": "learning",

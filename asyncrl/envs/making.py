@@ -10,6 +10,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -62,6 +63,36 @@ def make_env(
             raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}") from error
 
 
+def make_shown_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None, render_mode: str, video: Path | None, number: int
+) -> gymnasium.Env[Any, Any]:
+    """Makes an environment whose episodes are seen.
+
+    Args:
+        env_id: as for `make_env`.
+        env_kwargs: as for `make_env`.
+        render_mode: human for a window, rgb_array for a recording.
+        video: folder to record every episode into; None to record nothing.
+        number: tells the recordings of several environments apart.
+
+    Raises:
+        UsageError: as for `make_env`, or what recording needs is not installed.
+    """
+    env = make_env(env_id, env_kwargs, render_mode)
+    if video is None:
+        return env
+    try:
+        with warnings.catch_warnings():
+            if number > 0:  # the folder is there because another environment records into it
+                warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
+            return gymnasium.wrappers.RecordVideo(
+                env, str(video), episode_trigger=lambda _: True, name_prefix=f"env-{number}", disable_logger=True
+            )
+    except gymnasium_error.DependencyNotInstalled as error:
+        env.close()
+        raise UsageError('recording videos needs moviepy: pip install "asyncrl[video]"') from error
+
+
 def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int) -> VectorEnv[Any, Any, Any]:
     """Makes the vectorized implementation that is registered for the id, as Gymnasium's `make_vec` does."""
     registered_id = _import_registering_module(env_id)
@@ -92,9 +123,17 @@ def why_not_vectorized(env_id: str, env_kwargs: Mapping[str, Any] | None, env: g
         vector_env.close()
 
 
-def env_seed(seed: int, env_idx: int) -> int:
-    """Seed of environment `env_idx` of a run, unrelated to those of its neighbours and of other run seeds."""
-    return int(np.random.SeedSequence([seed, env_idx]).generate_state(1)[0])
+def env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
+    """Seed of environment `env_idx` of a run, unrelated to those of its neighbours and of other run seeds.
+
+    Args:
+        seed: the run's.
+        env_idx: number of the environment in the run.
+        env_steps: steps that the run had trained on when the environment was made: a run that goes on does not begin
+            with the episodes with which it once began.
+    """
+    entropy = [seed, env_idx, env_steps] if env_steps else [seed, env_idx]
+    return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def _import_registering_module(env_id: str) -> str:

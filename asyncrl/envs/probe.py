@@ -19,7 +19,7 @@ from typing import Any
 
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import EnvSpec
 
 _OUTPUT_SHOWN = 2000
 
@@ -48,22 +48,7 @@ def probe(
         raise UsageError(answer["usage_error"])
     if "traceback" in answer:
         raise EnvironmentFailed(f"{env_id} raised an exception while it was made and reset:\n{answer['traceback']}")
-    return decode_spec(answer["spec"])
-
-
-def encode_spec(spec: EnvSpec) -> dict[str, Any]:
-    """The spec as JSON values; infinite bounds become Python's `Infinity`."""
-    return dataclasses.asdict(spec)
-
-
-def decode_spec(data: Mapping[str, Any]) -> EnvSpec:
-    """The inverse of `encode_spec`."""
-    values = dict(data)
-    action = values.pop("action")
-    if "n" in action:
-        return EnvSpec(action=DiscreteAction(**action), **values)
-    box = BoxAction(tuple(action["shape"]), tuple(action["low"]), tuple(action["high"]), action["dtype"])
-    return EnvSpec(action=box, **values)
+    return EnvSpec.from_data(answer["spec"])
 
 
 def _run_child(folder: Path, env_id: str, timeout_s: float) -> int:
@@ -116,7 +101,7 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str) -> dic
             if obstacle is not None and env_backend == "gym_vector":
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
-        answer = {"spec": encode_spec(spec)}
+        answer = {"spec": spec.to_data()}
         env.close()
     except UsageError as error:
         return {"usage_error": str(error)}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -58,3 +61,17 @@ class EnvSpec:
     action: BoxAction | DiscreteAction
     max_episode_steps: int | None
     is_vectorized: bool = False
+
+    def to_data(self) -> dict[str, Any]:
+        """The same as JSON values; infinite bounds become Python's `Infinity`."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> EnvSpec:
+        """The inverse of `to_data`, after JSON has made lists of tuples."""
+        values = dict(data)
+        action = values.pop("action")
+        if "n" in action:
+            return cls(action=DiscreteAction(**action), **values)
+        box = BoxAction(tuple(action["shape"]), tuple(action["low"]), tuple(action["high"]), action["dtype"])
+        return cls(action=box, **values)

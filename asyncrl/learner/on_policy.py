@@ -25,6 +25,7 @@ from asyncrl.algorithms.losses import (
     ppo_policy_loss,
     squared_value_loss,
 )
+from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.learning_rate import LearningRate
@@ -253,24 +254,18 @@ class OnPolicyLearner:
         reward = dataset.reward * config.reward_scale
         if config.reward_clip is not None:
             reward.clamp_(-config.reward_clip, config.reward_clip)
-        advantages, returns = gae(
-            reward,
-            dataset.value,
-            dataset.terminated,
-            dataset.truncated,
-            dataset.valid,
-            config.gamma,
-            config.gae_lambda,
-        )
         # Rows that are no samples leave here, so that nothing they hold can reach a loss or a statistic.
         rows = dataset.valid.flatten().nonzero().squeeze(-1)
         raw_obs = dataset.obs[:-1].flatten(0, 1).index_select(0, rows)
-        raw_values = dataset.value[:-1].flatten().index_select(0, rows)
+        obs = self._normalize(raw_obs.clone(), dataset.policy_version.flatten().index_select(0, rows))
+        action = dataset.action.flatten(0, 1).index_select(0, rows)
+        values, advantages, returns = self._estimate(dataset, reward, rows, obs, action)
+        raw_values = values[:-1].flatten().index_select(0, rows)
         raw_returns = returns.flatten().index_select(0, rows)
         self._take_in(raw_obs, raw_returns)
         samples = _Samples(
-            obs=self._normalize(raw_obs, dataset.policy_version.flatten().index_select(0, rows)),
-            action=dataset.action.flatten(0, 1).index_select(0, rows),
+            obs=obs,
+            action=action,
             action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
             log_prob=dataset.log_prob.flatten().index_select(0, rows),
             advantage=advantages.flatten().index_select(0, rows),
@@ -278,6 +273,40 @@ class OnPolicyLearner:
             normalized_value=self.model.normalize_return(raw_values),
         )
         return samples, raw_values, raw_returns
+
+    def _estimate(
+        self, dataset: Dataset, reward: Tensor, rows: Tensor, obs: Tensor, action: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Values `[T+1, C]`, advantages and returns `[T, C]`, in units of rewards.
+
+        Args:
+            dataset: the dataset.
+            reward: [T, C], as it counts.
+            rows: [N] indices of the samples among the rows.
+            obs: [N, D], normalized.
+            action: [N, ...].
+        """
+        config = self._config
+        values = dataset.value
+        if config.recompute_values or config.with_vtrace:
+            values = self._present_values(dataset.obs)
+        rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
+        if not config.with_vtrace:
+            return (values, *gae(*rest))
+        with torch.no_grad():
+            log_prob = self.model.distribution.log_prob(self.model(obs).action_parameters, action)
+        log_ratios = torch.zeros_like(dataset.log_prob)
+        log_ratios.view(-1)[rows] = log_prob - dataset.log_prob.flatten().index_select(0, rows)
+        result = vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c)
+        # PPO's ratio weighs the action itself; the plain policy gradient does not.
+        advantages = result.advantages * result.weights if config.algo == "a2c" else result.advantages
+        return values, advantages, result.returns
+
+    @torch.no_grad()
+    def _present_values(self, obs: Tensor) -> Tensor:
+        """What the critic as it is now says of raw observations `[T+1, C, D]`, in units of rewards: `[T+1, C]`."""
+        _, normalized_value = self.model(self.model.normalize_obs(obs.flatten(0, 1)))
+        return self.model.denormalize_value(normalized_value).view(obs.shape[:2])
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
         """Add the dataset to the statistics, which go out with the next publication."""

@@ -17,15 +17,20 @@ class WeightsPublisher:
         """With `forced_lag` 0 every block goes out at once."""
         self._channel = channel
         self._forced_lag = forced_lag
-        self._held: deque[tuple[int, npt.NDArray[np.float32]]] = deque()
+        self._held: deque[tuple[npt.NDArray[np.float32], int, int]] = deque()
 
-    def publish(self, block: npt.NDArray[np.float32], version: int) -> None:
-        """Publishes `block [N] float32` of `version`, or the older one whose time has come."""
+    def publish(self, block: npt.NDArray[np.float32], version: int, env_steps: int) -> None:
+        """Publishes `block [N] float32` of `version`, or the older one whose time has come.
+
+        Args:
+            block: weights and statistics.
+            version: their policy version.
+            env_steps: environment steps that they were trained on.
+        """
         if self._forced_lag == 0:
-            self._channel.publish(block, version)
+            self._channel.publish(block, version, env_steps)
             return
-        self._held.append((version, block.copy()))
-        while len(self._held) > 1 and self._held[1][0] <= version - self._forced_lag:
+        self._held.append((block.copy(), version, env_steps))
+        while len(self._held) > 1 and self._held[1][1] <= version - self._forced_lag:
             self._held.popleft()
-        held_version, held_block = self._held[0]
-        self._channel.publish(held_block, held_version)
+        self._channel.publish(*self._held[0])

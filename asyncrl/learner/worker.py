@@ -11,12 +11,12 @@ work on the ledger under one lock, and whoever holds it is the one producer of t
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,17 +25,17 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.wake import Waker
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.saving import CheckpointSaver
 from asyncrl.learner.slot_ledger import Columns, SlotLedger
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
-from asyncrl.runtime import checkpoint
+from asyncrl.runtime.checkpoint import Checkpoint
 
 WAIT_S = 0.1
-
-log = logging.getLogger(__name__)
 
 
 class SlotExchange:
@@ -139,21 +139,39 @@ class LearnerWorker:
         publisher: WeightsPublisher,
         control: RunControl,
         config: TrainConfig,
+        spec: EnvSpec,
         checkpoints: Path,
+        resumed: Mapping[str, Any] | None = None,
     ) -> None:
-        """Publishes the first weights; slots may be granted from then on."""
+        """Publishes the first weights; slots may be granted from then on.
+
+        Args:
+            learner: what trains, already in the state to begin with.
+            batcher: makes datasets.
+            exchange: gives columns and takes them back.
+            publisher: takes weights.
+            control: the run's words.
+            config: the run's settings.
+            spec: what the environment is; checkpoints carry it.
+            checkpoints: folder to save into.
+            resumed: counters of the checkpoint that the run goes on from.
+        """
+        counters = resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
         self._learner = learner
         self._batcher = batcher
         self._exchange = exchange
         self._publisher = publisher
         self._control = control
         self._config = config
-        self._checkpoints = checkpoints
+        self._spec = spec
         self._block = torch.empty(learner.block_size)
         self._phases = PhaseTimer()
-        self._env_steps = 0
-        self._num_samples = 0
-        self._started = self._saved_at = self._report_started = time.monotonic()
+        self._env_steps = self._env_steps_seen = int(counters["env_steps"])
+        self._num_samples = int(counters["num_samples"])
+        self._report_started = time.monotonic()
+        self._started = self._report_started - float(counters["elapsed_s"])
+        self._saver = CheckpointSaver(checkpoints, config, self._env_steps)
+        self._num_best = control.num_best
         self._publish()
 
     @property
@@ -166,17 +184,33 @@ class LearnerWorker:
             or (limit_s is not None and time.monotonic() - self._started >= limit_s)
         )
 
-    def advance(self, timeout_s: float, send: Callable[[Report], None]) -> None:
-        """Trains on the next dataset if there is one within `timeout_s`, and saves if it is time."""
+    def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
+        """Trains on the next dataset if there is one within `timeout_s`, and saves what is due.
+
+        Returns:
+            The report of a newest checkpoint, if one was due.
+        """
         report = self.train_once(timeout_s)
         if report is not None:
             send(report)
-        if time.monotonic() - self._saved_at >= self._config.save_every_s:
-            send(self.save())
+        self._phases.charge(Phase.OTHER)
+        saved = []
+        if self._saver.is_due(self._env_steps):
+            saved.append(self._saver.save(self._env_steps, self._content))
+        if self._saver.is_milestone_due:
+            saved.append(self._saver.save_milestone(self._env_steps, self._content))
+        if self._control.num_best != self._num_best:
+            self._num_best = self._control.num_best
+            best_return = self._control.best_return
+            saved.append(self._saver.save_best(self._env_steps, lambda: self._content(best_return)))
+        self._phases.charge(Phase.SAVE)
+        for checkpoint_report in saved:
+            send(checkpoint_report)
+        return saved[0] if saved and saved[0].kind == "newest" else None
 
     def finish(self, send: Callable[[Report], None]) -> LearnerOutcome:
         """Saves, and says what came of the run."""
-        saved = self.save()
+        saved = self._saver.save(self._env_steps, self._content)
         send(saved)
         return LearnerOutcome(self._env_steps, saved.path if saved.error is None else None, saved.error)
 
@@ -195,11 +229,12 @@ class LearnerWorker:
         lag = self._batcher.lag(self._learner.policy_version)
         self._phases.charge(Phase.COPY)
         skip = self._config.debug_skip_training
+        num_steps = dataset.num_valid
+        self._env_steps_seen = self._env_steps + num_steps
         metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
         self._phases.charge(Phase.TRAIN)
         self._exchange.release(columns)
-        num_steps = dataset.num_valid
-        self._env_steps += num_steps
+        self._env_steps = self._env_steps_seen
         self._num_samples += 0 if skip else num_steps * self._config.num_epochs
         self._phases.charge(Phase.OTHER)
         now, phases = time.monotonic(), self._phases.take()
@@ -219,24 +254,19 @@ class LearnerWorker:
         self._report_started = now
         return report
 
-    def save(self) -> CheckpointReport:
-        """Writes a checkpoint; a failure to write is reported, not raised."""
-        self._phases.charge(Phase.OTHER)
-        self._saved_at = time.monotonic()
+    def _content(self, best_return: float | None = None) -> Checkpoint:
         state = self._learner.state_dict()
-        counters = {"env_steps": self._env_steps, "num_samples": self._num_samples}
-        content = checkpoint.Checkpoint(state.model, state.optimizer, {**state.scalars, **counters})
-        try:
-            path = checkpoint.save(self._checkpoints, content, self._env_steps, self._config.keep_checkpoints)
-        except checkpoint.CheckpointError as error:
-            log.error("%s", error)
-            return CheckpointReport(str(self._checkpoints), self._env_steps, str(error))
-        finally:
-            self._phases.charge(Phase.SAVE)
-        return CheckpointReport(str(path), self._env_steps)
+        counters = {
+            "env_steps": self._env_steps,
+            "num_samples": self._num_samples,
+            "elapsed_s": time.monotonic() - self._started,
+        }
+        about = {"config": self._config.model_dump(mode="json"), "spec": self._spec.to_data()}
+        best = {} if best_return is None else {"mean_return": best_return}
+        return Checkpoint(state.model, state.optimizer, {**state.scalars, **counters, **about, **best})
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)
         block = self._learner.publication(self._block)
-        self._publisher.publish(np.asarray(block), self._learner.policy_version)
+        self._publisher.publish(np.asarray(block), self._learner.policy_version, self._env_steps_seen)
         self._phases.charge(Phase.PUBLISH)

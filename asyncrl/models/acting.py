@@ -57,7 +57,7 @@ class ActingPolicy:
         """
         news = self._weights.read(self._block, self._publication)
         if news is not None:
-            self._publication, self._version = news
+            self._publication, self._version = news.number, news.version
             read_block(self._model, self._flat, torch.from_numpy(self._block))
         elif self._version < 0:
             raise RuntimeError("asked to act before any weights were published")

@@ -91,6 +91,16 @@ class EpisodeStatistics:
             self.num_episodes += 1
 
     @property
+    def recent(self) -> list[EpisodeRecord]:
+        """The episodes that the means are of, oldest first."""
+        return list(self._recent)
+
+    @property
+    def is_window_full(self) -> bool:
+        """Whether there are as many episodes as the means are to be of."""
+        return len(self._recent) == EPISODE_WINDOW
+
+    @property
     def mean_return(self) -> float | None:
         """Mean return, None before the first episode's end."""
         return _mean([episode.episode_return for episode in self._recent])

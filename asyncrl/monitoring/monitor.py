@@ -18,7 +18,15 @@ import psutil
 
 from asyncrl.monitoring.metrics import EpisodeStatistics, Interval, LagStatistics, PhaseShares, TrainingClock
 from asyncrl.monitoring.progress import Progress, Status, make_progress
-from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, LearnerReport, Report, RolloutReport
+from asyncrl.monitoring.reports import (
+    CheckpointReport,
+    EpisodeRecord,
+    EvaluationReport,
+    LagMetrics,
+    LearnerReport,
+    Report,
+    RolloutReport,
+)
 from asyncrl.monitoring.writers import GuardedWriter, JsonLinesWriter, TensorBoardWriter, write_text_atomically
 
 if TYPE_CHECKING:
@@ -28,6 +36,16 @@ if TYPE_CHECKING:
 RunStatus = Literal["completed", "interrupted", "failed"]
 
 _REDRAW_S = 0.25
+_BEST_EVERY_S = 15.0
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a run that goes on had come to: environment steps, seconds, and the best mean return if there is one."""
+
+    env_steps: int = 0
+    elapsed_s: float = 0.0
+    best_return: float | None = None
 
 
 class RunFiles(Protocol):
@@ -40,6 +58,10 @@ class RunFiles(Protocol):
     @property
     def tensorboard(self) -> Path:
         """Folder of event files."""
+
+    @property
+    def episodes(self) -> Path:
+        """The last training episodes at the newest checkpoint."""
 
     @property
     def summary(self) -> Path:
@@ -59,6 +81,8 @@ class Summary:
         startup_s: seconds from the command to the first environment step.
         fps: environment steps trained a second, from the first trained dataset to the last.
         ep_rew_mean, ep_len_mean: means over the last 100 episodes.
+        eval_mean_reward: mean return of the last evaluation during training.
+        best_return: the highest mean return, by `save_best_metric`.
         lag_mean, lag_p95: means over all datasets of the policy lag at first use, and of its 95th percentile.
         lag_max: the largest policy lag of any sample at first use.
         lag_bound: the bound that the plan gave.
@@ -78,6 +102,8 @@ class Summary:
     fps: float | None
     ep_rew_mean: float | None
     ep_len_mean: float | None
+    eval_mean_reward: float | None
+    best_return: float | None
     lag_mean: float | None
     lag_p95: float | None
     lag_max: int | None
@@ -101,6 +127,7 @@ class Monitor:
         clock: Callable[[], float] = time.monotonic,
         started_at: float | None = None,
         progress: Progress | None = None,
+        earlier: Earlier | None = None,
     ) -> None:
         """Opens nothing yet.
 
@@ -111,18 +138,27 @@ class Monitor:
             clock: seconds that only go forward.
             started_at: when the command was given, on that clock; now if None. See `process_started_at`.
             progress: what to show; what suits the terminal if None.
+            earlier: what the run had come to before, if it goes on.
         """
+        self._earlier = earlier
         self._folder, self._config, self._plan, self._clock = folder, config, plan, clock
         self._started_at = clock() if started_at is None else started_at
         self._progress = make_progress(config.quiet) if progress is None else progress
         self._writers = [GuardedWriter(str(folder.metrics), JsonLinesWriter(folder.metrics), self.say)]
         if config.with_tensorboard:
-            self._writers.append(GuardedWriter("TensorBoard", TensorBoardWriter(folder.tensorboard), self.say))
+            events = TensorBoardWriter(folder.tensorboard, None if earlier is None else earlier.env_steps)
+            self._writers.append(GuardedWriter("TensorBoard", events, self.say))
         self._interval = Interval()
         self._episodes = EpisodeStatistics()
+        if earlier is not None:
+            self._episodes.add(_read_episodes(folder.episodes))
         self._run_lag = LagStatistics()
         self._run_phases = PhaseShares()
         self._training = TrainingClock()
+        self._training.env_steps = 0 if earlier is None else earlier.env_steps
+        self._best_return = None if earlier is None else earlier.best_return
+        self._best_asked_at = clock()
+        self._evaluation: EvaluationReport | None = None
         self._last_learner_report: LearnerReport | None = None
         self._fps: float | None = None
         self._lag: LagMetrics | None = None
@@ -136,6 +172,9 @@ class Monitor:
         """Takes one report of any role."""
         if isinstance(report, CheckpointReport):
             self._handle_checkpoint(report)
+            return
+        if isinstance(report, EvaluationReport):
+            self._handle_evaluation(report)
             return
         self._interval.add(report)
         self._run_phases.add(report)
@@ -156,6 +195,20 @@ class Monitor:
         """
         if self._first_step_at is None:
             self._first_step_at = self._clock() if at is None else at
+
+    def take_new_best(self) -> float | None:
+        """The mean return of the last 100 training episodes, if it should be saved as the best so far.
+
+        None otherwise: also right after the one before, because it may rise with every episode.
+        """
+        mean = self._episodes.mean_return
+        if self._config.best_metric != "train" or mean is None or not self._episodes.is_window_full:
+            return None
+        now = self._clock()
+        if now - self._best_asked_at < _BEST_EVERY_S or (self._best_return is not None and mean <= self._best_return):
+            return None
+        self._best_return, self._best_asked_at = mean, now
+        return mean
 
     def count_restart(self) -> None:
         """Notes that a process was started again."""
@@ -214,10 +267,32 @@ class Monitor:
         return summary
 
     def _handle_checkpoint(self, report: CheckpointReport) -> None:
-        if report.error is None:
+        if report.error is None and report.kind == "newest":
             self._checkpoint = report.path
-        else:
+            self._write_episodes()
+        elif report.error is not None:
             self.say(f"no checkpoint at {report.env_steps:,} steps, training goes on: {report.error}")
+
+    def _handle_evaluation(self, report: EvaluationReport) -> None:
+        self._evaluation = report
+        if self._config.best_metric == "eval":
+            self._best_return = max(report.mean_reward, self._best_return or report.mean_reward)
+        scalars = {"eval/mean_reward": report.mean_reward, "eval/mean_ep_length": report.mean_ep_length}
+        if report.std_reward is not None:
+            scalars["eval/std_reward"] = report.std_reward
+        for writer in self._writers:
+            writer.write(report.env_steps, scalars)
+        if not self._config.quiet:
+            episodes = f"over {report.episodes} episodes"
+            self.say(f"evaluated at {report.env_steps:,} steps: return {report.mean_reward:,.1f} {episodes}")
+
+    def _write_episodes(self) -> None:
+        """Keeps the window of training episodes for a run that goes on from the checkpoint just saved."""
+        content = [[episode.episode_return, episode.length, episode.extra_stats] for episode in self._episodes.recent]
+        try:
+            write_text_atomically(self._folder.episodes, json.dumps(content) + "\n")
+        except OSError as failure:
+            self.say(f"could not write {self._folder.episodes}: {failure.strerror}")
 
     def _write_record(self, now: float) -> None:
         """Writes what was reported since the last record, if anything was."""
@@ -240,7 +315,7 @@ class Monitor:
             "rollout/ep_rew_mean": self._episodes.mean_return,
             "rollout/ep_len_mean": self._episodes.mean_length,
             "time/total_env_steps": self._training.env_steps,
-            "time/time_elapsed": now - self._started_at,
+            "time/time_elapsed": self._elapsed_s(now),
             "perf/restarts": self._num_restarts,
         }
         learner = self._last_learner_report
@@ -256,13 +331,16 @@ class Monitor:
         return Status(
             env_steps=self._training.env_steps,
             target_env_steps=self._config.train_for_env_steps,
-            elapsed_s=now - self._started_at,
+            elapsed_s=self._elapsed_s(now),
             fps=self._fps,
             episode_return=self._episodes.mean_return,
             lag_mean=None if self._lag is None else self._lag.mean,
             lag_max=None if self._lag is None else self._lag.max,
             remaining_s=self._remaining_s(now),
         )
+
+    def _elapsed_s(self, now: float) -> float:
+        return now - self._started_at + (0.0 if self._earlier is None else self._earlier.elapsed_s)
 
     def _remaining_s(self, now: float) -> float | None:
         """Seconds until the first of the two limits, None while neither can be foreseen."""
@@ -288,6 +366,8 @@ class Monitor:
             fps=self._training.run_fps,
             ep_rew_mean=self._episodes.mean_return,
             ep_len_mean=self._episodes.mean_length,
+            eval_mean_reward=None if self._evaluation is None else self._evaluation.mean_reward,
+            best_return=self._best_return,
             lag_mean=None if lag is None else lag.mean,
             lag_p95=None if lag is None else lag.p95,
             lag_max=None if lag is None else lag.max,
@@ -298,6 +378,14 @@ class Monitor:
             checkpoint=self._checkpoint if checkpoint is None else checkpoint,
             error=error,
         )
+
+
+def _read_episodes(path: Path) -> list[EpisodeRecord]:
+    """What `_write_episodes` wrote; nothing if it is not there or damaged, for it only smooths a curve."""
+    try:
+        return [EpisodeRecord(*fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        return []
 
 
 def process_started_at() -> float:

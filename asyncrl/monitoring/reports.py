@@ -95,11 +95,25 @@ class LearnerReport:
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """A checkpoint was written to `path` at `env_steps`, or could not be (`error`)."""
+    """A checkpoint (`kind`: newest, milestone or best) was written to `path`, or could not be (`error`)."""
 
     path: str
     env_steps: int
     error: str | None = None
+    kind: str = "newest"
 
 
-Report = RolloutReport | InferenceReport | LearnerReport | CheckpointReport
+@dataclass(frozen=True)
+class EvaluationReport:
+    """Episodes of one policy, that of `env_steps`; rewards as the environment gives them."""
+
+    env_steps: int
+    policy_version: int
+    mean_reward: float
+    std_reward: float | None
+    mean_ep_length: float
+    episodes: int
+    wall_s: float
+
+
+Report = RolloutReport | InferenceReport | LearnerReport | CheckpointReport | EvaluationReport

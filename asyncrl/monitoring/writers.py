@@ -59,14 +59,20 @@ class TensorBoardWriter:
     bounded queue; when that thread dies of a full disk, the next records wait for it for ever.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Makes nothing yet: the first record does."""
+    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
+        """Makes nothing yet: the first record does.
+
+        Args:
+            folder: of the event files.
+            resumed_at: environment steps from which a run goes on; what was recorded of later ones is to be forgotten.
+        """
         self._folder = folder
+        self._resumed_at = resumed_at
         self._events: Any = None
 
     def write(self, env_steps: int, scalars: Mapping[str, float]) -> None:
         """Writes a record and flushes it to the file."""
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary
 
         if self._events is None:
@@ -74,6 +80,9 @@ class TensorBoardWriter:
 
             self._folder.mkdir(parents=True, exist_ok=True)
             self._events = EventsWriter(str(self._folder / "events"))
+            if self._resumed_at is not None:
+                start = SessionLog(status=SessionLog.START)
+                self._events.write_event(Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=start))
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         self._events.write_event(Event(wall_time=time.time(), step=env_steps, summary=Summary(value=values)))
         self._events.flush()

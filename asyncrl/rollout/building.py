@@ -11,10 +11,21 @@ from asyncrl.rollout.split import StepsEnvironments
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
 
-def build_env_group(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int) -> StepsEnvironments:
-    """The environments of split `split_idx`, each with a seed of its own (a vectorized one has one for all)."""
+def build_env_group(
+    config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int, env_steps: int
+) -> StepsEnvironments:
+    """The environments of split `split_idx`, each with a seed of its own (a vectorized one has one for all).
+
+    Args:
+        config: settings of the run.
+        plan: for the number of environments.
+        spec: what the probe found.
+        split_idx: number of the split.
+        env_steps: steps that the run was trained on before.
+    """
     first_env = split_idx * plan.envs_per_split
-    seeds = [env_seed(config.seed, env_idx) for env_idx in range(first_env, first_env + plan.envs_per_split)]
+    last_env = first_env + plan.envs_per_split
+    seeds = [env_seed(config.seed, env_idx, env_steps) for env_idx in range(first_env, last_env)]
     if spec.is_vectorized:
         vector_env = make_vector_env(config.env, config.env_kwargs, plan.envs_per_split)
         return VectorEnvGroup(vector_env, seeds[0], first_env, spec, config.squash_actions)

@@ -3,6 +3,10 @@
 A checkpoint is a folder `checkpoint_<env_steps>/` with two safetensors files and `state.json`, which also carries the
 checksums of the other two. It is written under a temporary name, synced and renamed, so that a folder of that name is
 complete whenever the machine stops.
+
+    checkpoints/checkpoint_*               the newest, from which a run goes on
+    checkpoints/milestones/checkpoint_*    kept for ever
+    checkpoints/best/checkpoint_*          the one whose policy did best
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 STATE_FILE = "state.json"
+MILESTONES = "milestones"
+BEST = "best"
 
 _NAME = re.compile(r"checkpoint_(\d{12,})")
 _TEMPORARY_PREFIX = ".tmp_"
@@ -40,7 +46,7 @@ class Checkpoint:
     Attributes:
         model: the model's tensors by name, normalizer statistics among them.
         optimizer: the optimizer's tensors by name, and what else the learner keeps as tensors.
-        state: what JSON can hold: counters, rates, versions.
+        state: what JSON can hold: counters, rates, versions; `config` and `spec` say what the model is and acts on.
     """
 
     model: Mapping[str, torch.Tensor]
@@ -48,14 +54,14 @@ class Checkpoint:
     state: Mapping[str, Any]
 
 
-def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None) -> Path:
     """Writes a checkpoint and deletes all but the newest ones.
 
     Args:
-        folder: the run's folder of checkpoints; made if missing. Only one process may save into it.
+        folder: a folder of checkpoints; made if missing. Only one process may save into it.
         checkpoint: what to write; tensors may be of any device and views of one another.
         env_steps: environment steps trained so far; it names and orders the checkpoints.
-        keep: how many checkpoints stay, at least the one written now.
+        keep: how many checkpoints stay, at least the one written now; all of them if None.
 
     Returns:
         The checkpoint's folder. It is on the disk when this returns.
@@ -78,7 +84,8 @@ def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int) -> Pat
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _prune(folder, max(keep, 1), target)
+    if keep is not None:
+        _prune(folder, max(keep, 1), target)
     return target
 
 
@@ -86,6 +93,31 @@ def latest(folder: Path) -> Path | None:
     """Returns the checkpoint with the most environment steps in a run's folder of checkpoints, None if it has none."""
     found = _list(folder)
     return found[-1][1] if found else None
+
+
+def newest_first(folder: Path) -> list[Path]:
+    """Returns the checkpoints in a folder, those with the most environment steps first."""
+    return [path for _, path in reversed(_list(folder))]
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Returns a checkpoint's `state`, the tensors not looked at.
+
+    Raises:
+        CheckpointError: as for `load`.
+    """
+    state: dict[str, Any] = _read_manifest(path)["state"]
+    return state
+
+
+def best_return(checkpoints: Path) -> float | None:
+    """Mean return of the best checkpoint so far, None if there is none that can be read."""
+    for path in newest_first(checkpoints / BEST):
+        try:
+            return float(load_state(path)["mean_return"])
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            continue
+    return None
 
 
 def load(path: Path, device: str = "cpu") -> Checkpoint:

@@ -7,6 +7,7 @@ TRAIN_DIR/EXPERIMENT/
     tensorboard/        the same as event files
     checkpoints/
     logs/<role>.log
+    episodes.json       the last training episodes when the newest checkpoint was saved
     summary.json        how the run ended
     .asyncrl-run        marks the folder as a run: only what carries it is ever deleted
     .lock               locked, and holding the process id, while the run lives
@@ -32,6 +33,8 @@ from asyncrl.monitoring.writers import write_text_atomically
 if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
 
+RestartBehavior = Literal["resume", "restart", "overwrite"]
+
 _MARKER = ".asyncrl-run"
 _LOCK = ".lock"
 _MAX_NAME_BYTES = 200
@@ -49,17 +52,18 @@ class RunFolder:
         self._lock = lock
 
     @classmethod
-    def create(cls, train_dir: str, experiment: str, restart_behavior: Literal["refuse", "overwrite"]) -> RunFolder:
-        """Makes the folder of a new run and locks it.
+    def create(cls, train_dir: str, experiment: str, restart_behavior: RestartBehavior) -> RunFolder:
+        """Makes the folder of a run, or takes over that of an ended one, and locks it.
 
         Args:
             train_dir: folder that holds all runs; made if missing.
             experiment: name of the run.
-            restart_behavior: what to do with a finished or dead run of that name. Overwriting deletes all of it.
+            restart_behavior: what to do with an ended run of that name: `resume` keeps its files for the run that goes
+                on, `restart` moves it to NAME_old (NAME_old2, ...), `overwrite` deletes all of it.
 
         Raises:
-            UsageError: the name is not one, the folder is in use, holds a run (`refuse`) or something that is no run,
-                or cannot be written.
+            UsageError: the name is not one, the folder is in use, holds something that is no run, or cannot be
+                written.
         """
         path = _run_path(train_dir, experiment)
         try:
@@ -67,6 +71,10 @@ class RunFolder:
             _check_is_run_or_empty(path)
             lock = _Lock.acquire(path)
             try:
+                if restart_behavior == "restart" and _contents(path):
+                    old_lock, path = lock, _move_aside(path)
+                    lock = _Lock.acquire(path)
+                    old_lock.release()
                 _claim(path, restart_behavior)
             except BaseException:
                 lock.release()
@@ -121,6 +129,11 @@ class RunFolder:
         return self.path / "environment.json"
 
     @property
+    def episodes(self) -> Path:
+        """The last training episodes at the newest checkpoint, as JSON."""
+        return self.path / "episodes.json"
+
+    @property
     def summary(self) -> Path:
         """How the run ended, as JSON."""
         return self.path / "summary.json"
@@ -129,6 +142,15 @@ class RunFolder:
         """Log file of a process, for example `rollout_0`; its folder is made if missing."""
         self.logs.mkdir(exist_ok=True)
         return self.logs / f"{role}.log"
+
+    def forget_after(self, env_steps: int) -> None:
+        """Drops the records of steps that a run trained after the checkpoint from which it goes on."""
+        if not self.metrics.exists():
+            return
+        lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if _step_of_record(line) <= env_steps]
+        if len(kept) < len(lines):
+            write_text_atomically(self.metrics, "".join(kept))
 
     def write_config(self, config: TrainConfig) -> None:
         """Writes every setting, the default ones too."""
@@ -205,6 +227,15 @@ class _Lock:
         os.close(self._descriptor)
 
 
+def find_saved_config(train_dir: str, experiment: str) -> Path | None:
+    """Returns the config.yaml of a run, None if there is no such run or it has none."""
+    if _problem_of_name(experiment):
+        return None
+    path = Path(train_dir).expanduser() / experiment
+    config = path / "config.yaml"
+    return config if (path / _MARKER).is_file() and config.is_file() else None
+
+
 def default_experiment(env: str, algo: str, now: Callable[[], float] = time.time) -> str:
     """Returns a name for a run that was given none: environment, algorithm and local time."""
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", env).strip(".-") or "run"
@@ -245,22 +276,39 @@ def _check_is_run_or_empty(path: Path) -> None:
         )
 
 
-def _claim(path: Path, restart_behavior: str) -> None:
-    """Makes a locked folder the new run's own."""
-    old = [entry for entry in path.iterdir() if entry.name not in (_MARKER, _LOCK)]
-    if old and restart_behavior == "refuse":
-        raise UsageError(
-            f"{path} already holds a run: choose another --experiment, or delete that run with "
-            "--restart_behavior=overwrite"
-        )
-    for entry in old:
+def _contents(path: Path) -> list[Path]:
+    return [entry for entry in path.iterdir() if entry.name not in (_MARKER, _LOCK)]
+
+
+def _move_aside(path: Path) -> Path:
+    """Gives a locked run another name and returns its old path, an empty folder now."""
+    number, old = 1, path.with_name(f"{path.name}_old")
+    while old.exists():
+        number += 1
+        old = path.with_name(f"{path.name}_old{number}")
+    path.rename(old)
+    path.mkdir()
+    return path
+
+
+def _claim(path: Path, restart_behavior: RestartBehavior) -> None:
+    """Makes a locked folder the run's own."""
+    for entry in _contents(path) if restart_behavior == "overwrite" else []:
         if entry.is_dir() and not entry.is_symlink():
             shutil.rmtree(entry)
         else:
             entry.unlink()
     (path / _MARKER).write_text("an asyncrl run: --restart_behavior=overwrite deletes it\n", encoding="utf-8")
     for name in ("logs", "checkpoints"):
-        (path / name).mkdir()
+        (path / name).mkdir(exist_ok=True)
+
+
+def _step_of_record(line: str) -> int:
+    """Environment steps of a record; a line that a killed run had begun is of none that stays."""
+    try:
+        return int(json.loads(line)["env_steps"])
+    except (ValueError, KeyError, TypeError):
+        return 2**62
 
 
 def _no_such_run(path: Path) -> str:

@@ -55,7 +55,7 @@ class RecordedArena:
     ("act", "last"),
     [
         pytest.param(lambda arena: IndexRing(arena, "ready.0").push(5), "ready.0.tail", id="ring"),
-        pytest.param(lambda arena: WeightsChannel(arena).publish(np.ones(8), 3), "weights.count", id="weights"),
+        pytest.param(lambda arena: WeightsChannel(arena).publish(np.ones(8), 3, 0), "weights.count", id="weights"),
         pytest.param(lambda arena: RequestTable(arena).ask(0, 1, 1), "splits.request_seq", id="request"),
         pytest.param(lambda arena: TrajectorySlots(arena).grant(0, 1), "slots.state", id="grant"),
         pytest.param(lambda arena: TrajectorySlots(arena).free(TRAINED), "slots.state", id="free"),

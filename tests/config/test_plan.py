@@ -57,14 +57,19 @@ def test_auto_takes_the_largest_number_of_equal_shares() -> None:
     assert planned(Machine(8), num_envs_per_worker=32).num_workers == 4
 
 
+def test_a_learner_with_much_work_takes_cores_from_the_workers() -> None:
+    assert planned(Machine(8), num_workers=8, encoder_mlp_layers=[512, 512], batch_size=1024).learner_threads == 2
+    assert planned(Machine(8), num_workers=8, encoder_mlp_layers=[512, 512], batch_size=8192).learner_threads == 8
+
+
 def test_explicit_values_are_kept() -> None:
     plan = planned(num_workers=3, num_envs_per_worker=5, learner_threads=7, device="cuda:1", inference_mode="local")
     assert (plan.num_workers, plan.num_envs_per_worker, plan.learner_threads, plan.device) == (3, 5, 7, "cuda:1")
 
 
 def test_the_learner_has_all_cores_in_sync_and_what_is_left_in_async() -> None:
-    large = {"encoder_mlp_layers": [512, 512], "batch_size": 4096}
-    assert planned(Machine(8), async_rl=False, **large).learner_threads == 8
+    large = {"encoder_mlp_layers": [512, 512], "batch_size": 512}
+    assert planned(Machine(8), async_rl=False, **large).learner_threads == 5
     assert planned(Machine(8), num_workers=6, **large).learner_threads == 2
     assert planned(Machine(8), num_workers=8, **large).learner_threads == 1
     assert planned(Machine(8), async_rl=False, encoder_mlp_layers=[64, 64]).learner_threads == 1

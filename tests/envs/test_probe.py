@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.envs.probe import decode_spec, encode_spec, probe
+from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 
 MODULE = """
@@ -118,4 +119,4 @@ def test_an_unknown_id_is_a_usage_error() -> None:
 def test_a_spec_survives_its_way_through_json() -> None:
     box = EnvSpec("A-v0", 2, "float32", BoxAction((1,), (-np.inf,), (1.0,), "float32"), None)
     choice = EnvSpec("B-v0", 2, "int64", DiscreteAction(4, -2), 10)
-    assert [decode_spec(encode_spec(spec)) for spec in (box, choice)] == [box, choice]
+    assert [EnvSpec.from_data(json.loads(json.dumps(spec.to_data()))) for spec in (box, choice)] == [box, choice]

@@ -11,10 +11,10 @@ from small_runs import BOX, CountingWaker, planned, small_arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.rings import IndexRing
+from asyncrl.building import RunSetup
 from asyncrl.config.schema import TrainConfig
 from asyncrl.inference.worker import WAIT_S, InferenceWorker
 from asyncrl.rollout.actions import RemoteActions
-from asyncrl.runner import RunSetup
 
 NUM_WORKERS, SPLITS = 3, 2
 PLAN = planned(
@@ -53,7 +53,7 @@ class Service:
         self.table = RequestTable(self.arena)
         self.log: list[str] = []
         self.policy = FakePolicy(self.table, self.log)
-        setup = RunSetup(TrainConfig(), PLAN, BOX, self.arena, Path())
+        setup = RunSetup(TrainConfig(), PLAN, BOX, self.arena, Path(), None, 0)
         served = setup.served_by(0)
         self.wakers = {worker: CountingWaker() for worker in served}
         rings = {worker: IndexRing(self.arena, f"requests.{worker}") for worker in served}
@@ -124,7 +124,7 @@ def test_requests_for_another_inference_worker_are_left_alone() -> None:
 @pytest.mark.parametrize(("num_workers", "num_servers"), [(1, 1), (3, 2), (8, 3), (4, 4)])
 def test_each_split_is_served_by_one_inference_worker(num_workers: int, num_servers: int) -> None:
     plan = planned(num_workers=num_workers, inference_mode="central", num_inference_workers=num_servers)
-    setup = RunSetup(TrainConfig(), plan, BOX, small_arena(PLAN)[0], Path())
+    setup = RunSetup(TrainConfig(), plan, BOX, small_arena(PLAN)[0], Path(), None, 0)
     served = [setup.served_by(server) for server in range(num_servers)]
     assert sorted(worker for workers in served for worker in workers) == list(range(num_workers))
     assert all(worker in served[setup.server_of(worker)] for worker in range(num_workers))

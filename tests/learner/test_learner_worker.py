@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import CountingWaker, fill, planned, small_arena
+from small_runs import BOX, CountingWaker, fill, planned, small_arena
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import SlotState
 from asyncrl.buffers.wake import Waker
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner import saving as saving_module
 from asyncrl.learner import worker as worker_module
 from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.slot_ledger import Columns, SlotLedger
 from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, SlotExchange
-from asyncrl.monitoring.reports import LagMetrics, TrainMetrics
+from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
 from asyncrl.runtime import checkpoint
 
 LAG = LagMetrics(0.0, 0.0, 0, 0.0)
@@ -33,19 +35,21 @@ class Fakes:
 
     def __init__(self, tmp_path: Path, **settings: Any) -> None:
         self.log: list[Any] = []
+        resumed = settings.pop("resumed", None)
         self.config = TrainConfig(**{"num_epochs": 2, **settings})
         self.version = 0
         self.datasets: list[list[Columns] | None] = []
         arena, _ = small_arena(planned(batch_size=8, num_workers=1, num_envs_per_worker=2))
         self.control = RunControl(arena, 1)
-        self.worker = LearnerWorker(self, self, self, self.Publisher(self), self.control, self.config, tmp_path)
+        publisher = self.Publisher(self)
+        self.worker = LearnerWorker(self, self, self, publisher, self.control, self.config, BOX, tmp_path, resumed)
 
     class Publisher:
         def __init__(self, fakes: Fakes) -> None:
             self.fakes = fakes
 
-        def publish(self, block: Any, version: int) -> None:
-            self.fakes.log.append(("publish", version, block[0]))
+        def publish(self, block: Any, version: int, env_steps: int) -> None:
+            self.fakes.log.append(("publish", version, block[0], env_steps))
 
     def poll(self) -> None:
         """Of the exchange: nothing is granted here."""
@@ -92,7 +96,7 @@ class Fakes:
 
 def test_weights_are_published_before_the_slots_they_were_learned_from_are_freed(tmp_path: Path) -> None:
     fakes = Fakes(tmp_path)
-    assert fakes.log == [("publish", 0, 0.0)]  # before any slot can be granted
+    assert fakes.log == [("publish", 0, 0.0, 0)]  # before any slot can be granted
     fakes.datasets = [None, DATASET, DATASET]
     assert fakes.worker.train_once(0.0) is None
     report = fakes.worker.train_once(0.0)
@@ -102,8 +106,8 @@ def test_weights_are_published_before_the_slots_they_were_learned_from_are_freed
         ("collect", DATASET),
         ("lag", 0),
         ("train", 0),
-        ("publish", 4, 4.0),
-        ("publish", 8, 8.0),
+        ("publish", 4, 4.0, 100),
+        ("publish", 8, 8.0, 100),
         ("release", DATASET),
     ]
     assert report is not None
@@ -141,7 +145,7 @@ def test_training_is_over_when_asked_or_when_its_time_has_passed(
 
 def test_it_saves_when_it_is_time_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(worker_module, "time", clock)
+    monkeypatch.setattr(saving_module, "time", clock)
     fakes, sent = Fakes(tmp_path, save_every_s=10.0), []
     fakes.datasets = [DATASET, None]
     fakes.worker.advance(0.0, sent.append)
@@ -153,6 +157,59 @@ def test_it_saves_when_it_is_time_and_at_the_end(tmp_path: Path, monkeypatch: py
     assert outcome == LearnerOutcome(100, sent[2].path, None)
     saved = checkpoint.load(Path(outcome.checkpoint))
     assert (saved.state["env_steps"], saved.state["num_samples"], saved.state["policy_version"]) == (100, 200, 8)
+
+
+def test_it_saves_after_so_many_steps_however_they_fall(tmp_path: Path) -> None:
+    fakes, sent = Fakes(tmp_path, save_every_env_steps=150, keep_checkpoints=9), []
+    fakes.datasets = [DATASET] * 6
+    due = [fakes.worker.advance(0.0, sent.append) for _ in range(6)]
+    assert [None if report is None else report.env_steps for report in due] == [None, 200, 300, None, 500, 600]
+
+
+def test_milestones_stay_and_the_best_gives_way_to_a_better_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(saving_module, "time", clock)
+    fakes, sent = Fakes(tmp_path, save_every_s=1e9, save_milestones_s=10.0), []
+    fakes.datasets = [DATASET] * 4
+    for mean_return in (1.0, 2.0, 3.0, None):
+        clock.now += 5.0
+        if mean_return is not None:
+            fakes.control.ask_for_best(mean_return)
+        assert fakes.worker.advance(0.0, sent.append) is None
+    saved = [(report.kind, report.env_steps) for report in sent if isinstance(report, CheckpointReport)]
+    assert saved == [("best", 100), ("milestone", 200), ("best", 200), ("best", 300), ("milestone", 400)]
+    assert checkpoint.newest_first(tmp_path) == []
+    assert [path.name for path in checkpoint.newest_first(tmp_path / "milestones")] == [
+        "checkpoint_000000000400",
+        "checkpoint_000000000200",
+    ]
+    (best,) = checkpoint.newest_first(tmp_path / "best")
+    assert checkpoint.load(best).state["env_steps"] == 300
+    assert checkpoint.best_return(tmp_path) == 3.0
+
+
+def test_a_resumed_learner_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(worker_module, "time", clock)
+    resumed = {"env_steps": 500, "num_samples": 700, "elapsed_s": 50.0}
+    fakes = Fakes(tmp_path, train_for_env_steps=600, train_for_seconds=60.0, resumed=resumed)
+    assert fakes.log == [("publish", 0, 0.0, 500)]
+    assert not fakes.worker.is_over
+    fakes.datasets = [DATASET]
+    clock.now += 5.0
+    report = fakes.worker.train_once(0.0)
+    assert (report.env_steps, report.num_samples) == (600, 900)
+    assert fakes.worker.is_over
+    state = checkpoint.load(Path(fakes.worker.finish(lambda report: None).checkpoint)).state
+    assert (state["env_steps"], state["num_samples"], state["elapsed_s"]) == (600, 900, 55.0)
+    assert EnvSpec.from_data(state["spec"]) == BOX
+    assert TrainConfig(**state["config"]) == fakes.config
+
+    late = Fakes(tmp_path, train_for_seconds=60.0, resumed=resumed)
+    clock.now += 10.0
+    assert late.worker.is_over
 
 
 def test_a_checkpoint_that_cannot_be_written_is_reported_and_ends_nothing(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
+from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.learner.dataset import Dataset
@@ -326,6 +327,66 @@ def test_values_come_out_in_units_of_rewards() -> None:
     obs = torch.tensor([[-3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
     torch.testing.assert_close(actor.model.act(obs).value, torch.tensor([70.0, 100.0, 130.0]), atol=8.0, rtol=0.0)
     assert metrics.explained_variance > 0.9
+
+
+@pytest.mark.parametrize(("recomputed", "expected"), [(True, [1.0 + 2.0 - 4.0, 2.0 - 4.0]), (False, [6.0, -8.0])])
+def test_advantages_are_those_of_the_present_critic_only_if_asked(recomputed: bool, expected: list[float]) -> None:
+    # The critic says 4 everywhere; when acting it had said 0, 10 and 100. Two steps, the second one terminates;
+    # gamma 0.5 and lambda 0: r + 0.5 V' - V, and r - V.
+    settings = {"normalize_input": False, "normalize_returns": False, "gamma": 0.5, "gae_lambda": 0.0}
+    learner, actor = make(BOX, recompute_values=recomputed, **settings)
+    weight, bias = learner.model.heads[1]
+    with torch.no_grad():
+        weight.zero_()
+        bias.fill_(4.0)
+    actor.num_rows, actor.num_columns = 2, 1
+    dataset = dataclasses.replace(
+        actor.collect(actor.receive(learner), ends=False),
+        reward=torch.tensor([[1.0], [2.0]]),
+        value=torch.tensor([[0.0], [10.0], [100.0]]),
+        terminated=torch.tensor([[False], [True]]),
+    )
+    samples, raw_values, raw_returns = learner._prepare(dataset)
+    assert samples.advantage.tolist() == expected
+    assert raw_values.tolist() == ([4.0, 4.0] if recomputed else [0.0, 10.0])
+    assert raw_returns.tolist() == (raw_values + samples.advantage).tolist()
+
+
+def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -> None:
+    learner, actor = make(BOX, recompute_values=True)
+    for shift in (0.0, 30.0):
+        learner.train(actor.collect(actor.receive(learner), shift=shift), 0, nothing)
+    dataset = actor.collect(actor.receive(learner), shift=30.0)
+    torch.testing.assert_close(learner._present_values(dataset.obs), dataset.value, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(spec: EnvSpec, algo: str) -> None:
+    plain, actor = make(spec, algo=algo)
+    corrected, _ = make(spec, algo=algo, with_vtrace=True)
+    for learner in (plain, corrected):
+        learner.train(actor.collect(actor.receive(learner), shift=2.0), 0, nothing)
+        actor = Actor(spec, learner._config)
+    corrected.load_state_dict(plain.state_dict())
+    dataset = actor.collect(actor.receive(plain))
+    actor.receive(corrected)
+    without_lag = [learner._prepare(dataset)[0].advantage for learner in (plain, corrected)]
+    torch.testing.assert_close(*without_lag, atol=1e-4, rtol=1e-4)
+
+    with torch.no_grad():
+        corrected.model.policy_head.bias[0] += 1.0
+    values = corrected._present_values(dataset.obs)
+    samples = corrected._prepare(dataset)[0]
+    parameters, _ = corrected.model(samples.obs)
+    log_ratios = torch.zeros(dataset.valid.shape)
+    log_prob = corrected.model.distribution.log_prob(parameters, samples.action)
+    log_ratios[dataset.valid] = (log_prob - samples.log_prob).detach()
+    assert log_ratios.abs().max() > 0.1
+    ends = (dataset.terminated, dataset.truncated, dataset.valid)
+    expected = vtrace(log_ratios, dataset.reward, values, *ends, 0.99, 0.95, max_rho=1.0, max_c=1.0)
+    advantage = expected.advantages * (expected.weights if algo == "a2c" else 1.0)
+    torch.testing.assert_close(samples.advantage, advantage[dataset.valid], atol=1e-4, rtol=1e-4)
 
 
 def test_the_rate_decays_to_zero_at_the_end_of_the_run() -> None:

@@ -19,6 +19,6 @@ def test_published_weights_are_late_by_the_forced_lag(forced_lag: int, seen: lis
     block, out = np.empty(3, np.float32), np.empty(3, np.float32)
     for publication, (version, expected) in enumerate(zip(range(0, 20, 4), seen, strict=True), start=1):
         block[:] = 100 + version  # the learner writes every publication into the same memory
-        publisher.publish(block, version)
-        assert channel.read(out, publication - 1) == (publication, expected)
+        publisher.publish(block, version, 10 * version)
+        assert channel.read(out, publication - 1) == (publication, expected, 10 * expected)
         assert out.tolist() == [100.0 + expected] * 3

@@ -32,7 +32,7 @@ class Acting:
         self.model.statistics[-2] = return_mean
         block = torch.empty(block_size(self.model))
         write_block(self.model, FlatParameters(self.model), block)
-        self.channel.publish(block.numpy(), version)
+        self.channel.publish(block.numpy(), version, env_steps=0)
 
     def expected_value(self, place: tuple[int, int]) -> torch.Tensor:
         return self.model.act(torch.from_numpy(self.slots.obs[place]), torch.Generator()).value

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.monitoring.monitor import Monitor, process_started_at
+from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
 from asyncrl.monitoring.reports import (
     CheckpointReport,
     EpisodeRecord,
+    EvaluationReport,
     InferenceReport,
     LagMetrics,
     LearnerReport,
@@ -47,8 +48,12 @@ class Run:
 
     def __init__(self, path, **settings):
         settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
+        earlier = settings.pop("earlier", None)
         self.folder = SimpleNamespace(
-            metrics=path / "metrics.jsonl", tensorboard=path / "tensorboard", summary=path / "summary.json"
+            metrics=path / "metrics.jsonl",
+            tensorboard=path / "tensorboard",
+            summary=path / "summary.json",
+            episodes=path / "episodes.json",
         )
         self.clock, self.progress = FakeClock(), FakeProgress()
         self.monitor = Monitor(
@@ -58,6 +63,7 @@ class Run:
             clock=self.clock,
             started_at=self.clock.now - 3.0,
             progress=self.progress,
+            earlier=earlier,
         )
 
     def at(self, seconds, *reports):
@@ -208,6 +214,49 @@ def test_tensorboard_gets_what_metrics_jsonl_gets(tmp_path):
     assert scalars == pytest.approx({name: value for name, value in run.records[0].items() if name != "env_steps"})
 
 
+def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(tmp_path):
+    first = Run(tmp_path)
+    first.at(4, rollout(0, 64, [EpisodeRecord(10.0, 5, {"height": 2.0}), EpisodeRecord(20.0, 5)]))
+    first.at(6, learner(5000), CheckpointReport("checkpoints/a", 5000))
+    run = Run(tmp_path, with_tensorboard=True, earlier=Earlier(5000, 70.0))
+    run.at(4, rollout(0, 64, [EpisodeRecord(30.0, 5)]))
+    run.at(6)
+    record = run.records[-1]
+    assert (record["env_steps"], record["time/time_elapsed"]) == (5000, 79.0)
+    assert record["rollout/ep_rew_mean"] == 20.0
+    _, start, event = read_events(run.folder.tensorboard)
+    assert (start.session_log.status, start.step, event.step) == (start.session_log.START, 5001, 5000)
+    summary = run.monitor.finish("completed")
+    assert (summary.env_steps, summary.wall_s) == (5000, 9.0)
+
+
+def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
+    run.at(4, learner(9000))
+    run.at(4.5, EvaluationReport(8000, 64, 12.5, 3.0, 40.0, 10, 2.0))
+    (record,) = run.records
+    assert record == {"env_steps": 8000, "eval/mean_reward": 12.5, "eval/std_reward": 3.0, "eval/mean_ep_length": 40.0}
+    assert run.monitor.finish("completed").eval_mean_reward == 12.5
+
+
+def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path):
+    run = Run(tmp_path, earlier=Earlier(0, 0.0, best_return=5.0))
+    run.at(20, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 99))
+    assert run.monitor.take_new_best() is None
+    run.at(21, rollout(0, 1, [EpisodeRecord(9.0, 1)]))
+    assert run.monitor.take_new_best() == 9.0
+    assert run.monitor.take_new_best() is None
+    run.at(30, rollout(0, 1, [EpisodeRecord(10.0, 1)] * 100))
+    assert run.monitor.take_new_best() is None
+    run.at(36)
+    assert run.monitor.take_new_best() == 10.0
+    run.at(60, rollout(0, 1, [EpisodeRecord(8.0, 1)] * 100))
+    assert run.monitor.take_new_best() is None
+    assert run.monitor.finish("completed").best_return == 10.0
+    by_evaluation = Run(tmp_path, eval_every_env_steps=100)
+    by_evaluation.at(50, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 100))
+    assert by_evaluation.monitor.take_new_best() is None
+
+
 def test_a_tensorboard_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else(tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     run = Run(tmp_path, with_tensorboard=True)
@@ -239,6 +288,8 @@ def test_the_summary_says_how_the_run_ended(run):
             "fps": 1000.0,
             "ep_rew_mean": 10.0,
             "ep_len_mean": 5.0,
+            "eval_mean_reward": None,
+            "best_return": None,
             "lag_mean": 4.0,
             "lag_p95": 4.0,
             "lag_max": 9,

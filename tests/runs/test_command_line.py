@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import psutil
 import pytest
+from command import PROBE, TESTS, Command
 
 from asyncrl import train
 from asyncrl.runtime import checkpoint
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
 
-TESTS = Path(__file__).resolve().parents[1]
-ENDED_S = 10.0
-PROBE = (
-    "--num_workers=2",
-    "--num_envs_per_worker=4",
-    "--rollout=8",
-    "--batch_size=32",
-    "--num_batches_per_epoch=2",
-    "--learner_threads=1",
-    "--encoder_mlp_layers=[16]",
-    "--report_every_s=0.2",
-)
-"""Settings of a run that goes on until it is stopped."""
 
 SUMMARY_NAMES = {
     *("status", "env_steps", "wall_s", "startup_s", "fps", "ep_rew_mean", "restarts", "checkpoint"),
@@ -51,93 +34,6 @@ CENTRAL_METRIC_NAMES = {"perf/inference_busy", "perf/inference_batch_size"}
 EVALUATION_NAMES = {
     *("mean_reward", "std_reward", "ci95", "mean_ep_length", "episodes", "env_steps", "checkpoint"),
 }
-
-
-class Command:
-    """A command in a session of its own, so that all of its processes can be found."""
-
-    def __init__(self, module: str, *flags: str, cwd: Path) -> None:
-        self.folder = cwd / "runs" / "run"
-        path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, "--train_dir=runs", "--experiment=run", *flags],
-            cwd=cwd,
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-
-    def finish(self) -> tuple[int, str, str]:
-        """Waits for the end; returns exit code, stdout and stderr. No process is left then."""
-        stdout, stderr = self.process.communicate()
-        wait_until(lambda: not self.session(), ENDED_S, "all processes are gone")
-        return self.process.returncode, stdout, stderr
-
-    def session(self) -> list[psutil.Process]:
-        """The processes of the command that live."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
-    def wait_until_trained(self) -> None:
-        """Waits until a record tells of training."""
-        self.wait_until(lambda: any("train/loss" in record for record in self.records()), "training is reported")
-
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits for something that the command does while it runs."""
-
-        def ended_or_met() -> bool:
-            return self.process.poll() is not None or condition()
-
-        wait_until(ended_or_met, 60.0, what)
-        assert self.process.poll() is None, f"ended before {what}: {self.process.communicate()[1]}"
-
-    def records(self) -> list[dict[str, Any]]:
-        """The records of metrics.jsonl so far."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [json.loads(line) for line in lines]
-
-    def summary(self) -> dict[str, Any]:
-        """What summary.json says."""
-        return json.loads((self.folder / "summary.json").read_text())
-
-    def checkpoint(self) -> Path | None:
-        """The newest checkpoint."""
-        return checkpoint.latest(self.folder / "checkpoints")
-
-    def kill(self) -> None:
-        """Ends what a failed test has left."""
-        for process in self.session():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self.process.communicate()
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
-    """Starts `python -m MODULE` with flags, in a folder of this test."""
-    commands: list[Command] = []
-
-    def start(module: str, *flags: str) -> Command:
-        commands.append(Command(module, *flags, cwd=tmp_path))
-        return commands[-1]
-
-    yield start
-    for command in commands:
-        command.kill()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {timeout_s:g} s until {what}"
-        time.sleep(0.05)
 
 
 def test_cart_pole_is_learned_and_evaluated(start: Callable[..., Command]) -> None:

@@ -107,7 +107,7 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
         ("{", "not JSON"),
         ("[]", "no format_version"),
         (json.dumps(manifest | {"format_version": 99}), "format version 99"),
-        (json.dumps({"format_version": 1}), "lacks env_steps, sha256, state"),
+        (json.dumps({"format_version": checkpoints.FORMAT_VERSION}), "lacks env_steps, sha256, state"),
     ):
         (path / "state.json").write_text(text)
         with pytest.raises(CheckpointError, match=problem):

@@ -7,11 +7,11 @@ import pytest
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.runtime.run_folder import RunFolder, default_experiment
+from asyncrl.runtime.run_folder import RunFolder, default_experiment, find_saved_config
 
 HOLD_LOCK = """
 import sys, time
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.runtime.run_folder import RunFolder, default_experiment, find_saved_config
 folder = RunFolder.create(sys.argv[1], "run", "overwrite")
 print("locked", flush=True)
 time.sleep(60)
@@ -35,7 +35,7 @@ def test_a_name_that_could_leave_the_folder_or_confuse_is_refused(train_dir, nam
 
 
 def test_a_link_to_a_folder_elsewhere_is_refused(train_dir, tmp_path):
-    with RunFolder.create(str(tmp_path / "elsewhere"), "run", "refuse") as folder:
+    with RunFolder.create(str(tmp_path / "elsewhere"), "run", "resume") as folder:
         target = folder.path
     train_dir.mkdir()
     (train_dir / "run").symlink_to(target)
@@ -44,21 +44,51 @@ def test_a_link_to_a_folder_elsewhere_is_refused(train_dir, tmp_path):
     assert (target / "logs").is_dir()
 
 
-def test_an_existing_run_is_kept_unless_overwriting_is_asked_for(train_dir):
-    with RunFolder.create(str(train_dir), "run", "refuse") as folder:
+def test_resuming_keeps_a_runs_files_and_overwriting_deletes_them(train_dir):
+    with RunFolder.create(str(train_dir), "run", "resume") as folder:
         folder.log("learner").write_text("old")
-    with pytest.raises(UsageError, match=r"already holds a run.*--restart_behavior=overwrite"):
-        RunFolder.create(str(train_dir), "run", "refuse")
-    assert folder.log("learner").read_text() == "old"
+    with RunFolder.create(str(train_dir), "run", "resume") as folder:
+        assert folder.log("learner").read_text() == "old"
     with RunFolder.create(str(train_dir), "run", "overwrite") as folder:
         assert not folder.log("learner").exists()
+
+
+def test_restarting_keeps_every_old_run_under_another_name(train_dir):
+    for number in range(3):
+        with RunFolder.create(str(train_dir), "run", "restart") as folder:
+            assert not folder.log("learner").exists()
+            folder.log("learner").write_text(str(number))
+            with pytest.raises(UsageError, match="in use"):
+                RunFolder.create(str(train_dir), "run", "restart")
+    logs = {path.name: (path / "logs" / "learner.log").read_text() for path in train_dir.iterdir()}
+    assert logs == {"run": "2", "run_old": "0", "run_old2": "1"}
+    RunFolder.create(str(train_dir), "run_old", "resume").close()
+
+
+def test_records_after_the_checkpoint_are_forgotten_with_a_line_that_was_cut_short(train_dir):
+    with RunFolder.create(str(train_dir), "run", "resume") as folder:
+        folder.forget_after(100)
+        folder.metrics.write_text('{"env_steps": 50}\n{"env_steps": 100, "x": 1}\n{"env_steps": 150}\n{"env_st')
+        folder.forget_after(100)
+        assert folder.metrics.read_text() == '{"env_steps": 50}\n{"env_steps": 100, "x": 1}\n'
+
+
+def test_only_a_run_with_settings_goes_on(train_dir, tmp_path):
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "config.yaml").write_text("seed: 1\n")
+    with RunFolder.create(str(train_dir), "run", "resume") as folder:
+        assert find_saved_config(str(train_dir), "run") is None
+        folder.write_config(TrainConfig())
+        assert find_saved_config(str(train_dir), "run") == folder.config
+    assert find_saved_config(str(tmp_path), "foreign") is None
+    assert find_saved_config(str(tmp_path / "elsewhere"), "../runs/run") is None
 
 
 def test_overwriting_follows_no_link_out_of_the_run(train_dir, tmp_path):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "data").write_text("keep")
-    with RunFolder.create(str(train_dir), "run", "refuse") as folder:
+    with RunFolder.create(str(train_dir), "run", "resume") as folder:
         (folder.path / "link").symlink_to(precious)
     RunFolder.create(str(train_dir), "run", "overwrite").close()
     assert (precious / "data").read_text() == "keep"
@@ -102,13 +132,11 @@ def test_closing_gives_the_lock_back_and_leaves_no_descriptor(train_dir):
         folder = RunFolder.create(str(train_dir), "run", "overwrite")
         folder.close()
         folder.close()
-    with pytest.raises(UsageError):
-        RunFolder.create(str(train_dir), "run", "refuse")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_run_that_does_not_exist_is_answered_with_those_that_do(train_dir):
-    RunFolder.create(str(train_dir), "walker", "refuse").close()
+    RunFolder.create(str(train_dir), "walker", "resume").close()
     with pytest.raises(UsageError, match=r"no run 'wlaker'.*walker"):
         RunFolder.open(str(train_dir), "wlaker")
 
@@ -117,7 +145,7 @@ def test_the_config_comes_back_as_it_was_written(train_dir):
     config = TrainConfig(
         env="mod:Env-v0", env_kwargs={"a": [1, {"b": None}]}, experiment="123", adam_eps=1e-9, train_for_seconds=None
     )
-    with RunFolder.create(str(train_dir), "run", "refuse") as folder:
+    with RunFolder.create(str(train_dir), "run", "resume") as folder:
         folder.write_config(config)
     assert RunFolder.open(str(train_dir), "run").read_config() == config
     folder.config.write_text("learning_rate: fast\n")
@@ -128,4 +156,4 @@ def test_the_config_comes_back_as_it_was_written(train_dir):
 def test_the_default_name_can_name_a_run(train_dir):
     name = default_experiment("my.module:ALE/Pong-v5", "ppo", now=lambda: 0.0)
     assert name.startswith("my.module-ALE-Pong-v5_ppo_19")
-    RunFolder.create(str(train_dir), name, "refuse").close()
+    RunFolder.create(str(train_dir), name, "resume").close()

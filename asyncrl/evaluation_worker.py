@@ -1,0 +1,131 @@
+"""Evaluation during training: whole episodes of a policy that stands still, while training goes on.
+
+consumes  published weights and statistics, one consistent block
+produces  evaluation reports, and the best checkpoint where evaluations decide which that is
+waits     until enough environment steps were trained, looking every POLL_S seconds
+stops     when the run has ended and its last evaluation is done, or when the run was asked to stop
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.weights import Publication, WeightsChannel
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.evaluation import EvaluationResult, evaluate
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.flat import FlatParameters, block_size, read_block
+from asyncrl.monitoring.reports import CheckpointReport, EvaluationReport, Report
+from asyncrl.policy import Policy
+from asyncrl.runtime import checkpoint
+
+POLL_S = 0.2
+_LOOK_EVERY_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class _Abandoned(Exception):
+    """The run was asked to stop while episodes were played."""
+
+
+class EvaluationWorker:
+    """Evaluates every `eval_every_env_steps`. Owns its copy of the policy and its environments."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        spec: EnvSpec,
+        weights: WeightsChannel,
+        control: RunControl,
+        checkpoints: Path,
+        env_steps: int,
+    ) -> None:
+        """The first evaluation is due at the multiple of `eval_every_env_steps` that follows `env_steps`."""
+        assert config.eval_every_env_steps is not None
+        self._config = config
+        self._spec = spec
+        self._every = config.eval_every_env_steps
+        self._weights = weights
+        self._control = control
+        self._best_folder = checkpoints / checkpoint.BEST
+        self._best = checkpoint.best_return(checkpoints)
+        self._model = ActorCritic(spec, config).eval()
+        self._flat = FlatParameters(self._model, with_grad=False)
+        self._block = np.empty(block_size(self._model), dtype=np.float32)
+        self._due_at = self._next_after(env_steps)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether enough steps were trained for the next evaluation."""
+        return self._weights.num_publications > 0 and self._weights.newest_env_steps >= self._due_at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to evaluate."""
+        return self._control.stop_requested or (self._control.ended and not self.is_due)
+
+    def run(self) -> list[Report]:
+        """Plays the episodes of one evaluation with the newest weights; nothing if the run was asked to stop."""
+        started = time.monotonic()
+        news = self._weights.read(self._block, 0)
+        assert news is not None
+        read_block(self._model, self._flat, torch.from_numpy(self._block))
+        self._due_at = self._next_after(news.env_steps)
+        try:
+            result = evaluate(
+                Policy(self._model, self._spec, self._config, seed=self._config.seed),
+                episodes=self._config.eval_episodes,
+                seed=self._config.seed,
+                deterministic=self._config.eval_deterministic,
+                report=self._look,
+                report_every_s=_LOOK_EVERY_S,
+            )
+        except _Abandoned:
+            return []
+        reports: list[Report] = [
+            EvaluationReport(
+                env_steps=news.env_steps,
+                policy_version=news.version,
+                mean_reward=result.mean_reward,
+                std_reward=result.std_reward,
+                mean_ep_length=result.mean_ep_length,
+                episodes=len(result.returns),
+                wall_s=time.monotonic() - started,
+            )
+        ]
+        if self._config.best_metric == "eval" and (self._best is None or result.mean_reward > self._best):
+            reports.append(self._save_best(news, result))
+        return reports
+
+    def _next_after(self, env_steps: int) -> int:
+        return (env_steps // self._every + 1) * self._every
+
+    def _look(self, episodes: int, steps: int) -> None:
+        if self._control.stop_requested:
+            raise _Abandoned
+
+    def _save_best(self, news: Publication, result: EvaluationResult) -> CheckpointReport:
+        """Saves the policy that was evaluated; it has no optimizer, for training has gone on from it."""
+        state = {
+            "env_steps": int(news.env_steps),
+            "policy_version": int(news.version),
+            "mean_return": result.mean_reward,
+            "config": self._config.model_dump(mode="json"),
+            "spec": self._spec.to_data(),
+        }
+        content = checkpoint.Checkpoint(self._model.state_dict(), {}, state)
+        try:
+            path = checkpoint.save(self._best_folder, content, int(news.env_steps), keep=1)
+        except checkpoint.CheckpointError as error:
+            log.error("%s", error)
+            return CheckpointReport(str(self._best_folder), int(news.env_steps), str(error), "best")
+        self._best = result.mean_reward
+        return CheckpointReport(str(path), int(news.env_steps), None, "best")

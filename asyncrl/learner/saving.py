@@ -1,0 +1,66 @@
+"""Which checkpoints are due, and where each goes. Knows nothing of training."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.monitoring.reports import CheckpointReport
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.checkpoint import Checkpoint
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointSaver:
+    """Keeps the newest checkpoints, milestones and the best. Owns the run's folder of checkpoints."""
+
+    def __init__(self, folder: Path, config: TrainConfig, env_steps: int) -> None:
+        """Counts from now, and from `env_steps` trained before."""
+        self._folder = folder
+        self._keep = config.keep_checkpoints
+        self._every_s = math.inf if config.checkpoint_resets else config.save_every_s
+        self._every_steps = config.save_every_env_steps
+        self._milestones_s = config.save_milestones_s or math.inf
+        self._saved_at = self._milestone_at = time.monotonic()
+        self._saved_steps = env_steps
+
+    def is_due(self, env_steps: int) -> bool:
+        """Whether the newest state should be saved, by time or by steps."""
+        if time.monotonic() - self._saved_at >= self._every_s:
+            return True
+        every = self._every_steps
+        return every is not None and env_steps // every > self._saved_steps // every
+
+    @property
+    def is_milestone_due(self) -> bool:
+        """Whether a checkpoint should be saved for ever."""
+        return time.monotonic() - self._milestone_at >= self._milestones_s
+
+    def save(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
+        """Saves the newest state; a failure to write is reported, not raised."""
+        self._saved_at, self._saved_steps = time.monotonic(), env_steps
+        return self._write("newest", self._folder, env_steps, content(), self._keep)
+
+    def save_milestone(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
+        """Saves a checkpoint that stays."""
+        self._milestone_at = time.monotonic()
+        return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content(), None)
+
+    def save_best(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
+        """Saves the best so far in the place of the one before."""
+        return self._write("best", self._folder / checkpoint.BEST, env_steps, content(), 1)
+
+    def _write(
+        self, kind: str, folder: Path, env_steps: int, content: Checkpoint, keep: int | None
+    ) -> CheckpointReport:
+        try:
+            path = checkpoint.save(folder, content, env_steps, keep)
+        except checkpoint.CheckpointError as error:
+            log.error("%s", error)
+            return CheckpointReport(str(folder), env_steps, str(error), kind)
+        return CheckpointReport(str(path), env_steps, None, kind)

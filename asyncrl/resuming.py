@@ -1,0 +1,129 @@
+"""What a run goes on from: its newest usable checkpoint, and what its settings were before.
+
+Settings may be changed on the way, for a flag is above what was saved, but for those that the checkpoint is made of.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.loading import LoadedConfig
+from asyncrl.config.problems import Problem
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime import checkpoint
+
+FIXED = (
+    "env",
+    "encoder_mlp_layers",
+    "nonlinearity",
+    "actor_critic_share_weights",
+    "adaptive_stddev",
+    "squash_actions",
+    "normalize_input",
+    "normalize_returns",
+)
+"""Settings that decide what the numbers in a checkpoint mean."""
+
+_NOT_OF_THE_RUN = ("train_dir", "experiment", "restart_behavior", "quiet")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that is not what it was when the run was last started."""
+
+    name: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.before} -> {self.now}"
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """Where a run goes on.
+
+    Attributes:
+        checkpoint: the folder that it goes on from.
+        env_steps: environment steps that it was trained on.
+        elapsed_s: seconds that it has taken.
+        skipped: one sentence for each newer checkpoint that cannot be used.
+    """
+
+    checkpoint: Path
+    env_steps: int
+    elapsed_s: float
+    skipped: tuple[str, ...] = ()
+
+
+def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
+    """The settings that differ, without those that only say where a run lies or how it is watched."""
+    old, new = before.model_dump(), now.model_dump()
+    return [
+        Change(name, old[name], new[name]) for name in old if old[name] != new[name] and name not in _NOT_OF_THE_RUN
+    ]
+
+
+def find_problems(loaded: LoadedConfig) -> list[Problem]:
+    """Changes that a run cannot go on with."""
+    if loaded.saved is None:
+        return []
+    forbidden = [change for change in changes(loaded.saved, loaded.config) if change.name in FIXED]
+    if not forbidden:
+        return []
+    listed = "; ".join(str(change) for change in forbidden)
+    text = f"the run goes on from a checkpoint, to which other settings belong ({listed})."
+    fitting = ("--restart_behavior=restart", "another --experiment")
+    return [Problem(tuple(change.name for change in forbidden), text, fitting)]
+
+
+def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
+    """The newest checkpoint that can be used, None if the run never saved one.
+
+    Args:
+        checkpoints: the run's folder of checkpoints.
+        spec: what the environment is now.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none of them can be read.
+        UsageError: the environment's spaces are not those of the checkpoint.
+    """
+    skipped: list[str] = []
+    for path in checkpoint.newest_first(checkpoints):
+        try:
+            state = checkpoint.load(path).state
+        except checkpoint.CheckpointError as error:
+            skipped.append(str(error))
+            continue
+        _check_spaces(EnvSpec.from_data(state["spec"]), spec, path)
+        return Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped))
+    if skipped:
+        raise checkpoint.CheckpointError("no checkpoint can be used: " + "; ".join(skipped))
+    return None
+
+
+def announce(resumption: Resumption, loaded: LoadedConfig) -> None:
+    """Tells the user where the run goes on and what is different, on standard output; skipped checkpoints on stderr."""
+    for sentence in resumption.skipped:
+        print(f"warning: {sentence}", file=sys.stderr)
+    if loaded.config.quiet:
+        return
+    print(f"going on from {resumption.checkpoint} ({resumption.env_steps:,} steps)")
+    if loaded.saved is not None:
+        for change in changes(loaded.saved, loaded.config):
+            print(f"  {change}")
+    sys.stdout.flush()
+
+
+def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
+    if (saved.observation_size, saved.action) == (present.observation_size, present.action):
+        return
+    raise UsageError(
+        f"cannot go on from {path}: it was trained on {saved.observation_size} observed numbers and {saved.action}, "
+        f"but {present.env_id} has {present.observation_size} and {present.action}"
+    )

@@ -1,0 +1,167 @@
+"""A run that was killed goes on: to the bit in serial mode, and with everything counted on in parallel mode."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import run_helper
+import torch
+from command import PROBE, Command
+
+from asyncrl import runner
+from asyncrl.buffers.control import RunControl
+from asyncrl.runtime import checkpoint
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+
+REPEATABLE: dict[str, Any] = {
+    "checkpoint_resets": True,
+    "save_every_env_steps": 1000,
+    "keep_checkpoints": 100,
+    "normalize_input": True,
+    "lr_schedule": "kl_adaptive_epoch",
+}
+
+
+def contents(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The tensors of a checkpoint, and its state without what the clock decides."""
+    content = checkpoint.load(path)
+    state = {name: value for name, value in content.state.items() if name != "elapsed_s"}
+    return {**content.model, **content.optimizer}, state
+
+
+def assert_same(first: Path, second: Path) -> None:
+    (tensors, state), (other_tensors, other_state) = contents(first), contents(second)
+    assert state == other_state
+    assert tensors.keys() == other_tensors.keys()
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, other_tensors[name]), name
+
+
+@pytest.mark.parametrize("async_rl", [False, True])
+def test_a_serial_run_that_is_resumed_equals_one_that_never_stopped(async_rl: bool, tmp_path: Path) -> None:
+    settings = {**REPEATABLE, "async_rl": async_rl}
+    whole = run_helper.run(tmp_path / "whole", "serial", "CartPole-v1", **settings)
+    found = checkpoint.newest_first(tmp_path / "whole" / "checkpoints")
+    assert len(found) == 4  # three boundaries, and the end
+    for path in found[1:]:
+        resumed = run_helper.run(tmp_path / path.name, "serial", "CartPole-v1", resume_from=path, **settings)
+        assert resumed.outcome.env_steps == whole.outcome.env_steps
+        assert_same(Path(resumed.outcome.checkpoint), found[0])
+
+
+def test_a_resumed_run_does_not_begin_with_the_episodes_with_which_it_once_began(tmp_path: Path) -> None:
+    first = run_helper.run(tmp_path / "first", "serial", "CartPole-v1", recorded=True)
+    path = Path(first.outcome.checkpoint)
+    again = run_helper.run(
+        tmp_path / "again", "serial", "CartPole-v1", recorded=True, resume_from=path, train_for_env_steps=5000
+    )
+    beginnings = [finished.datasets[0]["obs"][0] for finished in (first, again)]
+    assert not np.isin(beginnings[0], beginnings[1]).any()
+
+
+@pytest.mark.parametrize("mode", ["serial", "sync-local"])
+def test_evaluation_changes_nothing_of_a_repeatable_run(mode: str, tmp_path: Path) -> None:
+    evaluated = {"eval_every_env_steps": 1000, "eval_episodes": 2}
+    if mode == "serial":
+        plain = run_helper.run(tmp_path / "plain", mode, "CartPole-v1")
+        watched = run_helper.run(tmp_path / "watched", mode, "CartPole-v1", **evaluated)
+        (tensors, _), (others, _) = contents(Path(plain.outcome.checkpoint)), contents(Path(watched.outcome.checkpoint))
+        assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+    else:
+        watched = run_helper.run(tmp_path / "watched", mode, "CartPole-v1", **evaluated)
+    reports = [report for report in watched.reports if type(report).__name__ == "EvaluationReport"]
+    assert reports[-1].env_steps == watched.outcome.env_steps  # the trained policy is evaluated, too
+    assert checkpoint.best_return(tmp_path / "watched" / "checkpoints") == max(report.mean_reward for report in reports)
+
+
+def test_the_best_training_return_is_saved_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def turn(control: RunControl) -> bool:
+        if not asked:
+            asked.append(control.ask_for_best(42.0))
+        return False
+
+    run_serial = runner.run_serial
+    monkeypatch.setattr(runner, "run_serial", lambda setup, send, _: run_serial(setup, send, turn))
+    run_helper.run(tmp_path, "serial", "CartPole-v1")
+    assert checkpoint.best_return(tmp_path / "checkpoints") == 42.0
+
+
+def train(start: Callable[..., Command], *flags: str) -> tuple[int, str, str]:
+    return start("asyncrl.train", "--with_tensorboard=False", *flags).finish()
+
+
+def test_a_killed_run_goes_on_with_its_settings_and_its_curve(start: Callable[..., Command]) -> None:
+    command = start(
+        "asyncrl.train", "--env=CartPole-v1", "--preset=none", *PROBE, "--save_every_env_steps=5000", "--seed=7"
+    )
+    command.wait_until(lambda: command.checkpoint() is not None, "a checkpoint is saved")
+    command.process.kill()
+    command.finish()
+    newest = command.checkpoint()
+    steps = checkpoint.saved_env_steps(newest)
+    with (command.folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"env_steps": steps + 10**6}) + "\n")  # a record of what was lost
+
+    target = steps + 3000
+    code, out, err = train(start, f"--train_for_env_steps={target}", "--learning_rate=0.0005")
+    assert code == 0, err
+    assert f"going on from runs/run/checkpoints/{newest.name} ({steps:,} steps)" in out
+    assert "  learning_rate: 0.0003 -> 0.0005" in out
+    summary = command.summary()
+    assert summary["status"] == "completed"
+    assert target <= summary["env_steps"] < target + 64
+    recorded = [record["env_steps"] for record in command.records()]
+    assert max(recorded) <= summary["env_steps"]
+    content = checkpoint.load(command.checkpoint())
+    state = content.state
+    assert state["num_samples"] == 2 * summary["env_steps"]  # two passes, before and after
+    assert state["policy_version"] == int(content.optimizer["step"]) > 2 * steps // 32
+    assert state["config"]["seed"] == 7
+
+    code, out, _ = train(start)
+    assert code == 0
+    assert "nothing to do" in out
+
+
+def test_another_network_or_environment_cannot_go_on(start: Callable[..., Command]) -> None:
+    assert train(start, "--env=CartPole-v1", *PROBE, "--train_for_env_steps=500")[0] == 0
+    for flags, change in (
+        (["--encoder_mlp_layers=[8,8]"], "encoder_mlp_layers: [16] -> [8, 8]"),
+        (["--env=MountainCar-v0"], "env: CartPole-v1 -> MountainCar-v0"),
+    ):
+        code, _, err = train(start, *flags, "--train_for_env_steps=9000")
+        assert code == 2
+        assert change in err
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_none_at_all_is_an_error(
+    start: Callable[..., Command],
+) -> None:
+    flags = ("--env=CartPole-v1", *PROBE, "--save_every_env_steps=1000", "--keep_checkpoints=2")
+    command = start("asyncrl.train", *flags, "--train_for_env_steps=3000")
+    command.finish()
+    newest, before = checkpoint.newest_first(command.folder / "checkpoints")
+    content = bytearray((newest / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(content)
+    code, out, err = train(start, "--train_for_env_steps=4000")
+    assert code == 0
+    assert f"going on from runs/run/checkpoints/{before.name}" in out
+    assert err.startswith("warning: ")
+    assert newest.name in err
+
+    for path in checkpoint.newest_first(command.folder / "checkpoints"):
+        shutil.rmtree(path / "model.safetensors", ignore_errors=True)
+        (path / "model.safetensors").unlink(missing_ok=True)
+    code, _, err = train(start, "--train_for_env_steps=9000")
+    assert code == 1
+    assert "no checkpoint can be used" in err

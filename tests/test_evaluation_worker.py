@@ -1,0 +1,106 @@
+"""Evaluation during training: when, of which weights, and what is kept of the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import planned, small_arena
+
+from asyncrl import evaluation_worker as module
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.evaluation import EvaluationResult
+from asyncrl.evaluation_worker import EvaluationWorker
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.flat import FlatParameters, block_size, write_block
+from asyncrl.policy import Policy, load_policy
+from asyncrl.runtime import checkpoint
+
+SPEC = EnvSpec("CartPole-v1", 4, "float32", DiscreteAction(2, 0), 500)
+
+
+class Evaluating:
+    """An evaluation worker over an arena, with a learner played by the test."""
+
+    def __init__(self, folder: Path, env_steps: int = 0, **settings: Any) -> None:
+        plan = planned(batch_size=8, num_workers=1, num_envs_per_worker=2)
+        defaults = {"env": "CartPole-v1", "eval_every_env_steps": 1000, "eval_episodes": 3, "encoder_mlp_layers": [8]}
+        self.config = TrainConfig(**{**defaults, **settings})
+        self.model = ActorCritic(SPEC, self.config)
+        self.flat = FlatParameters(self.model)
+        arena, _ = small_arena(plan, SPEC, block_size(self.model))
+        self.channel, self.control = WeightsChannel(arena), RunControl(arena, 1)
+        self.worker = EvaluationWorker(self.config, SPEC, self.channel, self.control, folder, env_steps)
+
+    def publish(self, env_steps: int, bias: float = 0.0) -> None:
+        """Publishes a policy that pushes to one side if `bias` is large."""
+        with torch.no_grad():
+            self.model.policy_head.bias[0] = bias
+        block = torch.empty(block_size(self.model))
+        write_block(self.model, self.flat, block)
+        self.channel.publish(np.asarray(block), version=env_steps // 10, env_steps=env_steps)
+
+
+def test_it_is_due_at_every_multiple_and_skips_those_it_was_too_slow_for(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, env_steps=2500, save_best_metric="none")
+    due = []
+    for env_steps in (2500, 2999, 3000, 3900, 6100, 6900, 7000):
+        run.publish(env_steps)
+        due.append(run.worker.is_due)
+        if run.worker.is_due:
+            (report,) = run.worker.run()
+            assert (report.env_steps, report.policy_version, report.episodes) == (env_steps, env_steps // 10, 3)
+    assert due == [False, False, True, False, True, False, True]
+
+
+def test_nothing_is_due_before_weights_are_there(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path)
+    assert not run.worker.is_due
+
+
+def test_it_ends_with_the_run_but_not_before_its_last_evaluation(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path)
+    run.publish(1000)
+    run.control.end()
+    assert not run.worker.is_over
+    run.worker.run()
+    assert run.worker.is_over
+    stopped = Evaluating(tmp_path)
+    stopped.publish(1000)
+    stopped.control.request_stop()
+    assert stopped.worker.is_over
+
+
+def test_a_request_to_stop_ends_it_in_the_middle_of_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
+    run = Evaluating(tmp_path, eval_episodes=10_000_000)
+    run.publish(1000)
+    run.control.request_stop()
+    assert run.worker.run() == []
+
+
+def test_the_best_policy_that_was_evaluated_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    returns = iter([5.0, 3.0, 8.0, 8.0, 6.0])
+
+    def evaluated(policy: Policy, **_: Any) -> EvaluationResult:
+        return EvaluationResult((next(returns),), (1,))
+
+    monkeypatch.setattr(module, "evaluate", evaluated)
+    run = Evaluating(tmp_path)
+    kinds = []
+    for number in range(1, 5):
+        run.publish(1000 * number, bias=50.0 if number == 3 else -50.0)
+        kinds.append([getattr(report, "kind", "evaluation") for report in run.worker.run()])
+    assert kinds == [["evaluation", "best"], ["evaluation"], ["evaluation", "best"], ["evaluation"]]
+    assert checkpoint.best_return(tmp_path) == 8.0
+    best = load_policy(checkpoint.newest_first(tmp_path / "best")[0])
+    assert not best.act(np.zeros((20, 4))).any()
+    resumed = Evaluating(tmp_path, env_steps=4000)
+    resumed.publish(5000)
+    assert len(resumed.worker.run()) == 1

@@ -1,0 +1,85 @@
+"""A policy taken away: found, loaded without its environment, and acting as the one that was evaluated."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import asyncrl
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.evaluation import evaluate
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.policy import Policy
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.run_folder import RunFolder
+
+CHOICE = EnvSpec("CartPole-v1", 4, "float32", DiscreteAction(2, 0), 500)
+BOX = EnvSpec("gone:Gone-v0", 3, "float64", BoxAction((2, 1), (-0.5, -1.0), (0.5, float("inf")), "float32"), None)
+
+
+def save(folder: Path, spec: EnvSpec, bias: float = 0.0, env_steps: int = 100) -> Policy:
+    """Writes a checkpoint of a policy and returns the policy."""
+    config = TrainConfig(env=spec.env_id, encoder_mlp_layers=[8])
+    model = ActorCritic(spec, config).eval()
+    with torch.no_grad():
+        model.statistics.copy_(torch.rand_like(model.statistics) + 0.5)
+        model.policy_head.weight.normal_()
+        model.policy_head.bias[0] = bias
+    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
+    checkpoint.save(folder, checkpoint.Checkpoint(model.state_dict(), {}, state), env_steps, keep=5)
+    return Policy(model, spec, config, seed=4)
+
+
+@pytest.mark.parametrize("spec", [CHOICE, BOX], ids=["choice", "box"])
+def test_it_acts_as_the_policy_that_was_saved(spec: EnvSpec, tmp_path: Path) -> None:
+    saved = save(tmp_path, spec)
+    loaded = asyncrl.load_policy(tmp_path / "checkpoint_000000000100", seed=4)
+    assert "gone" not in sys.modules
+    obs = np.random.default_rng(0).normal(size=(50, spec.observation_size))
+    for deterministic in (False, True):
+        np.testing.assert_array_equal(loaded.act(obs, deterministic), saved.act(obs, deterministic))
+    loaded.reset()
+    single = loaded.act(obs[7], deterministic=True)
+    np.testing.assert_array_equal(single, saved.act(obs, deterministic=True)[7])
+    if spec is BOX:
+        assert single.shape == (2, 1)
+        assert (loaded.act(obs)[:, 0] <= 0.5).all()
+
+
+def test_its_evaluation_is_that_of_the_run(tmp_path: Path) -> None:
+    saved = save(tmp_path, CHOICE)
+    loaded = asyncrl.load_policy(tmp_path / "checkpoint_000000000100", seed=4)
+    assert evaluate(loaded, episodes=5) == evaluate(saved, episodes=5)
+
+
+def test_a_runs_newest_and_best_are_found(tmp_path: Path) -> None:
+    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
+        with pytest.raises(UsageError, match="no newest checkpoint yet"):
+            asyncrl.load_policy(folder.path)
+        save(folder.checkpoints, CHOICE, bias=-50.0, env_steps=100)
+        save(folder.checkpoints, CHOICE, bias=50.0, env_steps=200)
+        save(folder.checkpoints / "best", CHOICE, bias=-50.0, env_steps=100)
+    obs = np.zeros((20, 4))
+    assert not asyncrl.load_policy(folder.path).act(obs).any()
+    assert asyncrl.load_policy(str(folder.path), which="best").act(obs).all()
+
+
+def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="neither a run's folder nor a checkpoint's"):
+        asyncrl.load_policy(tmp_path)
+    policy = save(tmp_path, CHOICE)
+    with pytest.raises(UsageError, match="none of cpu, cuda"):
+        asyncrl.load_policy(tmp_path / "checkpoint_000000000100", device="tpu")
+    for shape in ((5,), (2, 5), (), (2, 2, 4)):
+        with pytest.raises(ValueError, match="expected observations of shape"):
+            policy.act(np.zeros(shape))
+    state = {"config": {"encoder_mlp_layers": [9]}, "spec": CHOICE.to_data()}
+    content = checkpoint.Checkpoint(checkpoint.load(tmp_path / "checkpoint_000000000100").model, {}, state)
+    with pytest.raises(UsageError, match="does not hold a policy that can be used"):
+        asyncrl.load_policy(checkpoint.save(tmp_path, content, 300, keep=5))

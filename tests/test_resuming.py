@@ -1,0 +1,111 @@
+"""What a run goes on from: settings in their layers, changes that are possible, and the newest usable checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asyncrl import resuming
+from asyncrl.config.errors import UsageError
+from asyncrl.config.loading import LoadedConfig, load
+from asyncrl.config.problems import ConfigError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.run_folder import RunFolder, find_saved_config
+
+SPEC = EnvSpec("CartPole-v1", 4, "float32", DiscreteAction(2, 0), 500)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """The folder of a run that was started with some settings of its own, to overwrite what was there."""
+    config = TrainConfig(env="CartPole-v1", learning_rate=0.5, seed=3, restart_behavior="overwrite", experiment="old")
+    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
+        folder.write_config(config)
+    return folder
+
+
+def load_again(folder: RunFolder, *flags: str) -> LoadedConfig:
+    where = (f"--train_dir={folder.path.parent}", "--experiment=run")
+    return load([*where, *flags], find_saved=find_saved_config)
+
+
+def test_saved_settings_stand_for_the_preset_and_flags_stand_above_them(folder: RunFolder) -> None:
+    loaded = load_again(folder, "--seed=4")
+    assert loaded.preset is None
+    assert (loaded.config.env, loaded.config.learning_rate, loaded.config.seed) == ("CartPole-v1", 0.5, 4)
+    assert (loaded.origins["learning_rate"], loaded.origins["seed"]) == ("saved run", "flag")
+    assert [str(change) for change in resuming.changes(loaded.saved, loaded.config)] == ["seed: 3 -> 4"]
+
+
+def test_what_a_command_says_of_the_folder_is_never_taken_from_the_saved_run(folder: RunFolder) -> None:
+    config = load_again(folder).config
+    assert config.restart_behavior == "resume"
+    assert (config.train_dir, config.experiment) == (str(folder.path.parent), "run")
+
+
+@pytest.mark.parametrize("behavior", ["restart", "overwrite"])
+def test_a_run_that_begins_anew_takes_nothing_over(folder: RunFolder, behavior: str) -> None:
+    loaded = load_again(folder, "--env=CartPole-v1", f"--restart_behavior={behavior}")
+    assert loaded.saved is None
+    assert loaded.preset == "classic_control"
+    assert loaded.config.seed == 0
+
+
+@pytest.mark.parametrize("content", ["learning_rate: fast\n", "[", "colour: blue\n"])
+def test_saved_settings_that_cannot_be_read_are_one_mistake(folder: RunFolder, content: str) -> None:
+    folder.config.write_text(content)
+    with pytest.raises(ConfigError, match="cannot go on with") as caught:
+        load_again(folder)
+    assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_possible"),
+    [
+        *(("--learning_rate=0.1", True), ("--async_rl=False", True), ("--train_for_env_steps=99", True)),
+        *(("--env=Acrobot-v1", False), ("--encoder_mlp_layers=[7]", False), ("--normalize_returns=False", False)),
+    ],
+)
+def test_a_run_goes_on_with_other_settings_but_not_with_another_model(
+    folder: RunFolder, flag: str, is_possible: bool
+) -> None:
+    problems = resuming.find_problems(load_again(folder, flag))
+    assert (problems == []) == is_possible
+    for problem in problems:
+        assert "->" in problem.text
+        assert "--restart_behavior=restart" in str(problem)
+
+
+def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:
+    state: dict[str, Any] = {"spec": spec.to_data(), "env_steps": env_steps, "elapsed_s": 7.5}
+    content = checkpoint.Checkpoint({"weight": torch.zeros(3)}, {}, state)
+    return checkpoint.save(folder, content, env_steps, keep=9)
+
+
+def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: Path) -> None:
+    assert resuming.find_checkpoint(tmp_path, SPEC) is None
+    older, newer = save(tmp_path, 100), save(tmp_path, 200)
+    save(tmp_path / "best", 300)
+    assert resuming.find_checkpoint(tmp_path, SPEC) == resuming.Resumption(newer, 200, 7.5)
+    (newer / "model.safetensors").write_bytes(b"")
+    found = resuming.find_checkpoint(tmp_path, SPEC)
+    assert found is not None
+    assert (found.checkpoint, found.env_steps) == (older, 100)
+    assert newer.name in found.skipped[0]
+    (older / "state.json").write_text("{")
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint can be used"):
+        resuming.find_checkpoint(tmp_path, SPEC)
+
+
+def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 100)
+    same = EnvSpec("my:CartPole-v7", 4, "float64", DiscreteAction(2, 0), None)
+    assert resuming.find_checkpoint(tmp_path, same) is not None
+    for other in (EnvSpec("X", 5, "float32", SPEC.action, 500), EnvSpec("X", 4, "float32", DiscreteAction(3, 0), 500)):
+        with pytest.raises(UsageError, match="cannot go on from"):
+            resuming.find_checkpoint(tmp_path, other)
