@@ -185,7 +185,7 @@ def build_learner(setup: RunSetup, workers: Sequence[Waker]) -> tuple[LearnerWor
     on_policy = OnPolicyLearner(ActorCritic(setup.spec, config), config, torch.device(plan.device))
     resumed = None
     if setup.resume_from is not None:
-        resumed = _go_on_from(on_policy, setup.resume_from, config.learning_rate)
+        resumed = _go_on_from(on_policy, setup.resume_from, config)
     elif config.init_from is not None:
         _start_from(on_policy, Path(config.init_from), config.learning_rate)
     learner = LearnerWorker(
@@ -208,15 +208,16 @@ def build_evaluation_worker(setup: RunSetup) -> EvaluationWorker:
     return EvaluationWorker(setup.config, setup.spec, weights, setup.control, setup.checkpoints, setup.first_env_steps)
 
 
-def _go_on_from(learner: OnPolicyLearner, folder: Path, learning_rate: float) -> Mapping[str, Any]:
+def _go_on_from(learner: OnPolicyLearner, folder: Path, config: TrainConfig) -> Mapping[str, Any]:
     """Gives a learner what a checkpoint of its own run holds, and returns that run's counters.
 
-    An adaptive learning rate goes on where it was, unless the user has set another to begin with.
+    The learning rate goes on where it was, unless the user has set another, or another schedule.
     """
     saved = checkpoint.load(folder)
     scalars = dict(saved.state)
-    if scalars["config"]["learning_rate"] != learning_rate:
-        scalars["learning_rate"] = learning_rate
+    before = scalars["config"]
+    if (before["learning_rate"], before["lr_schedule"]) != (config.learning_rate, config.lr_schedule):
+        scalars["learning_rate"] = config.learning_rate
     learner.load_state_dict(LearnerState(dict(saved.model), dict(saved.optimizer), scalars))
     return scalars
 

@@ -142,6 +142,8 @@ def _read_options(argv: Sequence[str]) -> _Options:
         for item in error.errors():
             name = str(item["loc"][0]).rstrip("_")
             problems.append(f"--{name}={item['input']}: {item['msg'][0].lower()}{item['msg'][1:]}")
+    if not problems and options.render and options.video is not None:
+        problems.append("--render shows episodes and --video records them: choose one")
     if problems:
         raise UsageError("\nerror: ".join(problems))
     return options

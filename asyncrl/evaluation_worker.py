@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +18,20 @@ import torch
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import Publication, WeightsChannel
+from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation import EvaluationResult, evaluate
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, read_block
-from asyncrl.monitoring.reports import CheckpointReport, EvaluationReport, Report
+from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
 
 POLL_S = 0.2
 _LOOK_EVERY_S = 0.2
+_SEED = 1_000_000  # other episodes than those of `python -m asyncrl.evaluate`, for the best is chosen by these
 
 log = logging.getLogger(__name__)
 
@@ -61,35 +65,56 @@ class EvaluationWorker:
         self._flat = FlatParameters(self._model, with_grad=False)
         self._block = np.empty(block_size(self._model), dtype=np.float32)
         self._due_at = self._next_after(env_steps)
+        self._evaluated = 0  # the number of the publication that was evaluated last
 
     @property
     def is_due(self) -> bool:
-        """Whether enough steps were trained for the next evaluation."""
-        return self._weights.num_publications > 0 and self._weights.newest_env_steps >= self._due_at
+        """Whether enough steps were trained for the next evaluation, or the trained policy was not evaluated yet."""
+        number = self._weights.num_publications
+        if number == 0 or number == self._evaluated:
+            return False
+        return self._control.ended or self._weights.newest_env_steps >= self._due_at
 
     @property
     def is_over(self) -> bool:
         """Whether there is nothing left to evaluate."""
         return self._control.stop_requested or (self._control.ended and not self.is_due)
 
-    def run(self) -> list[Report]:
-        """Plays the episodes of one evaluation with the newest weights; nothing if the run was asked to stop."""
+    def run(self, look: Callable[[], None] | None = None) -> list[Report]:
+        """Plays the episodes of one evaluation with the newest weights.
+
+        Args:
+            look: called now and then in between, for a process that has other things to look after.
+
+        Returns:
+            What came of it; nothing if the run was asked to stop.
+        """
         started = time.monotonic()
         news = self._weights.read(self._block, 0)
         assert news is not None
         read_block(self._model, self._flat, torch.from_numpy(self._block))
-        self._due_at = self._next_after(news.env_steps)
+        self._due_at, self._evaluated = self._next_after(news.env_steps), news.number
+
+        def look_around(episodes: int, steps: int) -> None:
+            if look is not None:
+                look()
+            if self._control.stop_requested:
+                raise _Abandoned
+
         try:
             result = evaluate(
                 Policy(self._model, self._spec, self._config, seed=self._config.seed),
                 episodes=self._config.eval_episodes,
-                seed=self._config.seed,
+                seed=_SEED + self._config.seed,
                 deterministic=self._config.eval_deterministic,
-                report=self._look,
+                report=look_around,
                 report_every_s=_LOOK_EVERY_S,
             )
         except _Abandoned:
             return []
+        except (EnvironmentFailed, UsageError) as error:
+            log.error("%s", error)
+            return [EvaluationFailed(str(error).partition("\n")[0].rstrip(":"))]
         reports: list[Report] = [
             EvaluationReport(
                 env_steps=news.env_steps,
@@ -108,10 +133,6 @@ class EvaluationWorker:
     def _next_after(self, env_steps: int) -> int:
         return (env_steps // self._every + 1) * self._every
 
-    def _look(self, episodes: int, steps: int) -> None:
-        if self._control.stop_requested:
-            raise _Abandoned
-
     def _save_best(self, news: Publication, result: EvaluationResult) -> CheckpointReport:
         """Saves the policy that was evaluated; it has no optimizer, for training has gone on from it."""
         state = {
@@ -128,4 +149,4 @@ class EvaluationWorker:
             log.error("%s", error)
             return CheckpointReport(str(self._best_folder), int(news.env_steps), str(error), "best")
         self._best = result.mean_reward
-        return CheckpointReport(str(path), int(news.env_steps), None, "best")
+        return CheckpointReport(str(path), int(news.env_steps), None, "best", result.mean_reward)

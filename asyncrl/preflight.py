@@ -72,6 +72,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
     plan = resolve(config, machine)
     found = [*resuming.find_problems(loaded), *find_problems(config, plan, machine)]
     problems = [*loaded.problems, *_unaffected(found, loaded.problems)]
+    warnings = _unaffected(find_warnings(config, plan), loaded.problems)
     spec, failure = None, None
     if config.env and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
         try:
@@ -83,6 +84,8 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
     needed, free = None, available_bytes()
     if spec is not None:
         problems.extend(_action_problems(config, spec))
+        problems.extend(resuming.find_problems_of_source(config, spec))
+        warnings.extend(_short_parts(config, plan, spec))
         needed = arena_bytes(spec, plan, weights_block_size(spec, config))
         if needed > free:
             problems.append(_too_large(plan, needed, free))
@@ -91,7 +94,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
         plan=plan,
         spec=spec,
         problems=tuple(problems),
-        warnings=tuple(_unaffected(find_warnings(config, plan), loaded.problems)),
+        warnings=tuple(warnings),
         environment_failure=failure,
         arena_bytes=needed,
         free_bytes=free,
@@ -127,6 +130,20 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     found = "not all of them are" if isinstance(spec.action, BoxAction) else f"it takes one of {spec.action.n} choices"
     text = f"--squash_actions=True needs actions with finite bounds, but for {spec.env_id} {found}."
     return [Problem(("squash_actions", "env"), text, ("--squash_actions=False",))]
+
+
+def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list[Problem]:
+    if not config.checkpoint_resets or config.save_every_env_steps is None or spec.max_episode_steps is None:
+        return []
+    steps = config.save_every_env_steps // plan.num_envs
+    if steps >= spec.max_episode_steps:
+        return []
+    text = (
+        f"--checkpoint_resets=True begins all episodes anew after {config.save_every_env_steps} steps, {steps} of each "
+        f"of {plan.num_envs} environments, but an episode of {spec.env_id} may have {spec.max_episode_steps}."
+    )
+    fitting = (f"--save_every_env_steps={10 * plan.num_envs * spec.max_episode_steps}",)
+    return [Problem(("save_every_env_steps", "checkpoint_resets"), text, fitting)]
 
 
 def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:

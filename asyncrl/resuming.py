@@ -70,8 +70,8 @@ def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
 
 
 def find_problems(loaded: LoadedConfig) -> list[Problem]:
-    """Changes that a run cannot go on with."""
-    if loaded.saved is None:
+    """Changes that a run cannot go on with; a run that has saved nothing yet begins with any settings."""
+    if loaded.saved is None or not checkpoint.newest_first(_checkpoints(loaded.config)):
         return []
     forbidden = [change for change in changes(loaded.saved, loaded.config) if change.name in FIXED]
     if not forbidden:
@@ -97,27 +97,72 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
     for path in checkpoint.newest_first(checkpoints):
         try:
             state = checkpoint.load(path).state
+            saved_spec = EnvSpec.from_data(state["spec"])
+            found = Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped))
         except checkpoint.CheckpointError as error:
             skipped.append(str(error))
             continue
-        _check_spaces(EnvSpec.from_data(state["spec"]), spec, path)
-        return Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped))
+        except (KeyError, TypeError, ValueError) as error:
+            skipped.append(f"the checkpoint {path} is damaged: its state is incomplete ({error})")
+            continue
+        _check_spaces(saved_spec, spec, path)
+        return found
     if skipped:
         raise checkpoint.CheckpointError("no checkpoint can be used: " + "; ".join(skipped))
     return None
 
 
-def announce(resumption: Resumption, loaded: LoadedConfig) -> None:
+def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+    """Why a run cannot start from the checkpoint that `init_from` names."""
+    if config.init_from is None:
+        return []
+    path = Path(config.init_from)
+    if config.restart_behavior != "resume" and _run_of(config) in path.resolve().parents:
+        text = f"--init_from={path} lies in the run that --restart_behavior={config.restart_behavior} takes away."
+        return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
+    try:
+        content = checkpoint.load(path)
+        before = TrainConfig.model_validate(content.state["config"])
+        _check_spaces(EnvSpec.from_data(content.state["spec"]), spec, path)
+    except (checkpoint.CheckpointError, UsageError) as error:
+        return [Problem(("init_from",), f"--init_from: {error}")]
+    except (KeyError, TypeError, ValueError) as error:
+        text = f"--init_from: the checkpoint {path} is damaged: its state is incomplete ({error})"
+        return [Problem(("init_from",), text)]
+    if not content.optimizer:
+        text = f"--init_from={path} is the policy of an evaluation, without an optimizer: take one that training saved."
+        return [Problem(("init_from",), text)]
+    differing = [change for change in changes(before, config) if change.name in FIXED and change.name != "env"]
+    if not differing:
+        return []
+    text = f"--init_from={path} has a model of other settings ({'; '.join(map(str, differing))})."
+    return [Problem(tuple(change.name for change in differing), text)]
+
+
+def announce(resumption: Resumption | None, loaded: LoadedConfig) -> None:
     """Tells the user where the run goes on and what is different, on standard output; skipped checkpoints on stderr."""
-    for sentence in resumption.skipped:
+    if resumption is None and loaded.saved is None:
+        return
+    for sentence in resumption.skipped if resumption is not None else ():
         print(f"warning: {sentence}", file=sys.stderr)
     if loaded.config.quiet:
         return
-    print(f"going on from {resumption.checkpoint} ({resumption.env_steps:,} steps)")
+    if resumption is None:
+        print("the run has saved nothing yet: it begins anew, with its saved settings")
+    else:
+        print(f"going on from {resumption.checkpoint} ({resumption.env_steps:,} steps)")
     if loaded.saved is not None:
         for change in changes(loaded.saved, loaded.config):
             print(f"  {change}")
     sys.stdout.flush()
+
+
+def _run_of(config: TrainConfig) -> Path:
+    return (Path(config.train_dir).expanduser() / (config.experiment or "")).resolve()
+
+
+def _checkpoints(config: TrainConfig) -> Path:
+    return _run_of(config) / "checkpoints"
 
 
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:

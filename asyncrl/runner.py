@@ -27,7 +27,7 @@ from asyncrl.envs.errors import environment_traceback
 from asyncrl.evaluation_worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.monitoring.reports import Report
+from asyncrl.monitoring.reports import EvaluationFailed, Report
 from asyncrl.rollout.env_group import EnvironmentCallFailed
 from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
@@ -39,7 +39,7 @@ WATCH_S = 0.2
 SAME_FAILURE_S = 0.3
 GRACE_S = 4.0
 ROLLOUT_NICENESS = 10  # on full cores whoever trains or answers goes first: others wait for that, nobody for one worker
-EVALUATION_NICENESS = 15  # it may take what is left over
+EVALUATION_NICENESS = 15  # a third of a worker's share where cores are full
 LAST_EVALUATION_S = 900.0
 LEARNER = "learner"
 EVALUATION = "evaluation"
@@ -64,6 +64,7 @@ def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
     """
     result = _run_serial_part(setup, send, turn)
     while isinstance(result, Path):
+        setup.arena.close()  # each part has one of its own
         part = setup.continued(result)
         try:
             result = _run_serial_part(part, send, turn)
@@ -80,7 +81,8 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
     workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
     evaluation = None if setup.config.eval_every_env_steps is None else build_evaluation_worker(setup)
     try:
-        while not learner.is_over:
+        boundary: Path | None = None
+        while not learner.is_over and boundary is None:
             exchange.poll()
             for worker in workers:
                 with _environment_errors(worker.worker_idx):
@@ -89,21 +91,31 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
             saved = learner.advance(0.0, send)
             if turn(control):
                 control.request_stop()
-            _evaluate_if_due(evaluation, send)
+            _evaluate_if_due(evaluation, control, send, turn)
             if setup.config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
-                return Path(saved.path)
+                boundary = Path(saved.path)
         for worker in workers:
             send(worker.report())
-        return learner.finish(send)
+        if boundary is not None:
+            learner.save_best_if_asked(send)
+            return boundary
+        outcome = learner.finish(send)
+        control.end()
+        _evaluate_if_due(evaluation, control, send, turn)
+        return outcome
     finally:
         for worker in workers:
             worker.close()
         waker.close()
 
 
-def _evaluate_if_due(evaluation: EvaluationWorker | None, send: Send) -> None:
-    if evaluation is not None and evaluation.is_due:
-        for report in evaluation.run():
+def _evaluate_if_due(evaluation: EvaluationWorker | None, control: RunControl, send: Send, turn: Turn) -> None:
+    def look() -> None:
+        if turn(control):
+            control.request_stop()
+
+    if evaluation is not None and evaluation.is_due and not control.stop_requested:
+        for report in evaluation.run(look):
             send(report)
 
 
@@ -145,6 +157,7 @@ def run_parallel(
         grace_s = 0.0
         raise
     finally:
+        control.request_stop()
         control.end()
         for waker in everyone:
             waker.wake()
@@ -162,6 +175,9 @@ def _watch(supervisor: Supervisor, control: RunControl, learner: Waker, send: Se
         for report in supervisor.take_reports():
             send(report)
         failures = [outcome for outcome in outcomes if isinstance(outcome, ChildFailure)]
+        for failure in [failure for failure in failures if failure.child == EVALUATION]:
+            failures.remove(failure)
+            send(EvaluationFailed(failure.summary))
         if failures:
             raise _fail(supervisor, control, learner, failures)
         for outcome in outcomes:
@@ -181,9 +197,11 @@ def _await_last_evaluation(supervisor: Supervisor, control: RunControl, send: Se
             send(report)
         for outcome in outcomes:
             if isinstance(outcome, ChildFailure) and outcome.child == EVALUATION:
-                raise RunFailed(outcome.summary, outcome.details)
+                send(EvaluationFailed(outcome.summary))
         if turn(control):
             control.request_stop()
+    if EVALUATION in supervisor.running and not control.stop_requested:
+        send(EvaluationFailed(f"the last evaluation took longer than {LAST_EVALUATION_S:g} s"))
 
 
 def _fail(supervisor: Supervisor, control: RunControl, learner: Waker, failures: list[ChildFailure]) -> RunFailed:
@@ -256,9 +274,9 @@ def _rollout_main(
     setup: RunSetup, worker_idx: int, waker: Waker, learner: Waker, server: Waker | None, reports: ReportSender
 ) -> None:
     torch.set_num_threads(1)
+    os.nice(ROLLOUT_NICENESS)
     with _environment_errors(worker_idx):
         worker = build_rollout_worker(setup, worker_idx, learner, server)
-        os.nice(ROLLOUT_NICENESS)
         _serve(worker, waker, setup.control, reports.send)
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from multiprocessing.context import BaseContext
+from pathlib import Path
+
+# Read when NumPy is imported: a policy that acts in NumPy has one thread, in this process (serial mode) as in others.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from asyncrl import preflight, resuming
 from asyncrl.buffers.control import RunControl
@@ -16,8 +21,9 @@ from asyncrl.config.printing import format_settings
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
+from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.runtime import run_folder
-from asyncrl.runtime.checkpoint import CheckpointError, best_return
+from asyncrl.runtime.checkpoint import CheckpointError, best_return, copy_as_best
 from asyncrl.runtime.processes import RunFailed, explain, process_context, start_loading_modules
 from asyncrl.runtime.provenance import describe
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
@@ -65,12 +71,11 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
     experiment = config.experiment or default_experiment(config.env, config.algo)
     with RunFolder.create(config.train_dir, experiment, config.restart_behavior) as folder, StopSignals() as stop:
         resumption = resuming.find_checkpoint(folder.checkpoints, spec)
-        if resumption is not None:
-            resuming.announce(resumption, loaded)
-            if resumption.env_steps >= config.train_for_env_steps:
-                print(f"nothing to do: that is --train_for_env_steps={config.train_for_env_steps} or more")
-                return EXIT_DONE
-            folder.forget_after(resumption.env_steps)
+        resuming.announce(resumption, loaded)
+        if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
+            print(f"nothing to do: that is {limit} or more")
+            return EXIT_DONE
+        folder.forget_after(-1 if resumption is None else resumption.env_steps)
         folder.write_config(config.model_copy(update={"experiment": experiment}))
         folder.write_environment(describe(plan.device))
         monitor = Monitor(folder, config, plan, started_at=started_at, earlier=_earlier(folder, resumption))
@@ -86,6 +91,25 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
             print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
             print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
             return EXIT_FAILED
+
+
+def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:
+    """The limit that a run has reached already, as its flag."""
+    if resumption.env_steps >= config.train_for_env_steps:
+        return f"--train_for_env_steps={config.train_for_env_steps}"
+    if config.train_for_seconds is not None and resumption.elapsed_s >= config.train_for_seconds:
+        return f"--train_for_seconds={config.train_for_seconds:g}"
+    return None
+
+
+def _save_best(path: Path, folder: RunFolder, mean_return: float, monitor: Monitor) -> None:
+    """Keeps the last checkpoint as the best if the last training episodes were."""
+    try:
+        best = copy_as_best(path, folder.checkpoints, mean_return)
+    except CheckpointError as error:
+        monitor.say(str(error))
+        return
+    monitor.handle(CheckpointReport(str(best), 0, None, "best", mean_return))
 
 
 def _earlier(folder: RunFolder, resumption: resuming.Resumption | None) -> Earlier | None:
@@ -132,8 +156,11 @@ def _run(
         raise explain("runner", error) from error
     finally:
         setup.arena.close()
+    best = monitor.best_so_far
+    if best is not None and outcome.checkpoint is not None:
+        _save_best(Path(outcome.checkpoint), folder, best, monitor)
     monitor.finish(
-        "interrupted" if stop.was_asked else "completed",
+        "completed" if outcome.is_complete else "interrupted",
         env_steps=outcome.env_steps,
         checkpoint=outcome.checkpoint,
         error=outcome.error,
@@ -141,7 +168,7 @@ def _run(
     if outcome.error is not None:
         print(f"error: {outcome.error}", file=sys.stderr)
         return EXIT_FAILED
-    return stop.exit_code
+    return EXIT_DONE if outcome.is_complete else stop.exit_code
 
 
 if __name__ == "__main__":

@@ -64,12 +64,16 @@ def test_nothing_is_due_before_weights_are_there(tmp_path: Path) -> None:
     assert not run.worker.is_due
 
 
-def test_it_ends_with_the_run_but_not_before_its_last_evaluation(tmp_path: Path) -> None:
-    run = Evaluating(tmp_path)
+def test_it_ends_with_the_run_but_not_before_the_trained_policy_was_evaluated(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, save_best_metric="none")
     run.publish(1000)
+    (first,) = run.worker.run()
+    run.publish(1010)
+    assert not run.worker.is_due
     run.control.end()
     assert not run.worker.is_over
-    run.worker.run()
+    (last,) = run.worker.run()
+    assert (first.policy_version, last.policy_version, last.env_steps) == (100, 101, 1010)
     assert run.worker.is_over
     stopped = Evaluating(tmp_path)
     stopped.publish(1000)
@@ -79,10 +83,25 @@ def test_it_ends_with_the_run_but_not_before_its_last_evaluation(tmp_path: Path)
 
 def test_a_request_to_stop_ends_it_in_the_middle_of_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
-    run = Evaluating(tmp_path, eval_episodes=10_000_000)
+    run = Evaluating(tmp_path, eval_episodes=1_000_000)
     run.publish(1000)
-    run.control.request_stop()
-    assert run.worker.run() == []
+    looks = []
+
+    def look() -> None:
+        looks.append(len(looks))
+        if len(looks) == 50:
+            run.control.request_stop()
+
+    assert run.worker.run(look) == []
+    assert len(looks) == 50
+
+
+def test_an_environment_that_fails_is_reported_and_training_may_go_on(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, env="probe_envs:Failing-v0", env_kwargs={"fail_at": 0}, eval_episodes=1)
+    run.publish(1000)
+    (report,) = run.worker.run()
+    assert "failed in step" in report.reason
+    assert not run.worker.is_due
 
 
 def test_the_best_policy_that_was_evaluated_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,8 @@ def test_saved_settings_that_cannot_be_read_are_one_mistake(folder: RunFolder, c
 def test_a_run_goes_on_with_other_settings_but_not_with_another_model(
     folder: RunFolder, flag: str, is_possible: bool
 ) -> None:
+    assert resuming.find_problems(load_again(folder, flag)) == []  # nothing was saved yet
+    save(folder.checkpoints, 100)
     problems = resuming.find_problems(load_again(folder, flag))
     assert (problems == []) == is_possible
     for problem in problems:
@@ -97,7 +99,7 @@ def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: 
     assert found is not None
     assert (found.checkpoint, found.env_steps) == (older, 100)
     assert newer.name in found.skipped[0]
-    (older / "state.json").write_text("{")
+    (older / "state.json").write_text((older / "state.json").read_text().replace("elapsed_s", "elapsed"))
     with pytest.raises(checkpoint.CheckpointError, match="no checkpoint can be used"):
         resuming.find_checkpoint(tmp_path, SPEC)
 
@@ -109,3 +111,25 @@ def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
     for other in (EnvSpec("X", 5, "float32", SPEC.action, 500), EnvSpec("X", 4, "float32", DiscreteAction(3, 0), 500)):
         with pytest.raises(UsageError, match="cannot go on from"):
             resuming.find_checkpoint(tmp_path, other)
+
+
+def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_from(tmp_path: Path) -> None:
+    def problems(path: Path, **settings: Any) -> str:
+        config = TrainConfig(env="CartPole-v1", init_from=str(path), train_dir=str(tmp_path), **settings)
+        return " ".join(map(str, resuming.find_problems_of_source(config, SPEC)))
+
+    state = {"spec": SPEC.to_data(), "config": TrainConfig(env="Acrobot-v1").model_dump(mode="json")}
+    folder = tmp_path / "run" / "checkpoints"
+    weights = {"weight": torch.zeros(3)}
+    trained = checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, state), 100, keep=9)
+    evaluated = checkpoint.save(folder, checkpoint.Checkpoint(weights, {}, state), 200, keep=9)
+    assert problems(trained, experiment="other") == ""
+    assert problems(trained, experiment="run") == ""
+    assert "takes away" in problems(trained, experiment="run", restart_behavior="overwrite")
+    assert "without an optimizer" in problems(evaluated)
+    assert "nonlinearity: tanh -> relu" in problems(trained, nonlinearity="relu")
+    assert "no such folder" in problems(tmp_path / "missing")
+    other = {**state, "spec": EnvSpec("X", 9, "float32", SPEC.action, None).to_data()}
+    assert "9 observed numbers" in problems(
+        checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, other), 300, 9)
+    )

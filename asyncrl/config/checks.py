@@ -82,6 +82,12 @@ def _saving(config: TrainConfig) -> Iterator[Problem]:
             "clock says so."
         )
         yield Problem(("checkpoint_resets", "save_every_env_steps"), text, ("--save_every_env_steps=100000",))
+    if config.checkpoint_resets and config.save_milestones_s is not None:
+        text = (
+            "--save_milestones_s comes when the clock says so, and --checkpoint_resets=True begins anew at every "
+            "checkpoint: keep more of those instead."
+        )
+        yield Problem(("checkpoint_resets", "save_milestones_s"), text, ("--keep_checkpoints=20",))
     if config.save_best_metric == "eval" and config.eval_every_env_steps is None:
         text = "--save_best_metric=eval needs evaluations during training."
         fitting = ("--eval_every_env_steps=100000", "--save_best_metric=train")

@@ -49,7 +49,7 @@ class LoadedConfig:
     problems: tuple[Problem, ...] = ()
 
 
-_OF_THE_COMMAND = {"train_dir", "experiment", "restart_behavior"}  # a command says these anew, or not at all
+_OF_THE_COMMAND = {"train_dir", "experiment", "restart_behavior", "quiet"}  # a command says these anew, or not at all
 
 FindSaved = Callable[[str, str], Path | None]
 """From `train_dir` and `experiment` to the config.yaml of that run, None if there is none."""
@@ -116,7 +116,8 @@ def load(
     env_id = "" if saved is not None else str(wanted.get("env") or "")
     preset = _choose_preset(given.texts.get("preset"), env_id, settings, layers)
     if preset is not None:
-        layers.put(preset.values(str(wanted.get("algo", TrainConfig().algo))), f"preset {preset.name}", settings)
+        default_algo = TrainConfig().algo if saved is None else saved.algo
+        layers.put(preset.values(str(wanted.get("algo", default_algo))), f"preset {preset.name}", settings)
     layers.put(from_file, f"file {given.texts.get('config')}", settings)
     layers.put(from_flags, "flag", settings)
     config = _validate(layers, settings)

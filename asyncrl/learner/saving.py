@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -51,9 +52,17 @@ class CheckpointSaver:
         self._milestone_at = time.monotonic()
         return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content(), None)
 
-    def save_best(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
+    def save_best(self, env_steps: int, content: Callable[[], Checkpoint], mean_return: float) -> CheckpointReport:
         """Saves the best so far in the place of the one before."""
-        return self._write("best", self._folder / checkpoint.BEST, env_steps, content(), 1)
+        plain = content()
+        best = Checkpoint(plain.model, plain.optimizer, {**plain.state, "mean_return": mean_return})
+        report = self._write("best", self._folder / checkpoint.BEST, env_steps, best, 1)
+        return dataclasses.replace(report, mean_return=mean_return)
+
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint there is."""
+        return checkpoint.latest(self._folder)
 
     def _write(
         self, kind: str, folder: Path, env_steps: int, content: Checkpoint, keep: int | None

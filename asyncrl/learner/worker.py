@@ -121,11 +121,12 @@ class SlotExchange:
 
 @dataclass(frozen=True)
 class LearnerOutcome:
-    """How far training came, and where it was saved (or why it was not)."""
+    """How far training came, where it was saved (or why it was not), and whether that is as far as it should come."""
 
     env_steps: int
     checkpoint: str | None
     error: str | None
+    is_complete: bool = True
 
 
 class LearnerWorker:
@@ -199,20 +200,32 @@ class LearnerWorker:
             saved.append(self._saver.save(self._env_steps, self._content))
         if self._saver.is_milestone_due:
             saved.append(self._saver.save_milestone(self._env_steps, self._content))
-        if self._control.num_best != self._num_best:
-            self._num_best = self._control.num_best
-            best_return = self._control.best_return
-            saved.append(self._saver.save_best(self._env_steps, lambda: self._content(best_return)))
-        self._phases.charge(Phase.SAVE)
         for checkpoint_report in saved:
             send(checkpoint_report)
+        self.save_best_if_asked(send)
+        self._phases.charge(Phase.SAVE)
         return saved[0] if saved and saved[0].kind == "newest" else None
 
+    def save_best_if_asked(self, send: Callable[[Report], None]) -> None:
+        """Saves the present policy as the best so far if the runner has asked for it."""
+        if self._control.num_best != self._num_best:
+            self._num_best = self._control.num_best
+            send(self._saver.save_best(self._env_steps, self._content, self._control.best_return))
+
     def finish(self, send: Callable[[Report], None]) -> LearnerOutcome:
-        """Saves, and says what came of the run."""
+        """Saves, and says what came of the run.
+
+        A run that is to be repeatable to the bit is saved at its resets and at its end only: from anywhere else it
+        would go on differently.
+        """
+        self.save_best_if_asked(send)
+        is_complete = not self._control.stop_requested or self._env_steps >= self._config.train_for_env_steps
+        if self._config.checkpoint_resets and not is_complete:
+            newest = self._saver.newest
+            return LearnerOutcome(self._env_steps, None if newest is None else str(newest), None, is_complete)
         saved = self._saver.save(self._env_steps, self._content)
         send(saved)
-        return LearnerOutcome(self._env_steps, saved.path if saved.error is None else None, saved.error)
+        return LearnerOutcome(self._env_steps, saved.path if saved.error is None else None, saved.error, is_complete)
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Trains on the next dataset if there is one within `timeout_s`.
@@ -254,7 +267,7 @@ class LearnerWorker:
         self._report_started = now
         return report
 
-    def _content(self, best_return: float | None = None) -> Checkpoint:
+    def _content(self) -> Checkpoint:
         state = self._learner.state_dict()
         counters = {
             "env_steps": self._env_steps,
@@ -262,8 +275,7 @@ class LearnerWorker:
             "elapsed_s": time.monotonic() - self._started,
         }
         about = {"config": self._config.model_dump(mode="json"), "spec": self._spec.to_data()}
-        best = {} if best_return is None else {"mean_return": best_return}
-        return Checkpoint(state.model, state.optimizer, {**state.scalars, **counters, **about, **best})
+        return Checkpoint(state.model, state.optimizer, {**state.scalars, **counters, **about})
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

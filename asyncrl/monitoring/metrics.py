@@ -90,6 +90,10 @@ class EpisodeStatistics:
             self._recent.append(episode)
             self.num_episodes += 1
 
+    def go_on_with(self, episodes: Iterable[EpisodeRecord]) -> None:
+        """Begins with the episodes of before, which are not counted again."""
+        self._recent.extend(episodes)
+
     @property
     def recent(self) -> list[EpisodeRecord]:
         """The episodes that the means are of, oldest first."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from asyncrl.monitoring.progress import Progress, Status, make_progress
 from asyncrl.monitoring.reports import (
     CheckpointReport,
     EpisodeRecord,
+    EvaluationFailed,
     EvaluationReport,
     LagMetrics,
     LearnerReport,
@@ -151,13 +153,13 @@ class Monitor:
         self._interval = Interval()
         self._episodes = EpisodeStatistics()
         if earlier is not None:
-            self._episodes.add(_read_episodes(folder.episodes))
+            self._episodes.go_on_with(_read_episodes(folder.episodes))
         self._run_lag = LagStatistics()
         self._run_phases = PhaseShares()
         self._training = TrainingClock()
         self._training.env_steps = 0 if earlier is None else earlier.env_steps
         self._best_return = None if earlier is None else earlier.best_return
-        self._best_asked_at = clock()
+        self._best_asked_at = -math.inf
         self._evaluation: EvaluationReport | None = None
         self._last_learner_report: LearnerReport | None = None
         self._fps: float | None = None
@@ -175,6 +177,9 @@ class Monitor:
             return
         if isinstance(report, EvaluationReport):
             self._handle_evaluation(report)
+            return
+        if isinstance(report, EvaluationFailed):
+            self.say(f"the evaluation failed, training goes on: {report.reason}")
             return
         self._interval.add(report)
         self._run_phases.add(report)
@@ -201,14 +206,19 @@ class Monitor:
 
         None otherwise: also right after the one before, because it may rise with every episode.
         """
-        mean = self._episodes.mean_return
-        if self._config.best_metric != "train" or mean is None or not self._episodes.is_window_full:
+        mean, now = self.best_so_far, self._clock()
+        if mean is None or not self._episodes.is_window_full or now - self._best_asked_at < _BEST_EVERY_S:
             return None
-        now = self._clock()
-        if now - self._best_asked_at < _BEST_EVERY_S or (self._best_return is not None and mean <= self._best_return):
-            return None
-        self._best_return, self._best_asked_at = mean, now
+        self._best_asked_at = now
         return mean
+
+    @property
+    def best_so_far(self) -> float | None:
+        """The mean return of the last training episodes, if it is better than that of any saved best policy."""
+        mean = self._episodes.mean_return
+        if self._config.best_metric != "train" or mean is None or not math.isfinite(mean):
+            return None
+        return mean if self._best_return is None or mean > self._best_return else None
 
     def count_restart(self) -> None:
         """Notes that a process was started again."""
@@ -270,13 +280,13 @@ class Monitor:
         if report.error is None and report.kind == "newest":
             self._checkpoint = report.path
             self._write_episodes()
+        elif report.error is None and report.kind == "best":
+            self._best_return = report.mean_return
         elif report.error is not None:
             self.say(f"no checkpoint at {report.env_steps:,} steps, training goes on: {report.error}")
 
     def _handle_evaluation(self, report: EvaluationReport) -> None:
         self._evaluation = report
-        if self._config.best_metric == "eval":
-            self._best_return = max(report.mean_reward, self._best_return or report.mean_reward)
         scalars = {"eval/mean_reward": report.mean_reward, "eval/mean_ep_length": report.mean_ep_length}
         if report.std_reward is not None:
             scalars["eval/std_reward"] = report.std_reward
@@ -349,7 +359,8 @@ class Monitor:
         if fps:
             remaining.append(max(0, self._config.train_for_env_steps - self._training.env_steps) / fps)
         if self._config.train_for_seconds is not None and self._first_step_at is not None:
-            remaining.append(max(0.0, self._config.train_for_seconds - (now - self._first_step_at)))
+            earlier_s = 0.0 if self._earlier is None else self._earlier.elapsed_s
+            remaining.append(max(0.0, self._config.train_for_seconds - earlier_s - (now - self._first_step_at)))
         return min(remaining, default=None)
 
     def _summarize(

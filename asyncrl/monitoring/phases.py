@@ -1,6 +1,6 @@
 """Where a role's time goes: each second is charged to what it was spent on.
 
-A charge costs about 0.1 microseconds and is made a few times for each row of a split, so it is always on.
+A charge costs 0.1 to 0.3 microseconds and is made a few times for each row of a split, so it is always on.
 """
 
 from __future__ import annotations

@@ -101,6 +101,7 @@ class CheckpointReport:
     env_steps: int
     error: str | None = None
     kind: str = "newest"
+    mean_return: float | None = None
 
 
 @dataclass(frozen=True)
@@ -116,4 +117,11 @@ class EvaluationReport:
     wall_s: float
 
 
-Report = RolloutReport | InferenceReport | LearnerReport | CheckpointReport | EvaluationReport
+@dataclass(frozen=True)
+class EvaluationFailed:
+    """An evaluation came to nothing; training goes on."""
+
+    reason: str
+
+
+Report = RolloutReport | InferenceReport | LearnerReport | CheckpointReport | EvaluationReport | EvaluationFailed

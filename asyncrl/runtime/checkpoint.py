@@ -85,7 +85,7 @@ def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     if keep is not None:
-        _prune(folder, max(keep, 1), target)
+        _prune(folder, max(keep, 1), env_steps)
     return target
 
 
@@ -93,6 +93,17 @@ def latest(folder: Path) -> Path | None:
     """Returns the checkpoint with the most environment steps in a run's folder of checkpoints, None if it has none."""
     found = _list(folder)
     return found[-1][1] if found else None
+
+
+def copy_as_best(path: Path, folder: Path, mean_return: float) -> Path:
+    """Saves a checkpoint once more, as the best one so far of the run whose checkpoints lie in `folder`.
+
+    Raises:
+        CheckpointError: as for `load` and `save`.
+    """
+    content = load(path)
+    best = Checkpoint(content.model, content.optimizer, {**content.state, "mean_return": mean_return})
+    return save(folder / BEST, best, saved_env_steps(path), keep=1)
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -203,10 +214,16 @@ def _delete_leftovers(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _prune(folder: Path, keep: int, just_saved: Path) -> None:
-    """Deletes the oldest checkpoints. One that will not go is left: the new checkpoint is safe either way."""
-    for _, path in _list(folder)[:-keep]:
-        if path != just_saved:
+def _prune(folder: Path, keep: int, just_saved: int) -> None:
+    """Deletes all but the newest checkpoints up to the one just saved.
+
+    Those of later steps are of a run that was given up when it went on from an earlier one. A checkpoint that will not
+    go is left: the new one is safe either way.
+    """
+    found = _list(folder)
+    kept = [path for env_steps, path in found if env_steps <= just_saved][-keep:]
+    for _, path in found:
+        if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 

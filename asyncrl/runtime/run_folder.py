@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.config.errors import UsageError
 from asyncrl.monitoring.writers import write_text_atomically
+from asyncrl.runtime.checkpoint import BEST
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
@@ -144,7 +145,21 @@ class RunFolder:
         return self.logs / f"{role}.log"
 
     def forget_after(self, env_steps: int) -> None:
-        """Drops the records of steps that a run trained after the checkpoint from which it goes on."""
+        """Drops what tells of steps that a run trained after the checkpoint from which it goes on.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        try:
+            self.summary.unlink(missing_ok=True)
+            if env_steps < 0:
+                self.episodes.unlink(missing_ok=True)
+                shutil.rmtree(self.checkpoints / BEST, ignore_errors=True)
+            self._drop_records_after(env_steps)
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {error.strerror or error}") from error
+
+    def _drop_records_after(self, env_steps: int) -> None:
         if not self.metrics.exists():
             return
         lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)

@@ -190,6 +190,19 @@ def test_milestones_stay_and_the_best_gives_way_to_a_better_one(
     assert checkpoint.best_return(tmp_path) == 3.0
 
 
+def test_a_repeatable_run_that_is_stopped_keeps_the_checkpoint_of_its_last_reset(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, checkpoint_resets=True, save_every_env_steps=200, train_for_env_steps=500)
+    fakes.datasets = [DATASET] * 3
+    sent: list[Any] = []
+    for _ in range(3):
+        fakes.worker.advance(0.0, sent.append)
+    fakes.control.request_stop()
+    outcome = fakes.worker.finish(sent.append)
+    assert (outcome.env_steps, outcome.is_complete) == (300, False)
+    assert Path(outcome.checkpoint).name == "checkpoint_000000000200"
+    assert [path.name for path in checkpoint.newest_first(tmp_path)] == ["checkpoint_000000000200"]
+
+
 def test_a_resumed_learner_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(worker_module, "time", clock)

@@ -9,6 +9,7 @@ from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
 from asyncrl.monitoring.reports import (
     CheckpointReport,
     EpisodeRecord,
+    EvaluationFailed,
     EvaluationReport,
     InferenceReport,
     LagMetrics,
@@ -230,6 +231,18 @@ def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(t
     assert (summary.env_steps, summary.wall_s) == (5000, 9.0)
 
 
+def test_the_time_left_of_a_run_that_goes_on_is_that_of_all_its_parts(tmp_path):
+    run = Run(tmp_path, train_for_seconds=100.0, earlier=Earlier(100, 40.0))
+    run.monitor.mark_first_step(run.clock.now)
+    run.at(10, learner(200))
+    assert run.progress.records[-1].remaining_s == pytest.approx(50.0)
+
+
+def test_a_failed_evaluation_is_said(run):
+    run.monitor.handle(EvaluationFailed("the wheels came off"))
+    assert run.progress.said == ["the evaluation failed, training goes on: the wheels came off"]
+
+
 def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
     run.at(4, learner(9000))
     run.at(4.5, EvaluationReport(8000, 64, 12.5, 3.0, 40.0, 10, 2.0))
@@ -244,13 +257,20 @@ def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path)
     assert run.monitor.take_new_best() is None
     run.at(21, rollout(0, 1, [EpisodeRecord(9.0, 1)]))
     assert run.monitor.take_new_best() == 9.0
-    assert run.monitor.take_new_best() is None
+    run.at(29)
+    assert run.monitor.take_new_best() is None  # it was asked for a moment ago
+    run.monitor.handle(CheckpointReport("best/a", 100, None, "best", 9.0))
     run.at(30, rollout(0, 1, [EpisodeRecord(10.0, 1)] * 100))
     assert run.monitor.take_new_best() is None
     run.at(36)
     assert run.monitor.take_new_best() == 10.0
-    run.at(60, rollout(0, 1, [EpisodeRecord(8.0, 1)] * 100))
-    assert run.monitor.take_new_best() is None
+    run.monitor.handle(CheckpointReport("best/b", 200, "disk full", "best", 10.0))
+    run.at(60)
+    assert run.monitor.take_new_best() == 10.0  # it was not saved
+    run.monitor.handle(CheckpointReport("best/b", 200, None, "best", 10.0))
+    for mean_return in (8.0, float("nan")):
+        run.at(90, rollout(0, 1, [EpisodeRecord(mean_return, 1)] * 100))
+        assert run.monitor.take_new_best() is None
     assert run.monitor.finish("completed").best_return == 10.0
     by_evaluation = Run(tmp_path, eval_every_env_steps=100)
     by_evaluation.at(50, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 100))

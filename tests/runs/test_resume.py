@@ -8,14 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import child_targets
 import numpy as np
 import pytest
 import run_helper
 import torch
 from command import PROBE, Command
 
+import asyncrl
 from asyncrl import runner
 from asyncrl.buffers.control import RunControl
+from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport
 from asyncrl.runtime import checkpoint
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
@@ -66,19 +69,38 @@ def test_a_resumed_run_does_not_begin_with_the_episodes_with_which_it_once_began
     assert not np.isin(beginnings[0], beginnings[1]).any()
 
 
-@pytest.mark.parametrize("mode", ["serial", "sync-local"])
-def test_evaluation_changes_nothing_of_a_repeatable_run(mode: str, tmp_path: Path) -> None:
-    evaluated = {"eval_every_env_steps": 1000, "eval_episodes": 2}
-    if mode == "serial":
-        plain = run_helper.run(tmp_path / "plain", mode, "CartPole-v1")
-        watched = run_helper.run(tmp_path / "watched", mode, "CartPole-v1", **evaluated)
-        (tensors, _), (others, _) = contents(Path(plain.outcome.checkpoint)), contents(Path(watched.outcome.checkpoint))
-        assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
-    else:
-        watched = run_helper.run(tmp_path / "watched", mode, "CartPole-v1", **evaluated)
-    reports = [report for report in watched.reports if type(report).__name__ == "EvaluationReport"]
-    assert reports[-1].env_steps == watched.outcome.env_steps  # the trained policy is evaluated, too
-    assert checkpoint.best_return(tmp_path / "watched" / "checkpoints") == max(report.mean_reward for report in reports)
+def test_evaluation_changes_nothing_of_a_repeatable_run(tmp_path: Path) -> None:
+    plain = run_helper.run(tmp_path / "plain", "serial", "CartPole-v1")
+    watched = run_helper.run(tmp_path / "watched", "serial", "CartPole-v1", eval_every_env_steps=900, eval_episodes=2)
+    (tensors, _), (others, _) = contents(Path(plain.outcome.checkpoint)), contents(Path(watched.outcome.checkpoint))
+    assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+    assert_the_trained_policy_was_evaluated(watched)
+    assert len(evaluations(watched)) >= 4
+
+
+def test_a_process_evaluates_while_others_train_and_the_trained_policy_at_the_end(tmp_path: Path) -> None:
+    run = run_helper.run(tmp_path, "async-local", "CartPole-v1", eval_every_env_steps=1900, eval_episodes=2)
+    assert_the_trained_policy_was_evaluated(run)
+
+
+def test_an_evaluation_that_dies_costs_nothing_but_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_evaluation_main", child_targets.die_as_evaluation)
+    run = run_helper.run(tmp_path, "async-local", "CartPole-v1", eval_every_env_steps=1000)
+    assert run.outcome.is_complete
+    (failed,) = [report for report in run.reports if isinstance(report, EvaluationFailed)]
+    assert "SIGKILL" in failed.reason
+
+
+def evaluations(run: run_helper.FinishedRun) -> list[EvaluationReport]:
+    return [report for report in run.reports if isinstance(report, EvaluationReport)]
+
+
+def assert_the_trained_policy_was_evaluated(run: run_helper.FinishedRun) -> None:
+    state = checkpoint.load(Path(run.outcome.checkpoint)).state
+    last = evaluations(run)[-1]
+    assert (last.env_steps, last.policy_version) == (state["env_steps"], state["policy_version"])
+    best = max(report.mean_reward for report in evaluations(run))
+    assert checkpoint.best_return(run.folder / "checkpoints") == best
 
 
 def test_the_best_training_return_is_saved_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +152,29 @@ def test_a_killed_run_goes_on_with_its_settings_and_its_curve(start: Callable[..
     code, out, _ = train(start)
     assert code == 0
     assert "nothing to do" in out
+
+
+def test_a_run_that_saved_nothing_begins_anew_and_says_so(start: Callable[..., Command]) -> None:
+    command = start("asyncrl.train", "--env=CartPole-v1", *PROBE, "--seed=5")
+    command.wait_until_trained()
+    command.process.kill()
+    command.finish()
+    code, out, err = train(start, "--train_for_env_steps=500", "--encoder_mlp_layers=[8]")
+    assert code == 0, err
+    assert "has saved nothing yet" in out
+    assert "encoder_mlp_layers: [16] -> [8]" in out
+    assert max(record["env_steps"] for record in command.records()) == command.summary()["env_steps"]
+    # Of a run too short for a window of episodes the last policy is the best.
+    best = asyncrl.load_policy(command.folder, which="best").config
+    assert (best.seed, best.encoder_mlp_layers) == (5, [8])
+
+
+def test_the_learning_rate_in_force_is_the_one_asked_for(start: Callable[..., Command]) -> None:
+    decaying = ("--learning_rate=0.002", "--lr_schedule=linear_decay")
+    assert train(start, "--env=CartPole-v1", *PROBE, *decaying, "--train_for_env_steps=1000")[0] == 0
+    command = start("asyncrl.train", "--lr_schedule=constant", "--train_for_env_steps=2000")
+    assert command.finish()[0] == 0
+    assert command.records()[-1]["train/learning_rate"] == pytest.approx(0.002)
 
 
 def test_another_network_or_environment_cannot_go_on(start: Callable[..., Command]) -> None:

@@ -35,8 +35,9 @@ def test_what_was_saved_is_loaded(tmp_path):
 
 
 def test_the_newest_are_kept_and_found_by_steps_not_by_name_or_time(tmp_path):
-    for env_steps in (900, 2_000_000_000_000, 1000):
+    for env_steps in (900, 1000, 2_000_000_000_000):
         newest = checkpoints.save(tmp_path, make_checkpoint(), env_steps, keep=10)
+    os.utime(newest, (0, 0))
     assert checkpoints.latest(tmp_path).name == "checkpoint_2000000000000"
     newest = checkpoints.save(tmp_path, make_checkpoint(), 2_000_000_000_001, keep=2)
     assert names(tmp_path) == ["checkpoint_2000000000000", newest.name]
@@ -44,10 +45,20 @@ def test_the_newest_are_kept_and_found_by_steps_not_by_name_or_time(tmp_path):
     assert checkpoints.latest(tmp_path / "missing") is None
 
 
-def test_the_checkpoint_just_saved_stays_even_if_others_have_more_steps(tmp_path):
-    checkpoints.save(tmp_path, make_checkpoint(), 100, keep=1)
-    path = checkpoints.save(tmp_path, make_checkpoint(), 50, keep=1)
-    assert path.is_dir()
+def test_a_run_that_went_on_from_earlier_steps_takes_the_place_of_what_it_gave_up(tmp_path):
+    for env_steps in (40, 80, 100):
+        checkpoints.save(tmp_path, make_checkpoint(), env_steps, keep=3)
+    path = checkpoints.save(tmp_path, make_checkpoint(), 50, keep=3)
+    assert names(tmp_path) == ["checkpoint_000000000040", path.name]
+
+
+def test_the_best_that_a_killed_run_saved_gives_way_to_a_better_one_of_fewer_steps(tmp_path):
+    for env_steps, mean_return in ((150, 500.0), (120, 600.0)):
+        path = checkpoints.save(tmp_path, make_checkpoint(), env_steps, keep=2)
+        best = checkpoints.copy_as_best(path, tmp_path, mean_return)
+        assert checkpoints.newest_first(tmp_path / "best") == [best]
+        assert checkpoints.best_return(tmp_path) == mean_return
+        assert checkpoints.load(best).model.keys() == checkpoints.load(path).model.keys()
 
 
 def test_saving_twice_at_the_same_step_keeps_the_second(tmp_path):
