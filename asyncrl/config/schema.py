@@ -137,7 +137,10 @@ class TrainConfig(BaseModel):
 
     # Learning
     recompute_values: bool = _setting(
-        False, "learning", "compute advantages with the critic as it is when training begins, not as it was when acting"
+        True,
+        "learning",
+        "compute advantages of samples of older policies with the critic as it is when training begins, not as it was "
+        "when acting",
     )
     with_vtrace: bool = _setting(
         False, "learning", "correct advantages and returns for the age of the samples (V-trace), with present values"

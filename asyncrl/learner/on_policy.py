@@ -288,7 +288,8 @@ class OnPolicyLearner:
         """
         config = self._config
         values = dataset.value
-        if config.recompute_values or config.with_vtrace:
+        is_old = bool((dataset.policy_version < self.policy_version).any())
+        if config.with_vtrace or (config.recompute_values and is_old):
             values = self._present_values(dataset.obs)
         rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
         if not config.with_vtrace:

@@ -340,8 +340,10 @@ def test_advantages_are_those_of_the_present_critic_only_if_asked(recomputed: bo
         weight.zero_()
         bias.fill_(4.0)
     actor.num_rows, actor.num_columns = 2, 1
+    learner.publication()
+    learner.policy_version += 1  # the samples are of the version before
     dataset = dataclasses.replace(
-        actor.collect(actor.receive(learner), ends=False),
+        actor.collect(version=0, ends=False),
         reward=torch.tensor([[1.0], [2.0]]),
         value=torch.tensor([[0.0], [10.0], [100.0]]),
         terminated=torch.tensor([[False], [True]]),
@@ -390,7 +392,9 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
 
 
 def test_the_rate_decays_to_zero_at_the_end_of_the_run() -> None:
-    learner, actor = make(BOX, lr_schedule="linear_decay", learning_rate=0.4, train_for_env_steps=1000)
+    learner, actor = make(
+        BOX, lr_schedule="linear_decay", learning_rate=0.4, train_for_env_steps=1000, normalize_returns=False
+    )
     version = actor.receive(learner)
     dataset, parameter = actor.collect(version), learner.model.value_head.weight
     rates, has_moved = [], []
