@@ -18,7 +18,7 @@ from command import PROBE, Command
 import asyncrl
 from asyncrl import runner
 from asyncrl.buffers.control import RunControl
-from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport
+from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport, RolloutReport
 from asyncrl.runtime import checkpoint
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
@@ -53,6 +53,8 @@ def test_a_serial_run_that_is_resumed_equals_one_that_never_stopped(async_rl: bo
     whole = run_helper.run(tmp_path / "whole", "serial", "CartPole-v1", **settings)
     found = checkpoint.newest_first(tmp_path / "whole" / "checkpoints")
     assert len(found) == 4  # three boundaries, and the end
+    collected = sum(report.env_steps for report in whole.reports if isinstance(report, RolloutReport))
+    assert collected >= whole.outcome.env_steps  # no part keeps what it has collected to itself
     for path in found[1:]:
         resumed = run_helper.run(tmp_path / path.name, "serial", "CartPole-v1", resume_from=path, **settings)
         assert resumed.outcome.env_steps == whole.outcome.env_steps
