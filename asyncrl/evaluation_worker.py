@@ -59,7 +59,7 @@ class EvaluationWorker:
         self._every = config.eval_every_env_steps
         self._weights = weights
         self._control = control
-        self._best_folder = checkpoints / checkpoint.BEST
+        self._checkpoints = checkpoints
         self._best = checkpoint.best_return(checkpoints)
         self._model = ActorCritic(spec, config).eval()
         self._flat = FlatParameters(self._model, with_grad=False)
@@ -138,15 +138,14 @@ class EvaluationWorker:
         state = {
             "env_steps": int(news.env_steps),
             "policy_version": int(news.version),
-            "mean_return": result.mean_reward,
             "config": self._config.model_dump(mode="json"),
             "spec": self._spec.to_data(),
         }
         content = checkpoint.Checkpoint(self._model.state_dict(), {}, state)
         try:
-            path = checkpoint.save(self._best_folder, content, int(news.env_steps), keep=1)
+            path = checkpoint.save_best(self._checkpoints, content, int(news.env_steps), result.mean_reward)
         except checkpoint.CheckpointError as error:
             log.error("%s", error)
-            return CheckpointReport(str(self._best_folder), int(news.env_steps), str(error), "best")
+            return CheckpointReport(str(self._checkpoints), int(news.env_steps), str(error), "best")
         self._best = result.mean_reward
         return CheckpointReport(str(path), int(news.env_steps), None, "best", result.mean_reward)

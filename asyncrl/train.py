@@ -82,7 +82,7 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
         if not config.quiet:
             monitor.say(f"run {folder.path}")
         try:
-            return _run(loaded.config, plan, spec, context, folder, resumption, monitor, stop)
+            return _run(config, plan, spec, context, folder, resumption, monitor, stop)
         except StopAtOnce:
             monitor.finish("interrupted", error="stopped at once, without saving")
             return stop.exit_code

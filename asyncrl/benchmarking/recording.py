@@ -6,16 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from asyncrl.benchmarking.recorded import Recording
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.making import env_seed, make_env
-from asyncrl.envs.spaces import read_spec
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint as checkpoints
 
 # Far from the indices of a run's own environments and of evaluation episodes.
@@ -37,23 +34,19 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
         UsageError: the checkpoint does not fit the settings.
         EnvironmentFailed: the environment's own code raised.
     """
+    try:
+        policy = load_policy(checkpoint, seed=seed)
+    except checkpoints.CheckpointError as error:
+        raise UsageError(f"the checkpoint {checkpoint} cannot be used: {error}") from error
     envs = [make_env(config.env, config.env_kwargs) for _ in range(num_envs)]
     try:
-        spec = read_spec(envs[0], config.env)
-        model = ActorCritic(spec, config)
-        try:
-            model.load_state_dict(dict(checkpoints.load(checkpoint).model))
-        except (RuntimeError, checkpoints.CheckpointError) as error:
-            raise UsageError(f"the checkpoint {checkpoint} cannot be used: {error}") from error
-        adapter = ActionAdapter(spec, config.squash_actions)
-        return _play(envs, model.eval(), adapter, num_steps, seed)
+        return _play(envs, policy, num_steps, seed)
     finally:
         for env in envs:
             env.close()
 
 
-def _play(envs: list[Any], model: ActorCritic, adapter: ActionAdapter, num_steps: int, seed: int) -> Recording:
-    generator = torch.Generator().manual_seed(seed)
+def _play(envs: list[Any], policy: Policy, num_steps: int, seed: int) -> Recording:
     ended = np.zeros((len(envs), num_steps), dtype=np.bool_)
     seeds = np.zeros((len(envs), num_steps + 1), dtype=np.int64)
     seeds[:, 0] = [_seed_after(seed, row, 0) for row in range(len(envs))]
@@ -61,8 +54,7 @@ def _play(envs: list[Any], model: ActorCritic, adapter: ActionAdapter, num_steps
     try:
         obs = np.stack([env.reset(seed=int(seeds[row, 0]))[0] for row, env in enumerate(envs)]).astype(np.float32)
         for step in range(num_steps):
-            action = model.act(torch.from_numpy(obs), generator).action
-            actions.append(adapter.to_env_batch(action.numpy()))
+            actions.append(policy.act(obs))
             for row, env in enumerate(envs):
                 next_obs, _, terminated, truncated, _ = env.step(actions[-1][row])
                 if terminated or truncated:

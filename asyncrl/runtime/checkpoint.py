@@ -101,9 +101,17 @@ def copy_as_best(path: Path, folder: Path, mean_return: float) -> Path:
     Raises:
         CheckpointError: as for `load` and `save`.
     """
-    content = load(path)
+    return save_best(folder, load(path), saved_env_steps(path), mean_return)
+
+
+def save_best(folder: Path, content: Checkpoint, env_steps: int, mean_return: float) -> Path:
+    """Saves the best checkpoint so far of the run whose checkpoints lie in `folder`, in the place of the one before.
+
+    Raises:
+        CheckpointError: as for `save`.
+    """
     best = Checkpoint(content.model, content.optimizer, {**content.state, "mean_return": mean_return})
-    return save(folder / BEST, best, saved_env_steps(path), keep=1)
+    return save(folder / BEST, best, env_steps, keep=1)
 
 
 def newest_first(folder: Path) -> list[Path]:

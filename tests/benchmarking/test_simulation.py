@@ -22,9 +22,11 @@ def recording(tmp_path_factory):
     """A policy's episodes: its environments, its file."""
     folder = tmp_path_factory.mktemp("recording")
     env = make_env(CONFIG.env)
-    model = ActorCritic(read_spec(env, CONFIG.env), CONFIG)
+    spec = read_spec(env, CONFIG.env)
+    model = ActorCritic(spec, CONFIG)
     env.close()
-    path = checkpoint.save(folder, checkpoint.Checkpoint(model.state_dict(), {}, {}), env_steps=0, keep=1)
+    state = {"config": CONFIG.model_dump(mode="json"), "spec": spec.to_data()}
+    path = checkpoint.save(folder, checkpoint.Checkpoint(model.state_dict(), {}, state), env_steps=0, keep=1)
     recorded = record(CONFIG, path, NUM_ENVS, NUM_STEPS)
     recorded.save(folder / "recording.npz")
     return recorded, folder / "recording.npz"
