@@ -10,38 +10,48 @@ All of it lies in one arena, which the runner makes before it starts anyone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.making import env_seed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation_worker import EvaluationWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.batcher import Batcher
+from asyncrl.learner.limiter import ReplayLimiter
+from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
+from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.learner.slot_ledger import SlotLedger
-from asyncrl.learner.worker import LearnerWorker, SlotExchange
+from asyncrl.learner.threads import ThreadChoice
+from asyncrl.learner.worker import LearnerWorker, Trainer
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import block_size
+from asyncrl.models.making import make_acting_model
+from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
 from asyncrl.rollout.split import ActionSource, Split
 from asyncrl.rollout.worker import RolloutWorker
 from asyncrl.runtime import checkpoint
@@ -79,10 +89,15 @@ class RunSetup:
             checkpoints: the run's folder of checkpoints.
             resume_from: the checkpoint that the run goes on from.
         """
-        num_weights = block_size(ActorCritic(spec, config))
+        num_weights = block_size(make_acting_model(spec, config))
         env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         arena = Arena.create(arena_specs(spec, plan, num_weights))
-        TrajectorySlots(arena).reset()
+        if plan.replay is None:
+            TrajectorySlots(arena).reset()
+        elif resume_from is not None:
+            replay = checkpoint.load(resume_from, with_replay=True).replay
+            if replay:
+                ReplayStripes(arena).restore({name: tensor.numpy() for name, tensor in replay.items()})
         return cls(config, plan, spec, arena, checkpoints, resume_from, env_steps)
 
     def continued(self, resume_from: Path) -> RunSetup:
@@ -106,16 +121,18 @@ class RunSetup:
 def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer) -> ActingPolicy:
     """The policy of actor number `actor_idx`, with a random generator of its own."""
     return ActingPolicy(
-        model=ActorCritic(setup.spec, setup.config),
+        model=make_acting_model(setup.spec, setup.config),
         weights=WeightsChannel(setup.arena),
-        slots=TrajectorySlots(setup.arena),
+        desk=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
         device=device,
         seed=env_seed(setup.config.seed, _ACTING_SEEDS + actor_idx, setup.first_env_steps),
         phases=phases,
     )
 
 
-def build_rollout_worker(setup: RunSetup, worker_idx: int, learner: Waker, server: Waker | None) -> RolloutWorker:
+def build_rollout_worker(
+    setup: RunSetup, worker_idx: int, learner: Waker, server: Waker | None
+) -> RolloutWorker | ReplayWorker:
     """A rollout worker with its environments, all reset.
 
     Args:
@@ -124,26 +141,25 @@ def build_rollout_worker(setup: RunSetup, worker_idx: int, learner: Waker, serve
         learner: wakes the learner.
         server: wakes its inference worker; None for local inference.
     """
-    arena, plan = setup.arena, setup.plan
-    slots, phases = TrajectorySlots(arena), PhaseTimer()
+    arena, plan, phases = setup.arena, setup.plan, PhaseTimer()
     actions: ActionSource
     if server is None:
         actions = LocalActions(build_acting_policy(setup, torch.device("cpu"), worker_idx, phases))
     else:
         actions = RemoteActions(RequestTable(arena), IndexRing(arena, f"requests.{worker_idx}"), server)
     first_split = worker_idx * plan.worker_num_splits
+    groups = {
+        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.first_env_steps)
+        for split_idx in range(first_split, first_split + plan.worker_num_splits)
+    }
+    if plan.replay is not None:
+        stripes = ReplayStripes(arena)
+        writers = [ReplaySplit(split_idx, group, stripes, actions, phases) for split_idx, group in groups.items()]
+        return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(arena), learner, setup.control, phases)
+    slots = TrajectorySlots(arena)
     return RolloutWorker(
         worker_idx=worker_idx,
-        splits=[
-            Split(
-                split_idx,
-                build_env_group(setup.config, plan, setup.spec, split_idx, setup.first_env_steps),
-                slots,
-                actions,
-                phases,
-            )
-            for split_idx in range(first_split, first_split + plan.worker_num_splits)
-        ],
+        splits=[Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()],
         slots=slots,
         granted=IndexRing(arena, f"granted.{worker_idx}"),
         ready=IndexRing(arena, f"ready.{worker_idx}"),
@@ -159,7 +175,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
     return InferenceWorker(
         worker_idx=server_idx,
         policy=build_acting_policy(setup, torch.device(setup.plan.device), setup.plan.num_workers + server_idx, phases),
-        slots=TrajectorySlots(setup.arena),
+        num_envs=setup.plan.envs_per_split,
         table=RequestTable(setup.arena),
         rings={worker: IndexRing(setup.arena, f"requests.{worker}") for worker in served},
         clients={worker: workers[worker] for worker in served},
@@ -170,60 +186,117 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
     )
 
 
-def build_learner(setup: RunSetup, workers: Sequence[Waker]) -> tuple[LearnerWorker, SlotExchange]:
-    """The learner and its exchange of slots; `workers` wakes all rollout workers. Publishes the first weights."""
-    arena, plan, config = setup.arena, setup.plan, setup.config
-    torch.manual_seed(config.seed)
-    slots = TrajectorySlots(arena)
-    exchange = SlotExchange(
-        ledger=SlotLedger(slots, plan),
+def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tuple[LearnerWorker, SlotExchange | None]:
+    """The learner, and its exchange of slots unless it learns from a replay. Publishes the first weights.
+
+    Args:
+        setup: the run.
+        waker: wakes the learner.
+        workers: wakes all rollout workers, by their number.
+    """
+    torch.manual_seed(setup.config.seed)
+    phases = PhaseTimer()
+    saved = _state_to_begin_with(setup)
+    elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
+    exchange: SlotExchange | None = None
+    trainer: Trainer
+    if setup.plan.replay is not None:
+        trainer = _build_off_policy_trainer(setup, setup.plan.replay, saved, waker, workers, phases)
+    else:
+        exchange = _build_exchange(setup, workers)
+        trainer = _build_on_policy_trainer(setup, exchange, saved, phases)
+    learner = LearnerWorker(
+        trainer, setup.control, setup.config, setup.spec, setup.checkpoints, phases, elapsed_s=elapsed_s
+    )
+    return learner, exchange
+
+
+def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
+    arena, plan = setup.arena, setup.plan
+    return SlotExchange(
+        ledger=SlotLedger(TrajectorySlots(arena), plan),
         ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
         granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
         workers=workers,
         splits_per_worker=plan.worker_num_splits,
     )
-    on_policy = OnPolicyLearner(ActorCritic(setup.spec, config), config, torch.device(plan.device))
-    resumed = None
-    if setup.resume_from is not None:
-        resumed = _go_on_from(on_policy, setup.resume_from, config)
-    elif config.init_from is not None:
-        _start_from(on_policy, Path(config.init_from), config.learning_rate)
-    learner = LearnerWorker(
-        learner=on_policy,
-        batcher=Batcher(slots, plan.columns_per_dataset),
+
+
+def _build_on_policy_trainer(
+    setup: RunSetup, exchange: SlotExchange, saved: LearnerState | None, phases: PhaseTimer
+) -> OnPolicyTrainer:
+    config, plan = setup.config, setup.plan
+    learner = OnPolicyLearner(ActorCritic(setup.spec, config), config, torch.device(plan.device))
+    if saved is not None:
+        learner.load_state_dict(saved)
+    return OnPolicyTrainer(
+        learner=learner,
+        batcher=Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset),
         exchange=exchange,
-        publisher=WeightsPublisher(WeightsChannel(arena), plan.forced_lag),
-        control=setup.control,
+        publisher=WeightsPublisher(WeightsChannel(setup.arena), plan.forced_lag),
         config=config,
-        spec=setup.spec,
-        checkpoints=setup.checkpoints,
-        resumed=resumed,
+        phases=phases,
+        env_steps=setup.first_env_steps,
+        num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
     )
-    return learner, exchange
+
+
+def _build_off_policy_trainer(
+    setup: RunSetup,
+    replay: ReplayPlan,
+    saved: LearnerState | None,
+    waker: Waker,
+    workers: Sequence[Waker],
+    phases: PhaseTimer,
+) -> OffPolicyTrainer:
+    config, plan, stripes = setup.config, setup.plan, ReplayStripes(setup.arena)
+    learner = OffPolicyLearner(SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device))
+    sampler = ReplaySampler(
+        stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=config.seed
+    )
+    is_free = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
+    most_env_steps = config.train_for_env_steps - setup.first_env_steps + stripes.total_env_steps()
+    limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
+    if saved is not None:
+        learner.load_state_dict(saved)
+        if stripes.num_held_steps > 0:
+            sampler.generator.set_state(saved.optimizer["replay_generator"])
+            limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
+    return OffPolicyTrainer(
+        learner=learner,
+        stripes=stripes,
+        sampler=sampler,
+        limiter=limiter,
+        publisher=WeightsPublisher(WeightsChannel(setup.arena), 0),
+        waker=waker,
+        workers=workers,
+        config=config,
+        phases=phases,
+        first_env_steps=setup.first_env_steps,
+        threads=ThreadChoice(plan.learner_threads) if is_free else None,
+    )
+
+
+def _state_to_begin_with(setup: RunSetup) -> LearnerState | None:
+    """What a checkpoint gives the learner: of its own run, or of the one that `init_from` names.
+
+    The learning rate of its own run goes on where it was, unless the user has set another, or another schedule. A new
+    run takes everything else, but has its own.
+    """
+    config = setup.config
+    if setup.resume_from is not None:
+        saved = checkpoint.load(setup.resume_from)
+        before = saved.state["config"]
+        is_same = (before["learning_rate"], before["lr_schedule"]) == (config.learning_rate, config.lr_schedule)
+    elif config.init_from is not None:
+        saved, is_same = checkpoint.load(Path(config.init_from)), False
+    else:
+        return None
+    scalars = dict(saved.state) if is_same else {**saved.state, "learning_rate": config.learning_rate}
+    return LearnerState(dict(saved.model), dict(saved.optimizer), scalars)
 
 
 def build_evaluation_worker(setup: RunSetup) -> EvaluationWorker:
     """What evaluates during training."""
     weights = WeightsChannel(setup.arena)
     return EvaluationWorker(setup.config, setup.spec, weights, setup.control, setup.checkpoints, setup.first_env_steps)
-
-
-def _go_on_from(learner: OnPolicyLearner, folder: Path, config: TrainConfig) -> Mapping[str, Any]:
-    """Gives a learner what a checkpoint of its own run holds, and returns that run's counters.
-
-    The learning rate goes on where it was, unless the user has set another, or another schedule.
-    """
-    saved = checkpoint.load(folder)
-    scalars = dict(saved.state)
-    before = scalars["config"]
-    if (before["learning_rate"], before["lr_schedule"]) != (config.learning_rate, config.lr_schedule):
-        scalars["learning_rate"] = config.learning_rate
-    learner.load_state_dict(LearnerState(dict(saved.model), dict(saved.optimizer), scalars))
-    return scalars
-
-
-def _start_from(learner: OnPolicyLearner, folder: Path, learning_rate: float) -> None:
-    """Gives a new run's learner what a checkpoint holds, but for the learning rate, which is this run's own."""
-    saved = checkpoint.load(folder)
-    scalars = {**saved.state, "learning_rate": learning_rate}
-    learner.load_state_dict(LearnerState(dict(saved.model), dict(saved.optimizer), scalars))

@@ -23,8 +23,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation import EvaluationResult, evaluate
-from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, read_block
+from asyncrl.models.making import make_acting_model
 from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
@@ -61,7 +61,7 @@ class EvaluationWorker:
         self._control = control
         self._checkpoints = checkpoints
         self._best = checkpoint.best_return(checkpoints)
-        self._model = ActorCritic(spec, config).eval()
+        self._model = make_acting_model(spec, config).eval()
         self._flat = FlatParameters(self._model, with_grad=False)
         self._block = np.empty(block_size(self._model), dtype=np.float32)
         self._due_at = self._next_after(env_steps)

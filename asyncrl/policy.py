@@ -14,7 +14,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.making import ActingModel, make_acting_model
 from asyncrl.runtime import checkpoint as checkpoints
 
 Which = Literal["newest", "best"]
@@ -28,13 +28,13 @@ class Policy:
         config: settings that it was trained with.
     """
 
-    def __init__(self, model: ActorCritic, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
+    def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
         """Takes a model with its statistics, on the device where it is to run; nothing in it changes."""
         self.spec = spec
         self.config = config
         self._model = model
         self._device = model.statistics.device
-        self._adapter = ActionAdapter(spec, config.squash_actions)
+        self._adapter = ActionAdapter(spec, config.squashes)
         self._generator = torch.Generator(self._device).manual_seed(seed)
 
     def act(self, obs: npt.ArrayLike, deterministic: bool = False) -> Any:
@@ -102,7 +102,7 @@ def load_policy(path: str | Path, which: Which = "newest", device: str = "cpu", 
     try:
         config = TrainConfig.model_validate(content.state["config"])
         spec = EnvSpec.from_data(content.state["spec"])
-        model = ActorCritic(spec, config)
+        model = make_acting_model(spec, config)
         model.load_state_dict(dict(content.model))
     except (KeyError, TypeError, ValidationError, RuntimeError) as error:
         raise UsageError(f"the checkpoint {found} does not hold a policy that can be used: {error}") from error

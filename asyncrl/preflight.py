@@ -125,11 +125,18 @@ def _names(problems: tuple[Problem, ...]) -> set[str]:
 
 
 def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
-    if not config.squash_actions or (isinstance(spec.action, BoxAction) and can_squash(spec.action)):
+    if isinstance(spec.action, BoxAction):
+        fits = not config.squashes or can_squash(spec.action)
+        found = "not all of them are"
+    else:
+        fits = not config.squash_actions
+        found = f"it takes one of {spec.action.n} choices"
+    if fits:
         return []
-    found = "not all of them are" if isinstance(spec.action, BoxAction) else f"it takes one of {spec.action.n} choices"
-    text = f"--squash_actions=True needs actions with finite bounds, but for {spec.env_id} {found}."
-    return [Problem(("squash_actions", "env"), text, ("--squash_actions=False",))]
+    name, fitting = ("squash_actions", "--squash_actions=False") if config.squash_actions else ("algo", "--algo=ppo")
+    value = getattr(config, name)
+    text = f"--{name}={value} needs actions with finite bounds, but for {spec.env_id} {found}."
+    return [Problem((name, "env"), text, (fitting,))]
 
 
 def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list[Problem]:
@@ -147,10 +154,14 @@ def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list
 
 
 def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
-    text = (
-        f"{plan.num_slots} slots of {plan.envs_per_split} trajectories of {plan.rollout} steps need "
+    memory = (
         f"{format_bytes(needed)} ({needed} bytes) of shared memory, but there are "
         f"{format_bytes(free)} ({free} bytes) free."
     )
+    if plan.replay is not None:
+        fitting = max(1, int(plan.replay.size * free * 0.9 / needed))
+        text = f"a replay of {plan.replay.size} environment steps needs {memory}"
+        return Problem(("replay_size",), text, (f"--replay_size={fitting}",))
+    text = f"{plan.num_slots} slots of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
     names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
     return Problem(names, text)

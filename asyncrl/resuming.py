@@ -19,6 +19,7 @@ from asyncrl.runtime import checkpoint
 
 FIXED = (
     "env",
+    "critic_layer_norm",
     "encoder_mlp_layers",
     "nonlinearity",
     "actor_critic_share_weights",
@@ -74,6 +75,8 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
     if loaded.saved is None or not checkpoint.newest_first(_checkpoints(loaded.config)):
         return []
     forbidden = [change for change in changes(loaded.saved, loaded.config) if change.name in FIXED]
+    if loaded.saved.is_off_policy != loaded.config.is_off_policy:
+        forbidden.append(Change("algo", loaded.saved.algo, loaded.config.algo))
     if not forbidden:
         return []
     listed = "; ".join(str(change) for change in forbidden)
@@ -133,6 +136,8 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
         text = f"--init_from={path} is the policy of an evaluation, without an optimizer: take one that training saved."
         return [Problem(("init_from",), text)]
     differing = [change for change in changes(before, config) if change.name in FIXED and change.name != "env"]
+    if before.is_off_policy != config.is_off_policy:
+        differing.append(Change("algo", before.algo, config.algo))
     if not differing:
         return []
     text = f"--init_from={path} has a model of other settings ({'; '.join(map(str, differing))})."

@@ -77,13 +77,14 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
     """Runs to the end, or to the checkpoint that is returned."""
     torch.set_num_threads(setup.plan.learner_threads)
     plan, control, waker = setup.plan, setup.control, Waker()
-    learner, exchange = build_learner(setup, [waker] * plan.num_workers)
+    learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers)
     workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
     evaluation = None if setup.config.eval_every_env_steps is None else build_evaluation_worker(setup)
     try:
         boundary: Path | None = None
         while not learner.is_over and boundary is None:
-            exchange.poll()
+            if exchange is not None:
+                exchange.poll()
             for worker in workers:
                 with _environment_errors(worker.worker_idx):
                     worker.poll()
@@ -303,9 +304,13 @@ def _evaluation_main(setup: RunSetup, reports: ReportSender) -> None:
 def _learner_main(setup: RunSetup, waker: Waker, everyone: Sequence[Waker], reports: ReportSender) -> LearnerOutcome:
     torch.set_num_threads(setup.plan.learner_threads)
     control = setup.control
-    learner, exchange = build_learner(setup, everyone[: setup.plan.num_workers])
-    exchange_thread = threading.Thread(target=exchange.serve, args=(waker, control), name="slot exchange", daemon=True)
-    exchange_thread.start()
+    learner, exchange = build_learner(setup, waker, everyone[: setup.plan.num_workers])
+    exchange_thread: threading.Thread | None = None
+    if exchange is not None:
+        exchange_thread = threading.Thread(
+            target=exchange.serve, args=(waker, control), name="slot exchange", daemon=True
+        )
+        exchange_thread.start()
     try:
         while not learner.is_over:
             learner.advance(0.1, reports.send)
@@ -314,4 +319,5 @@ def _learner_main(setup: RunSetup, waker: Waker, everyone: Sequence[Waker], repo
         control.end()
         for other in [waker, *everyone]:
             other.wake()
-        exchange_thread.join(5.0)
+        if exchange_thread is not None:
+            exchange_thread.join(5.0)

@@ -73,7 +73,7 @@ class FinishedRun:
     @property
     def largest_lag(self) -> int:
         """Largest policy lag of any sample at its first use."""
-        return max(report.lag.max for report in self.learner_reports)
+        return max(report.lag.max for report in self.learner_reports if report.lag is not None)
 
     @functools.cached_property
     def model(self) -> ActorCritic:
@@ -85,7 +85,7 @@ class FinishedRun:
 
     @property
     def learner_reports(self) -> list[LearnerReport]:
-        """One for each dataset."""
+        """One for each dataset, or a few a second for learning from a replay."""
         return [report for report in self.reports if isinstance(report, LearnerReport)]
 
     @property

@@ -85,7 +85,12 @@ def read_records(path: Path) -> list[Record]:
 
 
 def throughput_figures(
-    records: Sequence[Record], startup_s: float, warm_up_s: float, num_epochs: int, usage: Usage
+    records: Sequence[Record],
+    startup_s: float,
+    warm_up_s: float,
+    num_epochs: int,
+    usage: Usage,
+    replay_batch_size: int | None = None,
 ) -> ThroughputFigures:
     """Sums up the records after the warm-up; the run's last record, which holds its end, is left out.
 
@@ -98,6 +103,7 @@ def throughput_figures(
         warm_up_s: seconds after that which are left out.
         num_epochs: passes over each dataset, 0 for a run that only samples.
         usage: what the processes used.
+        replay_batch_size: samples of an update where these are drawn from a replay; `num_epochs` has no meaning then.
 
     Raises:
         NothingMeasured: no dataset was trained in the window.
@@ -111,14 +117,16 @@ def throughput_figures(
     first, last = records[begin], window[-1]
     steps, seconds = _steps_and_seconds([first, *window])
     dropped = _difference(first, last, "perf/dropped_samples")
+    updates = _difference(first, last, "train/n_updates")
+    trained = num_epochs * steps if replay_batch_size is None else updates * replay_batch_size
     cpu_s = usage.cpu_between(first["time/time_elapsed"], last["time/time_elapsed"])
     return ThroughputFigures(
         window_s=seconds,
         window_env_steps=steps,
         env_steps_per_s=steps / seconds,
-        sgd_steps_per_s=_difference(first, last, "train/n_updates") / seconds,
-        learner_samples_per_s=num_epochs * steps / seconds,
-        samples_per_env_step=num_epochs * steps / (steps + dropped),
+        sgd_steps_per_s=updates / seconds,
+        learner_samples_per_s=trained / seconds,
+        samples_per_env_step=trained / (steps + dropped),
         dropped_share=dropped / (steps + dropped),
         cpu_s_per_million_steps=cpu_s / steps * 1e6,
         peak_pss_bytes=usage.peak_pss_bytes,

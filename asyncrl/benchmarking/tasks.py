@@ -82,9 +82,15 @@ class Workshop:
 
     def _throughput(self, task: Task) -> ThroughputFigures:
         finished, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
-        num_epochs = 0 if SAMPLING_FLAG in task.flags else folder.read_config().num_epochs
-        startup_s = summary["startup_s"] or 0.0
-        return throughput_figures(read_records(folder.metrics), startup_s, self.warm_up_s, num_epochs, finished.usage)
+        config = folder.read_config()
+        return throughput_figures(
+            read_records(folder.metrics),
+            startup_s=summary["startup_s"] or 0.0,
+            warm_up_s=self.warm_up_s,
+            num_epochs=0 if SAMPLING_FLAG in task.flags else config.num_epochs,
+            usage=finished.usage,
+            replay_batch_size=config.batch_size if config.is_off_policy else None,
+        )
 
     def _learning(self, task: Task) -> LearningFigures:
         _, folder, summary = self._train(task, math.inf)

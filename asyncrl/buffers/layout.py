@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from asyncrl.buffers.arena import ArraySpec, arena_size
+from asyncrl.buffers.replay import replay_specs
 from asyncrl.buffers.rings import ring_specs
 from asyncrl.buffers.weights import weights_specs
 from asyncrl.config.plan import ResourcePlan
@@ -67,7 +68,10 @@ def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
 
 def arena_specs(spec: EnvSpec, plan: ResourcePlan, num_weights: int) -> list[ArraySpec]:
     """Every array of a run."""
-    specs = slot_specs(spec, plan)
+    if plan.replay is None:
+        specs = slot_specs(spec, plan)
+    else:
+        specs = replay_specs(spec, plan.num_splits, plan.envs_per_split, plan.replay.size)
     specs.extend(
         ArraySpec(f"splits.{word}", "int64", (plan.num_splits,))
         for word in ("request_seq", "response_seq", "request_slot", "request_row")

@@ -9,9 +9,12 @@ it is READY. The words are the truth; rings only carry the news.
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from asyncrl.buffers.answers import CriticizedAnswer
 from asyncrl.buffers.arena import Arena
 
 NOBODY = -1
@@ -112,6 +115,29 @@ class TrajectorySlots:
         self._poison(slot)
         self._owner[slot] = NOBODY
         self._state[slot] = SlotState.FREE
+
+    def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
+        """The observations `[E, D]` of a (slot, row)."""
+        obs: npt.NDArray[Any] = self.obs[place]
+        return obs
+
+    def answer(self, place: tuple[int, int], envs: slice, answer: CriticizedAnswer, version: int, now: float) -> None:
+        """Writes beside the observations of a (slot, row) what a policy says of them.
+
+        Args:
+            place: slot and row; the row after the last step gets a value only.
+            envs: the split's part of the answer.
+            answer: of one forward pass.
+            version: the policy's.
+            now: time (`time.monotonic`).
+        """
+        self.value[place] = answer.value[envs]
+        self.policy_version[place] = version
+        self.chosen_at[place] = now
+        if place[1] < self.rollout:
+            self.action[place] = answer.action[envs]
+            self.action_parameters[place] = answer.action_parameters[envs]
+            self.log_prob[place] = answer.log_prob[envs]
 
     def check_written(self, slot: int) -> None:
         """Raises `SlotStateError` if a row of the slot still holds poison."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from asyncrl.config.machine import Machine
-from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.plan import ReplayPlan, ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
 
@@ -29,8 +29,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_processes(plan),
         *_splits(config, plan),
         *_inference(config, plan),
-        *(_async_samples(plan) if plan.async_rl else _sync_samples(config, plan)),
-        *_lag(plan),
+        *(_trajectories(config, plan) if plan.replay is None else _replay(config, plan.replay, plan)),
         *_learning(config),
         *_saving(config),
     ]
@@ -125,6 +124,34 @@ def _inference(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield Problem(("num_inference_workers",), text, (f"--num_inference_workers={plan.num_workers}",))
 
 
+def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    yield from _async_samples(plan) if plan.async_rl else _sync_samples(config, plan)
+    yield from _lag(plan)
+
+
+def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iterator[Problem]:
+    """A replay that can be learned from."""
+    rows = plan.num_envs * (config.n_step + 1)
+    if replay.warmup_env_steps < rows:
+        text = (
+            f"--warmup_env_steps={replay.warmup_env_steps} ends before {plan.num_envs} environments have the "
+            f"{config.n_step + 1} rows that a transition of {config.n_step} steps takes."
+        )
+        yield Problem(("warmup_env_steps", "n_step"), text, (f"--warmup_env_steps={rows}",))
+    if replay.size < replay.warmup_env_steps:
+        text = f"--replay_size={replay.size} holds less than the warm-up, --warmup_env_steps={replay.warmup_env_steps}."
+        yield Problem(("replay_size", "warmup_env_steps"), text, (f"--replay_size={replay.warmup_env_steps}",))
+    if config.lr_schedule.startswith("kl_adaptive"):
+        text = f"--lr_schedule={config.lr_schedule} follows the KL divergence of trajectories, which a replay has not."
+        yield Problem(("lr_schedule", "algo"), text, ("--lr_schedule=constant", "--lr_schedule=linear_decay"))
+    if config.checkpoint_resets and not config.save_replay:
+        text = "--checkpoint_resets=True goes on from each checkpoint, which needs the replay in it."
+        yield Problem(("checkpoint_resets", "save_replay"), text, ("--save_replay=True",))
+    if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
+        text = "debug_forced_lag, debug_skip_training and with_vtrace are for algorithms that learn from trajectories."
+        yield Problem(("debug_forced_lag", "debug_skip_training", "with_vtrace", "algo"), text)
+
+
 def _sync_samples(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """A synchronous iteration trains exactly what all splits bring in whole slots."""
     unit = plan.num_envs * plan.rollout
@@ -185,7 +212,7 @@ def _learning(config: TrainConfig) -> Iterator[Problem]:
         )
         fitting = (f"--learning_rate={min(max(rate, low), high):g}",)
         yield Problem(("learning_rate", "lr_adaptive_min", "lr_adaptive_max"), text, tuple(fitting))
-    if config.normalize_advantage and config.batch_size < 2:
+    if config.normalize_advantage and config.batch_size < 2 and not config.is_off_policy:
         text = "--batch_size=1 leaves no deviation by which --normalize_advantage=True could divide."
         yield Problem(("batch_size", "normalize_advantage"), text, ("--normalize_advantage=False",))
 
@@ -216,13 +243,15 @@ def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
 
 
 def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    if plan.async_rl and not plan.serial_mode and plan.max_policy_lag < plan.steady_lag_bound:
+    if plan.replay is not None:
+        yield from _warn_replay(plan, plan.replay)
+    elif plan.async_rl and not plan.serial_mode and plan.max_policy_lag < plan.steady_lag_bound:
         text = (
             f"max_policy_lag={plan.max_policy_lag} is less than the {plan.steady_lag_bound} versions that samples "
             "reach in ordinary operation: many will be dropped."
         )
         yield Problem(("max_policy_lag",), text, (f"--max_policy_lag={plan.steady_lag_bound}",))
-    if plan.dataset_size > plan.train_for_env_steps:
+    if plan.replay is None and plan.dataset_size > plan.train_for_env_steps:
         text = (
             f"one dataset, {plan.batch_size} x {plan.num_batches_per_epoch} = {plan.dataset_size} samples, is more "
             f"than train_for_env_steps={plan.train_for_env_steps}: the run ends after the first."
@@ -233,6 +262,15 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
         yield Problem(("num_epochs", "algo"), text, ("--num_epochs=1",))
     if config.learning_rate == 0:
         yield Problem(("learning_rate",), "learning_rate=0: the policy will not change.")
+
+
+def _warn_replay(plan: ResourcePlan, replay: ReplayPlan) -> Iterator[Problem]:
+    if replay.warmup_env_steps >= plan.train_for_env_steps:
+        text = (
+            f"train_for_env_steps={plan.train_for_env_steps} ends within the warm-up of {replay.warmup_env_steps} "
+            "steps: nothing will be learned."
+        )
+        yield Problem(("train_for_env_steps", "warmup_env_steps"), text)
 
 
 def _as_flags(name: str, value: int, step: int) -> list[str]:

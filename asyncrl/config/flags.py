@@ -128,7 +128,7 @@ def _take_values(rest: list[str], several: bool) -> str:
 def _format_flag(name: str, text: str, width: int) -> list[str]:
     indent = 30
     head = f"  --{name}"
-    lines = textwrap.wrap(text, width - indent)
+    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
     if len(head) < indent - 1:
         return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
     return [head, *(" " * indent + line for line in lines)]

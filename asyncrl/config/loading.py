@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from asyncrl.config.algorithms import DEFAULTS
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, split_flags, unknown_name
 from asyncrl.config.presets import Preset, preset_for, read_preset
@@ -32,7 +33,7 @@ class LoadedConfig:
 
     Attributes:
         config: the settings.
-        origins: by setting: `default`, `preset NAME`, `saved run`, `file PATH` or `flag`.
+        origins: by setting: `default`, `default of ALGO`, `preset NAME`, `saved run`, `file PATH` or `flag`.
         preset: name of the preset that was used.
         preset_path: its file.
         cli: value of each extra flag: bool for a switch, text or None otherwise.
@@ -115,9 +116,11 @@ def load(
         layers.put(saved.model_dump(mode="json", exclude=_OF_THE_COMMAND), "saved run", settings)
     env_id = "" if saved is not None else str(wanted.get("env") or "")
     preset = _choose_preset(given.texts.get("preset"), env_id, settings, layers)
+    algo = str(wanted.get("algo", TrainConfig().algo if saved is None else saved.algo))
+    if saved is None:
+        layers.put(DEFAULTS.get(algo, {}), f"default of {algo}", settings)
     if preset is not None:
-        default_algo = TrainConfig().algo if saved is None else saved.algo
-        layers.put(preset.values(str(wanted.get("algo", default_algo))), f"preset {preset.name}", settings)
+        layers.put(preset.values(algo), f"preset {preset.name}", settings)
     layers.put(from_file, f"file {given.texts.get('config')}", settings)
     layers.put(from_flags, "flag", settings)
     config = _validate(layers, settings)

@@ -18,8 +18,29 @@ if TYPE_CHECKING:  # roles that only read a plan need no pydantic
 
 _FLOPS_FOR_A_THREAD = 3e8  # of a minibatch, forward and backward: a few milliseconds of one core
 _WORK_TO_TAKE_A_CORE = 4
+_FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
+_ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
+_UPDATES_TO_BE_WAITED_FOR = 0.1
+_OFF_POLICY_ENVS = 4  # of each worker
 
 InferenceMode = Literal["local", "central"]
+
+
+@dataclass(frozen=True)
+class ReplayPlan:
+    """What learning from a replay adds to a plan.
+
+    Attributes:
+        size: environment steps that the replay holds.
+        warmup_env_steps: environment steps before the first update.
+        updates_per_env_step: updates for each environment step after that.
+        tolerance: updates by which learning may fall behind, on top of two steps of every environment.
+    """
+
+    size: int
+    warmup_env_steps: int
+    updates_per_env_step: float
+    tolerance: float
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,7 @@ class ResourcePlan:
         num_batches_to_accumulate: datasets that may wait or be in training, A.
         max_policy_lag, debug_forced_lag: in policy versions, as in the settings.
         train_for_env_steps: environment steps of the whole run.
+        replay: what learning from a replay adds; None for algorithms that learn from trajectories.
     """
 
     device: str
@@ -61,6 +83,7 @@ class ResourcePlan:
     max_policy_lag: int
     debug_forced_lag: int
     train_for_env_steps: int
+    replay: ReplayPlan | None = None
 
     @property
     def envs_per_split(self) -> int:
@@ -94,7 +117,9 @@ class ResourcePlan:
 
     @property
     def num_slots(self) -> int:
-        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async."""
+        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; none beside a replay."""
+        if self.replay is not None:
+            return 0
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
         return math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + self.num_splits
@@ -112,6 +137,9 @@ class ResourcePlan:
     @property
     def num_updates(self) -> int:
         """Optimizer steps of the whole run."""
+        if self.replay is not None:
+            steps = max(0, self.train_for_env_steps - self.replay.warmup_env_steps)
+            return math.floor(steps * self.replay.updates_per_env_step)
         return self.num_datasets * self.updates_per_dataset
 
     @property
@@ -196,7 +224,15 @@ def resolve(config: TrainConfig, machine: Machine | None = None) -> ResourcePlan
         max_policy_lag=config.max_policy_lag,
         debug_forced_lag=config.debug_forced_lag,
         train_for_env_steps=config.train_for_env_steps,
+        replay=_replay(config),
     )
+
+
+def _replay(config: TrainConfig) -> ReplayPlan | None:
+    if not config.is_off_policy:
+        return None
+    tolerance = config.replay_ratio_tolerance if config.async_rl else 0.0
+    return ReplayPlan(config.replay_size, config.warmup_env_steps, config.updates_per_env_step, tolerance)
 
 
 def _inference_mode(config: TrainConfig, device: str) -> InferenceMode:
@@ -214,6 +250,9 @@ def _learner_threads(config: TrainConfig, cores: int, num_workers: int) -> int:
         # The order of a sum depends on the number of threads; with one, a run repeats on any number of cores.
         return 1
     worth_having = _threads_worth_having(config)
+    if config.is_off_policy:
+        # Its updates are what everyone waits for, as long as there are about as many as steps.
+        return max(1, min(cores, worth_having)) if config.updates_per_env_step >= _UPDATES_TO_BE_WAITED_FOR else 1
     if not config.async_rl:
         return max(1, min(cores, worth_having))
     # The cores that workers leave over, or as many threads as have so much work that taking cores from workers pays:
@@ -230,12 +269,23 @@ def _threads_worth_having(config: TrainConfig) -> int:
     with two threads than with one on a loaded machine.
     """
     widths = config.encoder_mlp_layers
+    passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
+    flops = _FLOPS_FOR_AN_OFF_POLICY_THREAD if config.is_off_policy else _FLOPS_FOR_A_THREAD
     num_weights = sum(num_in * num_out for num_in, num_out in zip([widths[0], *widths[:-1]], widths, strict=True))
-    return round(6 * config.batch_size * num_weights / _FLOPS_FOR_A_THREAD)
+    return round(2 * passes * config.batch_size * num_weights / flops)
 
 
 def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tuple[int, int]:
-    """Chooses workers and environments of each so that all of them together fill one dataset with one rollout."""
+    """Chooses workers and environments of each so that all of them together fill one dataset with one rollout.
+
+    Off-policy learning is what takes the time, so it has few workers: a quarter of the cores.
+    """
+    if config.is_off_policy:
+        most = 1 if config.serial_mode else max(1, cores // 4)
+        return (
+            most if config.num_workers == "auto" else config.num_workers,
+            _OFF_POLICY_ENVS if config.num_envs_per_worker == "auto" else config.num_envs_per_worker,
+        )
     columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout)
     if config.num_workers != "auto":
         num_workers = config.num_workers

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.algorithms import OFF_POLICY
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import unknown_name
 from asyncrl.config.settings import Setting
@@ -24,8 +25,8 @@ class Preset:
         name: the file's name without its ending.
         path: the file.
         envs: glob patterns of the environment ids that it is for.
-        settings: values for all algorithms.
-        for_algo: by algorithm, values on top of those.
+        settings: values for the algorithms that learn from trajectories.
+        for_algo: by algorithm, values on top of those; for one that learns from a replay all there are.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Preset:
 
     def values(self, algo: str) -> dict[str, Any]:
         """Values for an algorithm."""
-        return {**self.settings, **self.for_algo.get(algo, {})}
+        return {**({} if algo in OFF_POLICY else self.settings), **self.for_algo.get(algo, {})}
 
 
 def presets_folder() -> Path:

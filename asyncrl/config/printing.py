@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
-from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.plan import ReplayPlan, ResourcePlan
 
 _DERIVED = (
     "device",
@@ -34,6 +34,7 @@ def format_settings(loaded: LoadedConfig, plan: ResourcePlan) -> str:
 
 def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> dict[str, Any]:
     """The plan's figures as JSON values."""
+    samples = _trajectories_as_data(plan) if plan.replay is None else _replay_as_data(plan.replay)
     return {
         "device": plan.device,
         "inference_mode": plan.inference_mode,
@@ -44,21 +45,35 @@ def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -
         "worker_num_splits": plan.worker_num_splits,
         "num_inference_workers": plan.num_inference_workers,
         "num_envs": plan.num_envs,
-        "rollout": plan.rollout,
-        "samples_per_iteration": plan.dataset_size,
-        "trajectories_per_iteration": plan.columns_per_dataset,
-        "slots_per_dataset": float(plan.slots_per_dataset),
-        "num_slots": plan.num_slots,
+        **samples,
         "shared_memory_bytes": arena_bytes,
         "free_bytes": free_bytes,
         "num_processes": plan.num_processes,
         "num_threads": plan.num_threads,
         "learner_threads": plan.learner_threads,
         "cores": plan.cores,
+        "sgd_steps_per_run": plan.num_updates,
+    }
+
+
+def _trajectories_as_data(plan: ResourcePlan) -> dict[str, Any]:
+    return {
+        "rollout": plan.rollout,
+        "samples_per_iteration": plan.dataset_size,
+        "trajectories_per_iteration": plan.columns_per_dataset,
+        "slots_per_dataset": float(plan.slots_per_dataset),
+        "num_slots": plan.num_slots,
         "steady_lag_bound": plan.steady_lag_bound,
         "lag_bound": plan.lag_bound,
         "sgd_steps_per_dataset": plan.updates_per_dataset,
-        "sgd_steps_per_run": plan.num_updates,
+    }
+
+
+def _replay_as_data(replay: ReplayPlan) -> dict[str, Any]:
+    return {
+        "replay_size": replay.size,
+        "warmup_env_steps": replay.warmup_env_steps,
+        "updates_per_env_step": replay.updates_per_env_step,
     }
 
 
@@ -71,18 +86,32 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     lines = {
         "mode": f"{mode}, {plan.inference_mode} inference, device {plan.device}",
         "environments": f"{plan.num_workers} workers x {plan.num_envs_per_worker} = {plan.num_envs}{splits}{inference}",
+        **(_trajectory_lines(plan) if plan.replay is None else _replay_lines(plan, plan.replay)),
+        "shared memory": f"{memory} of {format_bytes(free_bytes)} free",
+        "processes": f"{plan.num_processes}; {plan.num_threads} busy threads at most on {plan.cores} cores "
+        f"({plan.learner_threads} of the learner)",
+    }
+    return "\n".join(f"{title + ':':<15} {text}" for title, text in lines.items())
+
+
+def _trajectory_lines(plan: ResourcePlan) -> dict[str, str]:
+    return {
         "iteration": f"{plan.batch_size} x {plan.num_batches_per_epoch} = {plan.dataset_size} samples, "
         f"{plan.columns_per_dataset} trajectories of {plan.rollout} steps",
         "slots": f"{plan.num_slots} of {plan.envs_per_split} trajectories; "
         f"an iteration takes {float(plan.slots_per_dataset):g}",
-        "shared memory": f"{memory} of {format_bytes(free_bytes)} free",
-        "processes": f"{plan.num_processes}; {plan.num_threads} busy threads at most on {plan.cores} cores "
-        f"({plan.learner_threads} of the learner)",
         "policy lag": f"at most {plan.steady_lag_bound} versions while workers keep pace, never above {plan.lag_bound}",
         "SGD steps": f"{plan.updates_per_dataset} for each iteration, {plan.num_updates:,} in the run's "
         f"{plan.num_datasets:,} iterations",
     }
-    return "\n".join(f"{title + ':':<15} {text}" for title, text in lines.items())
+
+
+def _replay_lines(plan: ResourcePlan, replay: ReplayPlan) -> dict[str, str]:
+    return {
+        "replay": f"{replay.size:,} environment steps; the first {replay.warmup_env_steps:,} before any update",
+        "SGD steps": f"{replay.updates_per_env_step:g} for each environment step after that, of {plan.batch_size} "
+        f"transitions; {plan.num_updates:,} in the run",
+    }
 
 
 def format_bytes(count: int) -> str:

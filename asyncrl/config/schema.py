@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from asyncrl.config.algorithms import OFF_POLICY
+
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
@@ -36,7 +38,7 @@ class TrainConfig(BaseModel):
         "step environments one by one (gym), or all of a split at once by the vectorized implementation that Gymnasium "
         "has registered for the id (gym_vector); auto takes that where there is one with the same spaces",
     )
-    algo: Literal["ppo", "a2c"] = _setting("ppo", "run", "learning algorithm")
+    algo: Literal["ppo", "a2c", "sac"] = _setting("ppo", "run", "learning algorithm")
     seed: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
         0, "run", "seed of weights, exploration and, one derived seed each, of the environments"
     )
@@ -180,6 +182,44 @@ class TrainConfig(BaseModel):
         True, "learning", "let the critic predict returns normalized with running statistics"
     )
 
+    # Learning from a replay (SAC)
+    replay_size: PositiveInt = _setting(1_000_000, "replay", "environment steps that the replay holds")
+    save_replay: bool = _setting(
+        False, "replay", "keep the replay in the newest checkpoints; without it a resumed run fills a new one first"
+    )
+    warmup_env_steps: PositiveInt = _setting(
+        5_000, "replay", "environment steps before the first update, their actions drawn uniformly from the whole range"
+    )
+    updates_per_env_step: PositiveFloat = _setting(
+        1.0, "replay", "updates for each environment step after the warm-up; learner or workers wait to keep to it"
+    )
+    replay_ratio_tolerance: NonNegativeFloat = _setting(
+        64.0, "replay", "async: updates by which learning may fall behind, on top of two steps of every environment"
+    )
+    n_step: PositiveInt = _setting(
+        1, "replay", "rewards in a target before it is bootstrapped; fewer at an episode's end"
+    )
+    tau: Annotated[float, Field(gt=0.0, le=1.0)] = _setting(
+        0.005, "replay", "share of the critics' weights that the target critics take over at each update"
+    )
+    ent_coef: PositiveFloat | Auto = _setting(
+        "auto", "replay", "entropy coefficient; auto adapts it until the policy's entropy is target_entropy"
+    )
+    target_entropy: Annotated[float, Field(allow_inf_nan=False)] | Auto = _setting(
+        "auto",
+        "replay",
+        "entropy in nats that ent_coef=auto aims at, of actions in [-1, 1]; auto is minus the number of action "
+        "dimensions, or half of the largest possible entropy for discrete actions",
+    )
+    policy_delay: PositiveInt = _setting(1, "replay", "updates of the critics for each of the policy")
+    critic_layer_norm: bool = _setting(False, "replay", "layer normalization in the critics")
+    precision: Literal["auto", "float32", "bf16"] = _setting(
+        "auto",
+        "replay",
+        "numbers in the matrix products of training; weights and losses are float32 always. auto takes bf16 where the "
+        "processor or the device multiplies it faster",
+    )
+
     # Model
     encoder_mlp_layers: list[PositiveInt] = _setting([64, 64], "model", "widths of the hidden layers")
     nonlinearity: Literal["tanh", "relu", "elu"] = _setting("tanh", "model", "activation function")
@@ -199,6 +239,16 @@ class TrainConfig(BaseModel):
         False, "watching", "show where each role's time goes: a table at the end and profile/* in the records"
     )
     quiet: bool = _setting(False, "watching", "print no progress")
+
+    @property
+    def is_off_policy(self) -> bool:
+        """Whether the algorithm learns from a replay."""
+        return self.algo in OFF_POLICY
+
+    @property
+    def squashes(self) -> bool:
+        """Whether continuous actions are squashed to their bounds, as SAC's always are."""
+        return self.squash_actions or self.algo == "sac"
 
     @property
     def best_metric(self) -> Literal["none", "eval", "train"]:

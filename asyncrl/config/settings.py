@@ -16,6 +16,7 @@ SECTION_TITLES = {
     "roles": "how the roles work together",
     "samples": "samples",
     "learning": "learning",
+    "replay": "learning from a replay (SAC)",
     "model": "model",
     "watching": "what is shown",
 }

@@ -1,7 +1,7 @@
 """An inference worker: it answers the requests of all splits of the rollout workers that it serves.
 
 consumes  requests (one ring from each rollout worker, and the request table), published weights
-produces  actions, log-probs, values, policy versions (slot rows), answers (request table)
+produces  actions and what goes with them (slot rows, or the mailbox), answers (request table)
 waits     for requests until woken or for WAIT_S, then looks again; for company as `batching` says
 stops     when the run has ended
 """
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.rings import IndexRing
-from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.inference.batching import RequestBatcher
 from asyncrl.models.acting import ActingPolicy
@@ -31,7 +30,7 @@ class InferenceWorker:
         self,
         worker_idx: int,
         policy: ActingPolicy,
-        slots: TrajectorySlots,
+        num_envs: int,
         table: RequestTable,
         rings: Mapping[int, IndexRing],
         clients: Mapping[int, Waker],
@@ -40,10 +39,13 @@ class InferenceWorker:
         control: RunControl,
         phases: PhaseTimer | None = None,
     ) -> None:
-        """Takes the rings from the rollout workers that it serves, and their wakers, by the workers' indices."""
+        """Takes the rings from the rollout workers that it serves, and their wakers, by the workers' indices.
+
+        `num_envs` is the number of environments in a split.
+        """
         self._worker_idx = worker_idx
         self._policy = policy
-        self._slots = slots
+        self._num_envs = num_envs
         self._table = table
         self._rings = rings
         self._clients = clients
@@ -113,4 +115,4 @@ class InferenceWorker:
         for client in {split_idx // self._splits_per_client for split_idx, _ in served}:
             self._clients[client].wake()
         self._num_forward_passes += 1
-        self._num_observations += len(served) * self._slots.num_envs
+        self._num_observations += len(served) * self._num_envs

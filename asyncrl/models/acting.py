@@ -1,4 +1,4 @@
-"""A policy that answers requests for actions: newest weights in, actions straight into the slots out.
+"""A policy that answers requests for actions: newest weights in, actions straight to where they are waited for.
 
 Rollout workers (local inference) and inference workers (central) act through this one class.
 """
@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.answers import ActionAnswer, ObservationDesk
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import ArrayActResult, ArrayPolicy, FloatArray
+from asyncrl.models.array_policy import ArrayActResult, ArraySacActResult, make_array_policy
 from asyncrl.models.flat import FlatParameters, block_size, read_block
+from asyncrl.models.making import ActingModel
+from asyncrl.models.sac import SacActor
+from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import Phase, PhaseTimer
+
+_Act = Callable[[npt.NDArray[Any]], ActionAnswer]
 
 
 class ActingPolicy:
@@ -24,9 +30,9 @@ class ActingPolicy:
 
     def __init__(
         self,
-        model: ActorCritic,
+        model: ActingModel,
         weights: WeightsChannel,
-        slots: TrajectorySlots,
+        desk: ObservationDesk,
         device: torch.device,
         seed: int,
         phases: PhaseTimer | None = None,
@@ -37,12 +43,16 @@ class ActingPolicy:
         self._block = np.empty(block_size(self._model), dtype=np.float32)
         self._weights = weights
         self._phases = phases or PhaseTimer()
-        self._slots = slots
+        self._desk = desk
         self._device = device
         self._publication = 0
         self._version = -1
         self._act = self._make_act(seed)
-        self._batch = np.empty((0, slots.obs.shape[3]), dtype=np.float32)
+        self._act_untrained: _Act = self._act
+        if isinstance(model, SacActor):
+            # The replay is filled with actions of the whole range until the first update.
+            self._act_untrained = UniformPolicy(model.distribution, seed).act
+        self._batch = np.empty((0, self._model.observation_size), dtype=np.float32)
 
     @property
     def version(self) -> int:
@@ -64,42 +74,37 @@ class ActingPolicy:
         self._phases.charge(Phase.FETCH)
 
     def answer(self, places: Sequence[tuple[int, int]]) -> None:
-        """Runs the policy on rows of observations and writes action, log-prob, value and version beside them.
+        """Runs the policy on rows of observations and writes what it says where each split looks for it.
 
         Args:
-            places: (slot, row) of each split in the batch. The row after the last step gets a value only.
+            places: of each split in the batch, as the desk names them.
         """
-        slots, num_envs = self._slots, self._slots.num_envs
+        desk, num_envs = self._desk, self._desk.num_envs
         if len(places) == 1:
-            obs = slots.obs[places[0]]
+            obs = desk.obs_at(places[0])
         else:
             size = len(places) * num_envs
             if size > len(self._batch):
-                self._batch = np.empty((size, slots.obs.shape[3]), dtype=np.float32)
+                self._batch = np.empty((size, self._model.observation_size), dtype=np.float32)
             obs = self._batch[:size]
-            np.concatenate([slots.obs[place] for place in places], out=obs)
+            np.concatenate([desk.obs_at(place) for place in places], out=obs)
         self._phases.charge(Phase.GATHER)
-        action, log_prob, value, parameters = self._act(obs)
+        result = self._act(obs) if self._version > 0 else self._act_untrained(obs)
         self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):
             envs = slice(position * num_envs, (position + 1) * num_envs)
-            slots.value[place] = value[envs]
-            slots.policy_version[place] = self._version
-            slots.chosen_at[place] = now
-            if place[1] < slots.rollout:
-                slots.action[place] = action[envs]
-                slots.action_parameters[place] = parameters[envs]
-                slots.log_prob[place] = log_prob[envs]
+            desk.answer(place, envs, result, self._version, now)
         self._phases.charge(Phase.COPY)
 
-    def _make_act(self, seed: int) -> Callable[[FloatArray], ArrayActResult]:
+    def _make_act(self, seed: int) -> _Act:
         if self._device.type == "cpu":
-            return ArrayPolicy(self._model, seed).act
+            return make_array_policy(self._model, seed).act
         generator = torch.Generator(device=self._device).manual_seed(seed)
 
-        def act(obs: FloatArray) -> ArrayActResult:
-            result = self._model.act(torch.from_numpy(obs).to(self._device), generator)
-            return ArrayActResult(*(tensor.cpu().numpy() for tensor in result))
+        def act(obs: npt.NDArray[Any]) -> ActionAnswer:
+            tensor = torch.from_numpy(obs).to(self._device, torch.float32)
+            arrays = (tensor.cpu().numpy() for tensor in self._model.act(tensor, generator))
+            return ArraySacActResult(*arrays) if isinstance(self._model, SacActor) else ArrayActResult(*arrays)
 
         return act

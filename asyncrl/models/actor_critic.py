@@ -56,7 +56,7 @@ class ActorCritic(nn.Module):
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
         self.observation_size = spec.observation_size
-        self.distribution: ActionDistribution = make_distribution(spec.action, config.squash_actions)
+        self.distribution: ActionDistribution = make_distribution(spec.action, config.squashes)
         self.normalizes_obs = config.normalize_input
         self.is_gaussian = isinstance(spec.action, BoxAction)
         self._is_shared = config.actor_critic_share_weights

@@ -5,10 +5,24 @@ One tensor means one copy to publish, one call of the optimizer and one norm of 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 
-from asyncrl.models.actor_critic import ActorCritic
+
+class PublishedModel(Protocol):
+    """A model whose weights and statistics travel to the roles that act.
+
+    Attributes:
+        statistics: [S] float32, never trained.
+    """
+
+    statistics: Tensor
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """All that is trained."""
 
 
 class FlatParameters:
@@ -54,13 +68,13 @@ class FlatParameters:
             self.grad.zero_()
 
 
-def block_size(model: ActorCritic) -> int:
+def block_size(model: PublishedModel) -> int:
     """Elements of the block that carries one version of `model`: parameters, then statistics."""
     return sum(parameter.numel() for parameter in model.parameters()) + model.statistics.numel()
 
 
-def write_block(model: ActorCritic, flat: FlatParameters, out: Tensor) -> None:
-    """Write parameters and statistics into `out: [N + 2D + 2] float32`.
+def write_block(model: PublishedModel, flat: FlatParameters, out: Tensor) -> None:
+    """Write parameters and statistics into `out: [N + S] float32`.
 
     Args:
         model: the model that `flat` belongs to.
@@ -72,14 +86,14 @@ def write_block(model: ActorCritic, flat: FlatParameters, out: Tensor) -> None:
     out[flat.size :].copy_(model.statistics)
 
 
-def read_block(model: ActorCritic, flat: FlatParameters, block: Tensor) -> None:
-    """Take parameters and statistics from `block: [N + 2D + 2] float32`, in place."""
+def read_block(model: PublishedModel, flat: FlatParameters, block: Tensor) -> None:
+    """Take parameters and statistics from `block: [N + S] float32`, in place."""
     _check_size(model, flat, block)
     flat.data.copy_(block[: flat.size])
     model.statistics.copy_(block[flat.size :])
 
 
-def _check_size(model: ActorCritic, flat: FlatParameters, block: Tensor) -> None:
+def _check_size(model: PublishedModel, flat: FlatParameters, block: Tensor) -> None:
     expected = flat.size + model.statistics.numel()
     if block.shape != (expected,):
         raise ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")

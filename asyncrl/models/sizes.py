@@ -11,15 +11,17 @@ def num_action_parameters(spec: EnvSpec) -> int:
     return spec.action.n if isinstance(spec.action, DiscreteAction) else 2 * spec.action.size
 
 
-def num_statistics(spec: EnvSpec) -> int:
-    """Elements of the statistics that travel with the weights: two for each observation element and two for returns."""
-    return 2 * spec.observation_size + 2
+def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
+    """Elements of the statistics that travel with the weights: two for each observed number, and two for returns."""
+    return 2 * spec.observation_size + (0 if config.is_off_policy else 2)
 
 
 def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
-    """N, trained parameters of `ActorCritic(spec, config)`."""
+    """N, parameters of the model that acts (`asyncrl.models.making.make_acting_model`)."""
     widths = [spec.observation_size, *config.encoder_mlp_layers]
     num_encoder = sum((num_in + 1) * num_out for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
+    if config.is_off_policy:
+        return num_encoder + (widths[-1] + 1) * num_action_parameters(spec)
     num_encoders = 1 if config.actor_critic_share_weights else 2
     has_free_deviation = not isinstance(spec.action, DiscreteAction) and not config.adaptive_stddev
     num_free = num_action_parameters(spec) // 2 if has_free_deviation else 0
@@ -29,4 +31,4 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 
 def weights_block_size(spec: EnvSpec, config: TrainConfig) -> int:
     """Elements of one published block, as `asyncrl.models.flat.block_size` counts them."""
-    return num_model_parameters(spec, config) + num_statistics(spec)
+    return num_model_parameters(spec, config) + num_statistics(spec, config)

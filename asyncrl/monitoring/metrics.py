@@ -16,7 +16,9 @@ from asyncrl.monitoring.reports import (
     InferenceReport,
     LagMetrics,
     LearnerReport,
+    ReplayMetrics,
     RolloutReport,
+    SacMetrics,
     TrainMetrics,
 )
 
@@ -67,6 +69,10 @@ class PhaseShares:
             ordered = sorted(shares.items(), key=lambda item: -item[1])
             lines.append(f"  {role:<10}" + ", ".join(f"{phase.value} {share:.1%}" for phase, share in ordered))
         return "\n".join(lines)
+
+    def share(self, role: str, phase: Phase) -> float:
+        """Share of a role's time that went into one phase."""
+        return dict(self._shares()).get(role, {}).get(phase, 0.0)
 
     def _shares(self) -> list[tuple[str, dict[Phase, float]]]:
         return [
@@ -163,7 +169,8 @@ class Interval:
         self.busy = {"rollout": BusyTime(), "inference": BusyTime(), "learner": BusyTime()}
         self.lag = LagStatistics()
         self.phases = PhaseShares()
-        self._train: list[TrainMetrics] = []
+        self._train: list[TrainMetrics | SacMetrics] = []
+        self._replay: ReplayMetrics | None = None
         self._num_forward_passes = 0
         self._num_observations = 0
         self.is_empty = True
@@ -177,7 +184,9 @@ class Interval:
             self._num_forward_passes += report.num_forward_passes
             self._num_observations += report.num_observations
         elif isinstance(report, LearnerReport):
-            self.lag.add(report.lag)
+            if report.lag is not None:
+                self.lag.add(report.lag)
+            self._replay = report.replay
             if report.train is not None:
                 self._train.append(report.train)
 
@@ -187,9 +196,14 @@ class Interval:
         if self._num_forward_passes > 0:
             named["perf/inference_batch_size"] = self._num_observations / self._num_forward_passes
         if self._train:
-            for item in dataclasses.fields(TrainMetrics):
+            for item in dataclasses.fields(self._train[-1]):
                 named[f"train/{item.name}"] = _mean([getattr(metrics, item.name) for metrics in self._train])
             named["train/learning_rate"] = self._train[-1].learning_rate
+        if self._replay is not None:
+            named["replay/size"] = self._replay.size
+            named["replay/updates_per_env_step"] = self._replay.updates_per_env_step
+            named["replay/learner_blocked"] = self.phases.share("learner", Phase.WAIT_SAMPLES)
+            named["replay/workers_blocked"] = self.phases.share("rollout", Phase.WAIT_UPDATES)
         named.update(lag_scalars(self.lag.result()))
         return {name: value for name, value in named.items() if value is not None}
 

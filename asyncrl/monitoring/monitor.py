@@ -189,8 +189,9 @@ class Monitor:
                 self.mark_first_step()
         elif isinstance(report, LearnerReport):
             self._training.add(self._clock(), report.env_steps)
-            self._run_lag.add(report.lag)
-            self._lag = report.lag
+            if report.lag is not None:
+                self._run_lag.add(report.lag)
+                self._lag = report.lag
             self._last_learner_report = report
 
     def mark_first_step(self, at: float | None = None) -> None:

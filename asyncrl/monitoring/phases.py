@@ -26,6 +26,7 @@ class Phase(enum.Enum):
     WAIT_SLOTS = "wait_for_slots"
     WAIT_REQUESTS = "wait_for_requests"
     WAIT_SAMPLES = "wait_for_samples"
+    WAIT_UPDATES = "wait_for_updates"
 
     @property
     def is_waiting(self) -> bool:

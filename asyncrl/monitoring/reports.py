@@ -67,6 +67,25 @@ class TrainMetrics:
 
 
 @dataclass(frozen=True)
+class SacMetrics:
+    """Means over the updates of one call, in Stable-Baselines3's terms.
+
+    The policy's figures are of its latest updates where `policy_delay` left none to this call, and 0 before the first.
+    `entropy` is in nats; norms are those before clipping.
+    """
+
+    actor_loss: float
+    critic_loss: float
+    ent_coef: float
+    ent_coef_loss: float
+    entropy: float
+    q_mean: float
+    learning_rate: float
+    grad_norm_actor: float
+    grad_norm_critic: float
+
+
+@dataclass(frozen=True)
 class LagMetrics:
     """Age of a dataset's samples when first used: policy versions (optimizer steps), and milliseconds since chosen."""
 
@@ -77,8 +96,20 @@ class LagMetrics:
 
 
 @dataclass(frozen=True)
+class ReplayMetrics:
+    """The replay: environment steps in it, and updates made for each step after the warm-up (None before it)."""
+
+    size: int
+    updates_per_env_step: float | None
+
+
+@dataclass(frozen=True)
 class LearnerReport:
-    """One trained dataset (`train` is None where training is skipped). Other counters are totals since the start."""
+    """What the learner did since its last report: one dataset, or some updates from the replay.
+
+    `train` is None where nothing was trained. `lag` is of trajectories, `replay` of a replay. Other counters are totals
+    since the start.
+    """
 
     env_steps: int
     num_samples: int
@@ -86,10 +117,11 @@ class LearnerReport:
     policy_version: int
     wall_s: float
     busy_s: float
-    train: TrainMetrics | None
-    lag: LagMetrics
-    slots_ready: int
-    dropped_samples: int
+    train: TrainMetrics | SacMetrics | None
+    lag: LagMetrics | None = None
+    slots_ready: int | None = None
+    dropped_samples: int = 0
+    replay: ReplayMetrics | None = None
     phases: Mapping[Phase, float] = field(default_factory=dict)
 
 

@@ -28,6 +28,6 @@ def build_env_group(
     seeds = [env_seed(config.seed, env_idx, env_steps) for env_idx in range(first_env, last_env)]
     if spec.is_vectorized:
         vector_env = make_vector_env(config.env, config.env_kwargs, plan.envs_per_split)
-        return VectorEnvGroup(vector_env, seeds[0], first_env, spec, config.squash_actions)
+        return VectorEnvGroup(vector_env, seeds[0], first_env, spec, config.squashes)
     envs = [make_env(config.env, config.env_kwargs) for _ in seeds]
-    return EnvGroup(envs, seeds, first_env, spec, config.squash_actions)
+    return EnvGroup(envs, seeds, first_env, spec, config.squashes)

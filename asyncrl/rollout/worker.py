@@ -17,13 +17,57 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import RolloutReport
-from asyncrl.rollout.split import Split
+from asyncrl.rollout.split import Split, StepsEnvironments
 
 WAIT_S = 0.1
 
 
-class RolloutWorker:
-    """Moves its splits forward, whichever can. Owns their environments."""
+class WorkerReports:
+    """What a rollout worker says of itself, whatever it writes into. Owns its environments."""
+
+    def __init__(
+        self, worker_idx: int, groups: Sequence[StepsEnvironments], control: RunControl, phases: PhaseTimer
+    ) -> None:
+        """Takes ownership of the environments of all its splits."""
+        self.worker_idx = worker_idx
+        self.phases = phases
+        self._groups = groups
+        self._control = control
+        self._report_started = time.monotonic()
+        self._env_steps = 0
+
+    def count_steps(self, num_steps: int) -> None:
+        """Adds environment steps, for the next report and for the run."""
+        self._env_steps += num_steps
+        self._control.count_steps(self.worker_idx, num_steps)
+
+    def report(self) -> RolloutReport:
+        """What was done since the last report."""
+        now, phases = time.monotonic(), self.phases.take()
+        report = RolloutReport(
+            worker_idx=self.worker_idx,
+            wall_s=now - self._report_started,
+            busy_s=busy_s(phases),
+            env_steps=self._env_steps,
+            episodes=tuple(episode for group in self._groups for episode in group.take_episodes()),
+            phases=phases,
+        )
+        self._report_started, self._env_steps = now, 0
+        return report
+
+    @property
+    def report_age_s(self) -> float:
+        """Seconds since the last report."""
+        return time.monotonic() - self._report_started
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for group in self._groups:
+            group.close()
+
+
+class RolloutWorker(WorkerReports):
+    """Moves its splits forward, whichever can."""
 
     def __init__(
         self,
@@ -37,17 +81,13 @@ class RolloutWorker:
         phases: PhaseTimer | None = None,
     ) -> None:
         """Takes ownership of the splits, which charge their time to the same `phases`."""
-        self.worker_idx = worker_idx
+        super().__init__(worker_idx, [split.group for split in splits], control, phases or PhaseTimer())
         self._splits = {split.split_idx: split for split in splits}
         self._slots = slots
         self._granted = granted
         self._ready = ready
         self._learner = learner
-        self._control = control
         self._waiting_slots: dict[int, list[int]] = {split.split_idx: [] for split in splits}
-        self._report_started = time.monotonic()
-        self.phases = phases or PhaseTimer()
-        self._env_steps = 0
 
     def poll(self) -> float:
         """Advances every split that can be advanced by one row.
@@ -68,20 +108,6 @@ class RolloutWorker:
         self.phases.charge(Phase.OTHER)
         return 0.0 if worked else WAIT_S
 
-    def report(self) -> RolloutReport:
-        """What was done since the last report."""
-        now, phases = time.monotonic(), self.phases.take()
-        report = RolloutReport(
-            worker_idx=self.worker_idx,
-            wall_s=now - self._report_started,
-            busy_s=busy_s(phases),
-            env_steps=self._env_steps,
-            episodes=tuple(episode for split in self._splits.values() for episode in split.group.take_episodes()),
-            phases=phases,
-        )
-        self._report_started, self._env_steps = now, 0
-        return report
-
     @property
     def waiting_for(self) -> Phase:
         """What keeps the worker from going on when `poll` did nothing."""
@@ -89,21 +115,10 @@ class RolloutWorker:
             return Phase.WAIT_SLOTS
         return Phase.WAIT_ACTIONS
 
-    @property
-    def report_age_s(self) -> float:
-        """Seconds since the last report."""
-        return time.monotonic() - self._report_started
-
-    def close(self) -> None:
-        """Closes the environments."""
-        for split in self._splits.values():
-            split.group.close()
-
     def _advance(self, split: Split) -> None:
         num_steps, ready_slot = split.advance()
         if ready_slot is not None:
             self._ready.push(ready_slot)
             self._learner.wake()
             return
-        self._env_steps += num_steps
-        self._control.count_steps(self.worker_idx, num_steps)
+        self.count_steps(num_steps)

@@ -1,8 +1,8 @@
 """Checkpoints: written whole or not at all, verified when read, and never able to run code.
 
-A checkpoint is a folder `checkpoint_<env_steps>/` with two safetensors files and `state.json`, which also carries the
-checksums of the other two. It is written under a temporary name, synced and renamed, so that a folder of that name is
-complete whenever the machine stops.
+A checkpoint is a folder `checkpoint_<env_steps>/` with safetensors files for model and optimizer, one for the replay if
+that is kept, and `state.json`, which also carries the checksums of the others. It is written under a temporary name,
+synced and renamed, so that a folder of that name is complete whenever the machine stops.
 
     checkpoints/checkpoint_*               the newest, from which a run goes on
     checkpoints/milestones/checkpoint_*    kept for ever
@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 2
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
+REPLAY_FILE = "replay.safetensors"
 STATE_FILE = "state.json"
 MILESTONES = "milestones"
 BEST = "best"
@@ -47,11 +48,13 @@ class Checkpoint:
         model: the model's tensors by name, normalizer statistics among them.
         optimizer: the optimizer's tensors by name, and what else the learner keeps as tensors.
         state: what JSON can hold: counters, rates, versions; `config` and `spec` say what the model is and acts on.
+        replay: samples to go on learning from, by name; empty if they were not kept.
     """
 
     model: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, torch.Tensor]
     state: Mapping[str, Any]
+    replay: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None) -> Path:
@@ -139,21 +142,24 @@ def best_return(checkpoints: Path) -> float | None:
     return None
 
 
-def load(path: Path, device: str = "cpu") -> Checkpoint:
+def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoint:
     """Reads a checkpoint and verifies its checksums.
 
     Args:
         path: a checkpoint's folder.
         device: device of the tensors.
+        with_replay: read the replay, too, if it was kept.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged or of a newer format.
     """
     manifest = _read_manifest(path)
+    has_replay = with_replay and REPLAY_FILE in manifest["sha256"]
     return Checkpoint(
         model=_read_tensors(path / MODEL_FILE, manifest, device),
         optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest, device),
         state=manifest["state"],
+        replay=_read_tensors(path / REPLAY_FILE, manifest, "cpu") if has_replay else {},
     )
 
 
@@ -171,6 +177,8 @@ def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
         MODEL_FILE: _serialize(checkpoint.model),
         OPTIMIZER_FILE: _serialize(checkpoint.optimizer),
     }
+    if checkpoint.replay:
+        contents[REPLAY_FILE] = _serialize_owned(checkpoint.replay)
     manifest = {
         "format_version": FORMAT_VERSION,
         "env_steps": env_steps,
@@ -187,7 +195,6 @@ def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
 
 
 def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    import safetensors.torch
     import torch
 
     # Parameters are views of one flat tensor, and safetensors wants each to own its memory.
@@ -195,7 +202,13 @@ def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    return safetensors.torch.save(owned)
+    return _serialize_owned(owned)
+
+
+def _serialize_owned(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    import safetensors.torch
+
+    return safetensors.torch.save(dict(tensors))
 
 
 def _replace(temporary: Path, target: Path) -> None:

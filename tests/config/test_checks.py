@@ -143,6 +143,38 @@ def test_all_problems_are_found_at_once() -> None:
     assert len(found) == 4
 
 
+SAC: dict[str, Any] = {"algo": "sac", "num_workers": 2, "num_envs_per_worker": 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "fitting"),
+    [
+        ({"warmup_env_steps": 30, "n_step": 3}, "8 environments have the 4 rows", "--warmup_env_steps=32"),
+        ({"replay_size": 4999}, "holds less than the warm-up", "--replay_size=5000"),
+        ({"lr_schedule": "kl_adaptive_epoch"}, "which a replay has not", "--lr_schedule=constant"),
+        (
+            {"serial_mode": True, "checkpoint_resets": True, "save_every_env_steps": 1000},
+            "needs the replay in it",
+            "--save_replay=True",
+        ),
+    ],
+)
+def test_learning_from_a_replay_has_rules_of_its_own(settings: dict[str, Any], words: str, fitting: str) -> None:
+    problem = only(problems(**SAC, **settings))
+    assert words in problem.text
+    assert fitting in problem.suggestions
+    name, _, value = fitting.removeprefix("--").partition("=")
+    assert problems(**SAC, **{**settings, name: value}) == []
+
+
+def test_learning_from_a_replay_knows_no_trajectories() -> None:
+    assert problems(**SAC, async_rl=False, rollout=7, batch_size=10) == []
+    for name, value in (("debug_forced_lag", 3), ("debug_skip_training", True), ("with_vtrace", True)):
+        assert name in only(problems(**SAC, **{name: value})).settings
+    assert "warmup_env_steps" in warned(**SAC, train_for_env_steps=5000)
+    assert warned(**SAC, max_policy_lag=1) == set()
+
+
 def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None:
     assert warned(num_workers=16, num_envs_per_worker=8) == set()
     assert "serial_mode" in warned(serial_mode=True)

@@ -12,6 +12,7 @@ from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import load, load_file
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.problems import ConfigError
+from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings
 
 
@@ -43,9 +44,20 @@ def test_the_environment_picks_its_preset_and_none_turns_that_off(tmp_path: Path
 
 @pytest.mark.parametrize("name", preset_names())
 def test_every_shipped_preset_is_valid_for_every_algorithm(name: str) -> None:
-    for algo in ("ppo", "a2c"):
+    for algo in ("ppo", "a2c", "sac"):
         load([f"--preset={name}", f"--algo={algo}"])
     assert read_preset(name, all_settings()).envs
+
+
+def test_an_algorithm_has_defaults_of_its_own_below_presets_and_flags() -> None:
+    loaded = load(["--env=HalfCheetah-v5", "--algo=sac", "--nonlinearity=elu"])
+    assert (loaded.config.batch_size, loaded.origins["batch_size"]) == (256, "default of sac")
+    assert loaded.origins["warmup_env_steps"] == "preset mujoco"
+    assert loaded.config.nonlinearity == "elu"
+    # What the preset says for learning from trajectories is not for a replay.
+    assert loaded.config.lr_schedule == TrainConfig().lr_schedule
+    assert loaded.config.initial_stddev == 1.0
+    assert load(["--env=HalfCheetah-v5"]).config.batch_size == 1024
 
 
 def test_values_for_one_algorithm_lie_over_the_preset() -> None:

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from asyncrl.config.machine import Machine
-from asyncrl.config.plan import ResourcePlan, resolve
+from asyncrl.config.plan import ReplayPlan, ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
 
 CPU = Machine(cores=8)
@@ -148,6 +148,18 @@ def largest_simulated_lag(plan: ResourcePlan, train_time: int) -> int:
             trained_at = clock + train_time
         clock += 1
     return worst
+
+
+def test_a_replay_takes_the_place_of_slots_and_learning_has_the_cores() -> None:
+    many = Machine(cores=16)
+    sac = {"algo": "sac", "batch_size": 256, "encoder_mlp_layers": [256, 256]}
+    plan = planned(many, **sac, train_for_env_steps=25_000)
+    assert (plan.num_workers, plan.num_envs_per_worker, plan.num_slots) == (4, 4, 0)
+    assert plan.num_updates == 20_000
+    assert plan.learner_threads == 5
+    assert planned(many, **sac, updates_per_env_step=0.01).learner_threads == 1
+    assert planned(many, **sac, async_rl=False).replay == ReplayPlan(1_000_000, 5_000, 1.0, tolerance=0.0)
+    assert planned(many).replay is None
 
 
 def test_impossible_settings_still_resolve() -> None:

@@ -58,7 +58,15 @@ class Service:
         self.wakers = {worker: CountingWaker() for worker in served}
         rings = {worker: IndexRing(self.arena, f"requests.{worker}") for worker in served}
         self.worker = InferenceWorker(
-            0, self.policy, self.slots, self.table, rings, self.wakers, SPLITS, max_wait_s, RunControl(self.arena, 3)
+            0,
+            self.policy,
+            self.slots.num_envs,
+            self.table,
+            rings,
+            self.wakers,
+            SPLITS,
+            max_wait_s,
+            RunControl(self.arena, 3),
         )
         self.server = CountingWaker()
 

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from small_runs import BOX, CountingWaker, fill, planned, small_arena
+from small_runs import BOX, planned, small_arena
 
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.rings import IndexRing
-from asyncrl.buffers.slots import SlotState
-from asyncrl.buffers.wake import Waker
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner import saving as saving_module
 from asyncrl.learner import worker as worker_module
 from asyncrl.learner.on_policy import LearnerState
-from asyncrl.learner.slot_ledger import Columns, SlotLedger
-from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, SlotExchange
+from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
+from asyncrl.learner.slot_ledger import Columns
+from asyncrl.learner.worker import LearnerOutcome, LearnerWorker
+from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
 from asyncrl.runtime import checkpoint
 
@@ -42,7 +40,13 @@ class Fakes:
         arena, _ = small_arena(planned(batch_size=8, num_workers=1, num_envs_per_worker=2))
         self.control = RunControl(arena, 1)
         publisher = self.Publisher(self)
-        self.worker = LearnerWorker(self, self, self, publisher, self.control, self.config, BOX, tmp_path, resumed)
+        phases, counters = PhaseTimer(), resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
+        self.trainer = OnPolicyTrainer(
+            self, self, self, publisher, self.config, phases, counters["env_steps"], counters["num_samples"]
+        )
+        self.worker = LearnerWorker(
+            self.trainer, self.control, self.config, BOX, tmp_path, phases, counters["elapsed_s"]
+        )
 
     class Publisher:
         def __init__(self, fakes: Fakes) -> None:
@@ -98,8 +102,8 @@ def test_weights_are_published_before_the_slots_they_were_learned_from_are_freed
     fakes = Fakes(tmp_path)
     assert fakes.log == [("publish", 0, 0.0, 0)]  # before any slot can be granted
     fakes.datasets = [None, DATASET, DATASET]
-    assert fakes.worker.train_once(0.0) is None
-    report = fakes.worker.train_once(0.0)
+    assert fakes.trainer.train_once(0.0) is None
+    report = fakes.trainer.train_once(0.0)
     assert fakes.log[1:] == [
         ("take", 0),
         ("take", 0),
@@ -113,7 +117,7 @@ def test_weights_are_published_before_the_slots_they_were_learned_from_are_freed
     assert report is not None
     assert (report.env_steps, report.num_samples, report.num_updates, report.policy_version) == (100, 200, 8, 8)
     assert (report.slots_ready, report.dropped_samples, report.lag) == (5, 7, LAG)
-    assert fakes.worker.train_once(0.0).env_steps == 200
+    assert fakes.trainer.train_once(0.0).env_steps == 200
     assert ("train", 100) in fakes.log
 
 
@@ -122,7 +126,7 @@ def test_training_is_over_after_the_asked_steps(tmp_path: Path) -> None:
     fakes.datasets = [DATASET] * 2
     for _ in range(2):
         assert not fakes.worker.is_over
-        fakes.worker.train_once(0.0)
+        fakes.trainer.train_once(0.0)
     assert fakes.worker.is_over
 
 
@@ -212,7 +216,7 @@ def test_a_resumed_learner_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not fakes.worker.is_over
     fakes.datasets = [DATASET]
     clock.now += 5.0
-    report = fakes.worker.train_once(0.0)
+    report = fakes.trainer.train_once(0.0)
     assert (report.env_steps, report.num_samples) == (600, 900)
     assert fakes.worker.is_over
     state = checkpoint.load(Path(fakes.worker.finish(lambda report: None).checkpoint)).state
@@ -235,99 +239,3 @@ def test_a_checkpoint_that_cannot_be_written_is_reported_and_ends_nothing(
     fakes, sent = Fakes(tmp_path), []
     assert fakes.worker.finish(sent.append) == LearnerOutcome(0, None, "disk is full")
     assert sent[0].error == "disk is full"
-
-
-class Exchange:
-    """A real exchange over real rings: 2 workers with 2 splits of one environment each."""
-
-    def __init__(self) -> None:
-        plan = planned(
-            batch_size=8, num_workers=2, num_envs_per_worker=2, worker_num_splits=2, inference_mode="central"
-        )
-        self.arena, self.slots = small_arena(plan)
-        self.wakers = [CountingWaker(), CountingWaker()]
-        self.ready = [IndexRing(self.arena, f"ready.{worker}") for worker in range(2)]
-        self.granted = [IndexRing(self.arena, f"granted.{worker}") for worker in range(2)]
-        self.ledger = SlotLedger(self.slots, plan)
-        self.exchange = SlotExchange(self.ledger, self.ready, self.granted, self.wakers, splits_per_worker=2)
-
-    def hand_over(self, worker: int, slot: int) -> None:
-        fill(self.slots, slot)
-        self.slots.finish(slot, self.slots.owner(slot))
-        self.ready[worker].push(slot)
-
-
-def test_slots_reach_the_worker_of_their_split_and_only_who_got_one_is_woken() -> None:
-    run = Exchange()
-    run.exchange.poll()
-    grants = [ring.pop_all() for ring in run.granted]
-    assert [[run.slots.owner(slot) // 2 for slot in slots] for slots in grants] == [[0, 0], [1, 1]]
-    assert [waker.count for waker in run.wakers] == [1, 1]
-    run.exchange.poll()
-    run.hand_over(1, grants[1][0])
-    run.exchange.poll()
-    assert [len(ring.pop_all()) for ring in run.granted] == [0, 1]
-    assert [waker.count for waker in run.wakers] == [1, 2]
-    assert run.exchange.num_ready == 1
-
-
-def test_released_slots_are_granted_anew_at_once() -> None:
-    run = Exchange()
-    run.exchange.poll()
-    # 8 slots: each split fills both that it may have before a dataset is trained.
-    for _ in range(2):
-        for worker, ring in enumerate(run.granted):
-            for slot in ring.pop_all():
-                run.hand_over(worker, slot)
-        run.exchange.poll()
-    assert [ring.pop_all() for ring in run.granted] == [[], []]
-    columns = run.exchange.take_dataset(0, timeout_s=0.0)
-    assert columns is not None
-    run.exchange.release(columns)
-    assert sorted(slot for ring in run.granted for slot in ring.pop_all()) == sorted(part.slot for part in columns)
-    assert all(run.slots.state(part.slot) == SlotState.FILLING for part in columns)
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.usefixtures("leaves_nothing")
-def test_the_trainer_is_woken_by_the_thread_that_exchanges_slots() -> None:
-    run, waker = Exchange(), Waker()
-    control = RunControl(run.arena, 2)
-    exchanging = threading.Thread(target=run.exchange.serve, args=(waker, control))
-    run.exchange.poll()
-    slots = [(worker, slot) for worker, ring in enumerate(run.granted) for slot in ring.pop_all()]
-
-    def hand_over_all() -> None:
-        for worker, slot in slots:
-            run.hand_over(worker, slot)
-        waker.wake()
-
-    collecting = threading.Timer(0.1, hand_over_all)  # by then the trainer waits
-    exchanging.start()
-    collecting.start()
-    columns = None
-    while columns is None:
-        columns = run.exchange.take_dataset(0, timeout_s=1000.0)
-    control.end()
-    waker.wake()
-    exchanging.join()
-    collecting.join()
-    waker.close()
-    run.arena.close()
-    assert {part.slot for part in columns} == {slot for _, slot in slots}
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.usefixtures("leaves_nothing")
-def test_a_failure_of_the_exchanging_thread_reaches_the_trainer() -> None:
-    run, waker = Exchange(), Waker()
-    run.exchange.poll()
-    run.ready[0].push(99)  # no such slot
-    thread = threading.Thread(target=run.exchange.serve, args=(waker, RunControl(run.arena, 2)))
-    thread.start()
-    thread.join()
-    with pytest.raises(RuntimeError, match="exchanges slots failed") as caught:
-        run.exchange.take_dataset(0, timeout_s=20.0)
-    assert isinstance(caught.value.__cause__, IndexError)
-    waker.close()
-    run.arena.close()

@@ -51,7 +51,7 @@ def test_sizes_are_known_without_building_the_model(spec: EnvSpec, settings: dic
     model = ActorCritic(spec, config)
     assert num_action_parameters(spec) == model.distribution.num_parameters
     assert num_model_parameters(spec, config) == sum(parameter.numel() for parameter in model.parameters())
-    assert num_statistics(spec) == model.statistics.numel()
+    assert num_statistics(spec, config) == model.statistics.numel()
     assert weights_block_size(spec, config) == block_size(model)
 
 

@@ -1,0 +1,147 @@
+"""Losses of SAC over minibatches, each with its gradient in closed form. Every loss is to be minimized.
+
+Continuous actions: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905). Discrete
+ones: Christodoulou 2019 (arXiv:1910.07207), where expectations over actions are sums. K is the number of critics.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_LOG_TWO = math.log(2.0)
+
+
+class Loss(NamedTuple):
+    """A loss (a scalar) and its gradient with respect to what the function names first."""
+
+    value: Tensor
+    gradient: Tensor
+
+
+class SquashedSample(NamedTuple):
+    """Actions drawn by reparameterization.
+
+    Attributes:
+        action: [B, A] in [-1, 1], tanh of a normal sample.
+        log_prob: [B], density of `action`.
+        deviation: [B, A], how far the sample lies from its mean before tanh.
+    """
+
+    action: Tensor
+    log_prob: Tensor
+    deviation: Tensor
+
+
+def draw_squashed(parameters: Tensor, noise: Tensor) -> SquashedSample:
+    """Turn noise into actions (appendix C, with log(1 - tanh^2) in a form that does not overflow).
+
+    Args:
+        parameters: [B, 2A], means and log-deviations.
+        noise: [B, A], standard normal.
+    """
+    mean, log_std = parameters.chunk(2, dim=-1)
+    deviation = log_std.exp().mul_(noise)
+    raw = mean + deviation
+    # -log_prob, term by term: noise^2 / 2 + log_std + 2 (log 2 - raw - softplus(-2 raw)), and constants
+    terms = torch.addcmul(log_std, noise, noise, value=0.5).sub_(raw, alpha=2.0)
+    terms.sub_(torch.nn.functional.softplus(raw * -2.0), alpha=2.0)
+    constant = noise.shape[-1] * (_HALF_LOG_TWO_PI + 2.0 * _LOG_TWO)
+    return SquashedSample(raw.tanh(), torch.rsub(terms.sum(-1), -constant), deviation)
+
+
+def soft_value(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
+    """Soft state value `[B]` (equation 3, with the smaller of the critics, section 6).
+
+    Args:
+        values: [K, B], the target critics' of an action of the policy.
+        log_prob: [B], of that action.
+        ent_coef: scalar alpha.
+    """
+    return values.amin(0) - ent_coef * log_prob
+
+
+def soft_value_of_choices(values: Tensor, log_probs: Tensor, ent_coef: Tensor) -> Tensor:
+    """Soft state value `[B]` of discrete actions (Christodoulou, equation 10).
+
+    Args:
+        values: [K, B, n], the target critics' of all actions.
+        log_probs: [B, n].
+        ent_coef: scalar alpha.
+    """
+    return (log_probs.exp() * (values.amin(0) - ent_coef * log_probs)).sum(-1)
+
+
+def soft_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
+    """What the critics are to predict (equation 2), all `[B]`; `discount` is 0 where the episode terminated."""
+    return torch.addcmul(reward, discount, next_value)
+
+
+def critic_loss(values: Tensor, target: Tensor) -> Loss:
+    """Half of the mean squared error, summed over critics (equation 5); gradient `[K, B]` of `values: [K, B]`."""
+    error = values - target
+    gradient = error / target.shape[0]
+    return Loss(0.5 * torch.dot(gradient.flatten(), error.flatten()), gradient)
+
+
+def actor_loss(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Loss:
+    """E[alpha log pi - min Q] (equation 9); gradient `[K, B]` of `values`, for that of the policy see below.
+
+    Args:
+        values: [K, B], the critics' of an action of the policy.
+        log_prob: [B], of that action.
+        ent_coef: scalar alpha.
+    """
+    smallest, which = values.min(0)
+    gradient = torch.zeros_like(values).scatter_(0, which.unsqueeze(0), -1.0 / log_prob.shape[0])
+    return Loss((ent_coef * log_prob - smallest).mean(), gradient)
+
+
+def actor_gradient(sample: SquashedSample, action_gradient: Tensor, ent_coef: Tensor) -> Tensor:
+    """Gradient `[B, 2A]` of the actor loss with respect to means and log-deviations (equation 10).
+
+    By u = mean + deviation, the density's d log pi / du is 2 tanh(u) and, beside what goes through u, its derivative
+    by a log-deviation is -1.
+
+    Args:
+        sample: the actions.
+        action_gradient: [B, A], of the loss with respect to `sample.action` through the critics.
+        ent_coef: scalar alpha.
+    """
+    weight = ent_coef / sample.log_prob.shape[0]
+    action = sample.action
+    slope = torch.addcmul(action_gradient, action * action, action_gradient, value=-1.0)
+    by_mean = slope.addcmul_(action, 2.0 * weight)
+    return torch.cat((by_mean, by_mean * sample.deviation - weight), dim=-1)
+
+
+def choices_actor_loss(log_probs: Tensor, values: Tensor, ent_coef: Tensor) -> Loss:
+    """E[sum of pi (alpha log pi - min Q)] (Christodoulou, equation 12); gradient `[B, n]` of `log_probs: [B, n]`.
+
+    Args:
+        log_probs: [B, n].
+        values: [K, B, n], the critics' of all actions.
+        ent_coef: scalar alpha.
+    """
+    weights = log_probs.exp() / log_probs.shape[0]
+    cost = ent_coef * log_probs - values.amin(0)
+    return Loss((weights * cost).sum(), weights * (cost + ent_coef))
+
+
+def ent_coef_loss(log_ent_coef: Tensor, entropy: Tensor, target_entropy: float) -> Loss:
+    """Adapt the entropy coefficient until the policy's entropy is the target (equation 18, on log alpha).
+
+    On log alpha rather than alpha the coefficient stays positive and its step does not shrink with it, as in the
+    authors' code.
+
+    Args:
+        log_ent_coef: scalar log alpha.
+        entropy: scalar, the policy's mean entropy in nats.
+        target_entropy: in nats.
+    """
+    gradient = entropy - target_entropy
+    return Loss(log_ent_coef * gradient, gradient)

@@ -1,0 +1,232 @@
+"""The replay: a stripe of rows for each split, written by its worker, read by the learner.
+
+A stripe has R rows of E environments, which step together, so one cursor a stripe is one for each of its environments.
+Row r lies at index r % R and holds an observation and the step taken from it. `obs[r + 1]` is the true next observation
+of `obs[r]` unless `terminated[r]`. After a truncation the next row holds the episode's final observation: it is not
+`valid`, not stepped and never the start of a transition; the reset observation is the row after it.
+
+A worker writes row c and the observation of row c + 1, then moves the cursor to c + 1. While it does so, row c - R and
+the observation of row c + 1 - R are destroyed: with the cursor at c, the rows from c + 2 - R on are whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.buffers.answers import ActionAnswer
+from asyncrl.buffers.arena import Arena, ArraySpec
+from asyncrl.envs.spec import BoxAction, EnvSpec
+
+_UNLIMITED = 2**62
+_SPARE_ROWS = 2  # the row that is being written, and the one whose observation is
+_FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
+
+
+class RowFields(NamedTuple):
+    """What a step writes, all views of a row: `[E]`, and `next_obs [E, D]`."""
+
+    reward: npt.NDArray[np.float32]
+    terminated: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+    valid: npt.NDArray[np.bool_]
+    next_obs: npt.NDArray[Any]
+
+
+def rows_per_stripe(num_splits: int, envs_per_split: int, replay_size: int) -> int:
+    """R: rows of a stripe, with those that can't be read while the worker writes."""
+    return -(-replay_size // (num_splits * envs_per_split)) + _SPARE_ROWS
+
+
+def replay_specs(spec: EnvSpec, num_splits: int, envs_per_split: int, replay_size: int) -> list[ArraySpec]:
+    """Arrays of a replay of `replay_size` environment steps, of the mailbox for actions, and of the limits."""
+    envs = (num_splits, envs_per_split)
+    rows = (num_splits, rows_per_stripe(num_splits, envs_per_split, replay_size), envs_per_split)
+    action_dtype = "float32" if isinstance(spec.action, BoxAction) else "int64"
+    action_shape = (spec.action.size,) if isinstance(spec.action, BoxAction) else ()
+    obs_dtype = "uint8" if spec.observation_dtype == "uint8" else "float32"
+    return [
+        ArraySpec("replay.obs", obs_dtype, (*rows, spec.observation_size)),
+        ArraySpec("replay.action", action_dtype, (*rows, *action_shape)),
+        ArraySpec("replay.reward", "float32", rows),
+        *(ArraySpec(f"replay.{name}", "bool", rows) for name in ("terminated", "truncated", "valid")),
+        *(ArraySpec(f"replay.{name}", "int64", (num_splits,)) for name in ("rows", "env_steps")),
+        ArraySpec("mailbox.action", action_dtype, (*envs, *action_shape)),
+        ArraySpec("mailbox.policy_version", "int64", (num_splits,)),
+        ArraySpec("replay.row_limits", "int64", (num_splits,)),
+        ArraySpec("replay.step_limit", "int64", (1,)),
+    ]
+
+
+class ReplayStripes:
+    """All stripes of a run, indexed `[split, row, env, ...]`."""
+
+    def __init__(self, arena: Arena) -> None:
+        """Views the arrays that `replay_specs` described."""
+        self._fields = {name: arena.array(f"replay.{name}") for name in _FIELDS}
+        self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid = self._fields.values()
+        self._num_rows = arena.words("replay.rows")
+        self._env_steps = arena.words("replay.env_steps")
+        self._mail = arena.array("mailbox.action")
+        self._versions = arena.words("mailbox.policy_version")
+
+    @property
+    def num_splits(self) -> int:
+        """Number of stripes K."""
+        return len(self._num_rows)
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of a split E."""
+        return int(self.reward.shape[2])
+
+    @property
+    def capacity(self) -> int:
+        """Rows R of a stripe."""
+        return int(self.reward.shape[1])
+
+    def num_rows(self, split_idx: int) -> int:
+        """The stripe's cursor: how many rows of it are complete; it never falls."""
+        return self._num_rows[split_idx]
+
+    def first_whole_row(self, split_idx: int) -> int:
+        """The oldest row that the worker can't be overwriting now."""
+        return max(0, self._num_rows[split_idx] + _SPARE_ROWS - self.capacity)
+
+    def total_env_steps(self) -> int:
+        """Environment steps of all complete rows, also of those that are overwritten."""
+        return sum(self._env_steps)
+
+    @property
+    def num_held_steps(self) -> int:
+        """Rows that can be read, times environments: environment steps but for the few rows that are none."""
+        rows = (self._num_rows[split] - self.first_whole_row(split) for split in range(self.num_splits))
+        return sum(rows) * self.num_envs
+
+    def rows(self, split_idx: int, row: int) -> RowFields:
+        """Where the step of a row goes (worker)."""
+        at, after = row % self.capacity, (row + 1) % self.capacity
+        return RowFields(
+            reward=self.reward[split_idx, at],
+            terminated=self.terminated[split_idx, at],
+            truncated=self.truncated[split_idx, at],
+            valid=self.valid[split_idx, at],
+            next_obs=self.obs[split_idx, after],
+        )
+
+    def store_action(self, split_idx: int, row: int) -> npt.NDArray[Any]:
+        """Takes the actions out of the mailbox into a row (worker), and returns them."""
+        action: npt.NDArray[Any] = self.action[split_idx, row % self.capacity]
+        action[...] = self._mail[split_idx]
+        return action
+
+    def publish(self, split_idx: int, num_steps: int) -> None:
+        """Completes the stripe's next row (worker); `num_steps` of its environments were stepped."""
+        self._env_steps[split_idx] += num_steps
+        self._num_rows[split_idx] += 1
+
+    def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
+        """The observations `[E, D]` of a (split, row)."""
+        split_idx, row = place
+        obs: npt.NDArray[Any] = self.obs[split_idx, row % self.capacity]
+        return obs
+
+    def answer(self, place: tuple[int, int], envs: slice, answer: ActionAnswer, version: int, now: float) -> None:
+        """Puts a split's actions into its mailbox (whoever acts).
+
+        Args:
+            place: split and row.
+            envs: the split's part of the answer.
+            answer: of one forward pass.
+            version: the policy's.
+            now: not kept.
+        """
+        self._mail[place[0]] = answer.action[envs]
+        self._versions[place[0]] = version
+
+    def content(self) -> dict[str, npt.NDArray[Any]]:
+        """Copies all rows that are whole, oldest first (learner); workers may go on writing meanwhile.
+
+        Returns:
+            By stripe and field, `[rows, E, ...]`, one observation more than rows; and the counters.
+        """
+        content: dict[str, npt.NDArray[Any]] = {"env_steps": np.array(self._env_steps, dtype=np.int64)}
+        for split_idx in range(self.num_splits):
+            stop = self._num_rows[split_idx]
+            start = self.first_whole_row(split_idx)
+            copies = {
+                name: np.take(field[split_idx], np.arange(start, stop + (name == "obs")), axis=0, mode="wrap")
+                for name, field in self._fields.items()
+            }
+            # Rows that were overwritten while they were copied, at most all: the observation after them stays.
+            lost = min(max(0, self.first_whole_row(split_idx) - start), stop - start)
+            content.update({f"{name}.{split_idx}": copy[lost:] for name, copy in copies.items()})
+        return content
+
+    def restore(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Fills an empty replay with what `content` gave, before any worker starts.
+
+        Episodes that were open are closed: the row after the last holds their last observation and is no start, so no
+        transition leads into the episodes that begin now.
+
+        Raises:
+            ValueError: it is of another number of splits or environments.
+        """
+        counts = content["env_steps"]
+        found = (len(counts), *content["reward.0"].shape[1:])
+        if found != (self.num_splits, self.num_envs):
+            raise ValueError(
+                f"the saved replay is of {found[0]} splits of {found[1]} environments, "
+                f"the run has {self.num_splits} of {self.num_envs}"
+            )
+        for split_idx in range(self.num_splits):
+            saved = len(content[f"reward.{split_idx}"])
+            kept = min(saved, self.capacity - _SPARE_ROWS - 1)
+            for name, field in self._fields.items():
+                field[split_idx, : kept + (name == "obs")] = content[f"{name}.{split_idx}"][saved - kept :]
+            if kept > 0:
+                was_open = self.valid[split_idx, kept - 1] & ~self.terminated[split_idx, kept - 1]
+                self.truncated[split_idx, kept - 1] |= was_open
+                self.valid[split_idx, kept] = False
+            self._env_steps[split_idx] = int(counts[split_idx])
+            self._num_rows[split_idx] = kept + (kept > 0)
+
+
+class ReplayLimits:
+    """How far workers may step: words that the learner writes."""
+
+    def __init__(self, arena: Arena) -> None:
+        """Views the words."""
+        self._rows = arena.words("replay.row_limits")
+        self._steps = arena.words("replay.step_limit")
+
+    def set(self, row_limits: Sequence[int] | None, step_limit: int) -> bool:
+        """Sets the limits (learner).
+
+        Args:
+            row_limits: rows that each split may have; None if only steps are limited.
+            step_limit: environment steps of all splits together.
+
+        Returns:
+            Whether one of them rose.
+        """
+        has_risen = step_limit > self._steps[0]
+        self._steps[0] = step_limit
+        for split_idx in range(len(self._rows)):
+            limit = _UNLIMITED if row_limits is None else row_limits[split_idx]
+            has_risen |= limit > self._rows[split_idx]
+            self._rows[split_idx] = limit
+        return has_risen
+
+    def may_step(self, split_idx: int, num_rows: int, total_env_steps: int) -> bool:
+        """Whether a split that has `num_rows` rows may take another one (worker).
+
+        Args:
+            split_idx: the split.
+            num_rows: rows that it has.
+            total_env_steps: environment steps of all splits.
+        """
+        return num_rows < self._rows[split_idx] and total_env_steps < self._steps[0]

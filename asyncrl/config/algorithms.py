@@ -1,0 +1,22 @@
+"""What an algorithm's settings are where nobody says otherwise: below presets, files and flags."""
+
+from __future__ import annotations
+
+from typing import Any
+
+OFF_POLICY = ("sac",)
+"""Algorithms that learn from a replay; the general settings of a preset are for the others."""
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
+    "sac": {
+        "batch_size": 256,
+        "encoder_mlp_layers": [256, 256],
+        "nonlinearity": "relu",
+        "policy_initialization": "torch_default",
+        "max_grad_norm": 0.0,
+        "adam_eps": 1e-8,
+        "normalize_input": False,
+    },
+}
+"""By algorithm, what differs from the defaults of the schema."""

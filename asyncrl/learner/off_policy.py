@@ -1,0 +1,272 @@
+"""SAC's updates from batches of transitions: no processes, no shared memory.
+
+Consumes `Transitions` of raw observations, produces `SacMetrics` and, on demand, the block of weights and statistics
+that roles act with. One update is, in this order: targets from the policy as it is, critics, target critics, and at
+every `policy_delay`-th update the policy and the entropy coefficient (Haarnoja et al. 2018, algorithm 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asyncrl.algorithms import sac
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.learner.learning_rate import LearningRate
+from asyncrl.learner.on_policy import LearnerState
+from asyncrl.learner.precision import matmul_dtype
+from asyncrl.learner.statistics import RunningMoments
+from asyncrl.learner.trained_mlp import LayerCopy, TrainedMlp
+from asyncrl.learner.transitions import Transitions
+from asyncrl.models.flat import block_size, write_block
+from asyncrl.models.mlp_pass import MlpPass
+from asyncrl.models.sac import SacActor, TwinCritic
+from asyncrl.monitoring.reports import SacMetrics
+
+_NUM_ACTOR_FIGURES = 5
+
+
+class OffPolicyLearner:
+    """Owns actor, critics and target critics, their optimizers, and the running statistics of observations.
+
+    Attributes:
+        policy_version: updates so far.
+        model: the actor, its statistics the newest.
+        critic: the twin critics.
+    """
+
+    def __init__(self, actor: SacActor, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
+        self.model = actor.to(device)
+        self.critic = TwinCritic(spec, config).to(actor.statistics)
+        self.policy_version = 0
+        self._config = config
+        self._device = device
+        self._target_entropy = _target_entropy(config, spec)
+        own = actor.statistics.dtype
+        reduced = matmul_dtype(config.precision, device)
+        self._dtype = own if reduced == torch.float32 else reduced
+        ent_coef = 1.0 if config.ent_coef == "auto" else config.ent_coef
+        self._log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=own, device=device)
+        self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)
+        adapted = [(self._log_ent_coef, self._ent_coef_gradient)] if config.ent_coef == "auto" else []
+        self._actor = TrainedMlp(self.model, actor.mlp, config, self._dtype, adapted)
+        self._critic = TrainedMlp(self.critic, self.critic.mlp, config, self._dtype)
+        self._target = self._critic.flat.data.clone()
+        self._target_weights = LayerCopy(self.critic.mlp, self._target, self._dtype)
+        self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
+        self._learning_rate = LearningRate(config)
+        self._obs_moments = RunningMoments(actor.observation_size, device)
+        self._generator = torch.Generator(device).manual_seed(config.seed)
+        self._critic_figures: list[Tensor] = []
+        self._actor_figures: list[Tensor] = []
+        self._last_actor_figures = torch.zeros(_NUM_ACTOR_FIGURES, dtype=own, device=device)
+        self._inputs = torch.empty(0)
+
+    @property
+    def block_size(self) -> int:
+        """Elements of a publication."""
+        return block_size(self.model)
+
+    def publication(self, out: Tensor | None = None) -> Tensor:
+        """Write the actor's weights and statistics as one block, to be acted with as `policy_version`.
+
+        Args:
+            out: [block_size] float32 to write to; a new CPU tensor if not given.
+        """
+        if out is None:
+            out = torch.empty(self.block_size)
+        write_block(self.model, self._actor.flat, out)
+        return out
+
+    def observe(self, obs: Tensor) -> None:
+        """Add fresh observations `[N, D]`, raw, to the statistics; without `normalize_input` nothing happens."""
+        if not self._config.normalize_input:
+            return
+        self._obs_moments.update(obs.to(self._device, torch.float32))
+        self.model.obs_mean.copy_(self._obs_moments.mean)
+        self.model.obs_std.copy_(self._obs_moments.std)
+
+    @torch.no_grad()
+    def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> SacMetrics:
+        """Make one update for each batch.
+
+        Args:
+            batches: at least one, of raw transitions on any device.
+            env_steps_before: environment steps collected before; the linear schedule of the learning rate reads it.
+
+        Raises:
+            FloatingPointError: a loss or gradient was not finite; publish nothing any more.
+        """
+        self._learning_rate.start_dataset(env_steps_before)
+        self._critic_figures, self._actor_figures = [], []
+        for batch in batches:
+            self._update(batch.to(self._device))
+        return self._metrics()
+
+    def state_dict(self) -> LearnerState:
+        """Copy all that continues this learner; the tensors share no memory with it or with one another.
+
+        `model` is the actor's; critics, target critics and everything that the optimizers hold are in `optimizer`.
+        """
+        model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
+        optimizer = {name: tensor.detach().cpu().clone() for name, tensor in self._tensors().items()}
+        optimizer["generator"] = self._generator.get_state()
+        scalars: dict[str, int | float] = {
+            "policy_version": self.policy_version,
+            "learning_rate": self._learning_rate.value,
+            "obs_count": self._obs_moments.count,
+        }
+        return LearnerState(model, optimizer, scalars)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: LearnerState) -> None:
+        """Continue from `state`; publish before anything more is collected."""
+        self.model.load_state_dict(state.model)
+        for name, tensor in self._tensors().items():
+            tensor.copy_(state.optimizer[name])
+        self._generator.set_state(state.optimizer["generator"])
+        for network in (self._actor, self._critic):
+            network.loaded()
+        self._target_weights.refresh()
+        self.policy_version = int(state.scalars["policy_version"])
+        self._learning_rate.value = float(state.scalars["learning_rate"])
+        self._obs_moments.count = int(state.scalars["obs_count"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors themselves, by their names in a checkpoint."""
+        networks = {"actor": self._actor.tensors(), "critic": self._critic.tensors()}
+        return {
+            **{f"{owner}.{name}": tensor for owner, own in networks.items() for name, tensor in own.items()},
+            "target_critic": self._target,
+            "log_ent_coef": self._log_ent_coef,
+            "last_actor_figures": self._last_actor_figures,
+            "obs_mean": self._obs_moments.mean,
+            "obs_variance": self._obs_moments.variance,
+        }
+
+    def _update(self, batch: Transitions) -> None:
+        self.policy_version += 1
+        trains_actor = self.policy_version % self._config.policy_delay == 0
+        size = batch.reward.shape[0]
+        ent_coef = self._log_ent_coef.exp()[0]
+        obs = self._network_inputs(batch)
+        # The policy of the present observations is not needed unless it is trained: its gradient wants only their rows.
+        rows = obs if trains_actor else obs[size:]
+        parameters = self.model.parameters_of(self._actor_pass.forward(self._actor.layers, rows)[0])
+        update = self._update_continuous if self.model.is_gaussian else self._update_discrete
+        update(batch, obs, parameters, ent_coef, trains_actor)
+
+    def _update_continuous(
+        self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
+    ) -> None:
+        size, num_obs = batch.reward.shape[0], self.model.observation_size
+        noise = torch.randn(
+            (parameters.shape[0], batch.action.shape[1]),
+            generator=self._generator,
+            dtype=parameters.dtype,
+            device=self._device,
+        )
+        sample = sac.draw_squashed(parameters, noise)
+        inputs = torch.cat((obs[size:], sample.action[-size:].to(obs.dtype)), dim=1)
+        next_values = self._critic_pass.forward(self._target_weights.layers, inputs).squeeze(-1)
+        next_value = sac.soft_value(next_values, sample.log_prob[-size:], ent_coef)
+        target = sac.soft_target(batch.reward, batch.discount, next_value)
+        inputs = torch.cat((obs[:size], batch.action.tanh().to(obs.dtype)), dim=1)
+        values = self._critic_pass.forward(self._critic.layers, inputs).squeeze(-1)
+        loss = sac.critic_loss(values, target)
+        self._train_critic(loss, loss.gradient.unsqueeze(-1), values)
+        if not trains_actor:
+            return
+        own = sac.SquashedSample(*(field[:size] for field in sample))
+        inputs[:, num_obs:] = own.action
+        values = self._critic_pass.forward(self._critic.layers, inputs).squeeze(-1)
+        loss = sac.actor_loss(values, own.log_prob, ent_coef)
+        columns = slice(num_obs, None)
+        by_action = self._critic_pass.backward(self._critic.layers, loss.gradient.unsqueeze(-1), inputs=columns)
+        assert by_action is not None
+        gradient = sac.actor_gradient(own, by_action.sum(0, dtype=parameters.dtype), ent_coef)
+        self._train_actor(loss.value, gradient, parameters[:size], -own.log_prob.mean(), ent_coef)
+
+    def _update_discrete(
+        self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
+    ) -> None:
+        size, choice = batch.reward.shape[0], batch.action.expand(2, -1).unsqueeze(-1)
+        next_values = self._critic_pass.forward(self._target_weights.layers, obs[size:])
+        next_value = sac.soft_value_of_choices(next_values, parameters[-size:], ent_coef)
+        target = sac.soft_target(batch.reward, batch.discount, next_value)
+        all_values = self._critic_pass.forward(self._critic.layers, obs[:size])
+        values = all_values.gather(-1, choice).squeeze(-1)
+        loss = sac.critic_loss(values, target)
+        gradient = torch.zeros_like(all_values).scatter_(-1, choice, loss.gradient.unsqueeze(-1))
+        self._train_critic(loss, gradient, values)
+        if not trains_actor:
+            return
+        log_probs = parameters[:size]
+        loss = sac.choices_actor_loss(log_probs, self._critic_pass.forward(self._critic.layers, obs[:size]), ent_coef)
+        entropy = self.model.distribution.entropy(log_probs).mean()
+        self._train_actor(loss.value, loss.gradient, log_probs, entropy, ent_coef)
+
+    def _network_inputs(self, batch: Transitions) -> Tensor:
+        """Observations, then next observations `[2B, D]`, normalized, in the dtype of the matrix products."""
+        size = batch.reward.shape[0]
+        shape = (2 * size, self.model.observation_size)
+        if self._inputs.shape != shape:
+            self._inputs = self.model.statistics.new_empty(shape)
+        self._inputs[:size].copy_(batch.obs)
+        self._inputs[size:].copy_(batch.next_obs)
+        return self.model.normalize_obs(self._inputs, out=self._inputs).to(self._dtype)
+
+    def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> None:
+        """Step the critics down `gradient` of their outputs, then the target critics towards them."""
+        self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
+        grad_norm = self._critic.step(self._learning_rate.value)
+        self._target.lerp_(self._critic.flat.data, self._config.tau)
+        self._target_weights.refresh()
+        self._critic_figures.append(torch.stack((loss.value, values.mean(), grad_norm, self._inputs.sum())))
+
+    def _train_actor(
+        self, loss: Tensor, gradient: Tensor, parameters: Tensor, entropy: Tensor, ent_coef: Tensor
+    ) -> None:
+        """Step the policy down `gradient` of its distributions' parameters, and the entropy coefficient."""
+        outputs_gradient = self.model.outputs_gradient(parameters, gradient).unsqueeze(0)
+        self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
+        adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, self._target_entropy)
+        self._ent_coef_gradient.copy_(adapting.gradient)
+        grad_norm = self._actor.step(self._learning_rate.value)
+        self._actor_figures.append(torch.stack((loss, ent_coef, adapting.value, entropy, grad_norm)))
+
+    def _metrics(self) -> SacMetrics:
+        """Bring every figure to the host in one transfer, and stop before weights that are not numbers go out."""
+        if self._actor_figures:
+            self._last_actor_figures.copy_(torch.stack(self._actor_figures).mean(0))
+        critic_figures = torch.stack(self._critic_figures).mean(0)
+        figures = torch.cat((self._last_actor_figures, critic_figures)).tolist()
+        if not all(map(math.isfinite, figures)):
+            raise FloatingPointError(
+                f"a loss or its gradient is not finite by update {self.policy_version}: "
+                "look for observations or rewards that are not finite, or lower learning_rate"
+            )
+        actor_loss, ent_coef, ent_coef_loss, entropy, grad_norm_actor, critic_loss, q_mean, grad_norm_critic, _ = (
+            figures
+        )
+        return SacMetrics(
+            actor_loss=actor_loss,
+            critic_loss=critic_loss,
+            ent_coef=ent_coef,
+            ent_coef_loss=ent_coef_loss if self._config.ent_coef == "auto" else 0.0,
+            entropy=entropy,
+            q_mean=q_mean,
+            learning_rate=self._learning_rate.value,
+            grad_norm_actor=grad_norm_actor,
+            grad_norm_critic=grad_norm_critic,
+        )
+
+
+def _target_entropy(config: TrainConfig, spec: EnvSpec) -> float:
+    if config.target_entropy != "auto":
+        return config.target_entropy
+    return 0.5 * math.log(spec.action.n) if isinstance(spec.action, DiscreteAction) else -float(spec.action.size)

@@ -1,0 +1,164 @@
+"""Training from the replay: as many updates as the steps that were collected allow, and never more.
+
+consumes  rows of the replay (published by the rollout workers)
+produces  published weights, limits up to which the rollout workers may step
+waits     for steps, when it has made all updates that are due: until woken by a rollout worker or for the timeout
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.buffers.wake import Waker
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.limiter import ReplayLimiter
+from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.on_policy import LearnerState
+from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.threads import ThreadChoice
+from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
+from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics
+
+MOST_UPDATES_AT_ONCE = 16  # between two publications
+_REPORT_EVERY_S = 0.25
+
+
+class OffPolicyTrainer:
+    """Keeps learning and collecting at the asked ratio. Owns the learner, the limits and their counters."""
+
+    def __init__(
+        self,
+        learner: OffPolicyLearner,
+        stripes: ReplayStripes,
+        sampler: ReplaySampler,
+        limiter: ReplayLimiter,
+        publisher: WeightsPublisher,
+        waker: Waker,
+        workers: Sequence[Waker],
+        config: TrainConfig,
+        phases: PhaseTimer,
+        first_env_steps: int = 0,
+        threads: ThreadChoice | None = None,
+    ) -> None:
+        """Publishes the first weights and limits; workers may step from then on.
+
+        Args:
+            learner: what trains, already in the state to begin with.
+            stripes: the replay, with what a checkpoint kept of it.
+            sampler: draws from it.
+            limiter: says who may go on.
+            publisher: takes weights.
+            waker: wakes this process.
+            workers: wakes the rollout workers.
+            config: the run's settings.
+            phases: the learner's time goes here.
+            first_env_steps: environment steps of the run before this process; what the replay held then is of them.
+            threads: chooses how many threads an update has; None where that is settled.
+        """
+        self._learner = learner
+        self._stripes = stripes
+        self._sampler = sampler
+        self._limiter = limiter
+        self._publisher = publisher
+        self._waker = waker
+        self._workers = workers
+        self._config = config
+        self._phases = phases
+        self._threads = threads
+        self._block = torch.empty(learner.block_size)
+        self._steps_before = first_env_steps - stripes.total_env_steps()
+        self._unreported: list[SacMetrics] = []
+        self._report_started = time.monotonic()
+        self._publish()
+        self._release()
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps that were collected, in all the run."""
+        return self._steps_before + self._stripes.total_env_steps()
+
+    @property
+    def has_more_to_learn(self) -> bool:
+        """Whether steps are to be collected, or updates due for those that were."""
+        return self.env_steps < self._config.train_for_env_steps or self._limiter.due > 0
+
+    def train_once(self, timeout_s: float) -> LearnerReport | None:
+        """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
+        num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
+        if num_updates == 0:
+            self._release()
+            self._waker.wait(timeout_s)
+            self._phases.charge(Phase.WAIT_SAMPLES)
+        else:
+            batches = self._sampler.sample(num_updates, self._config.batch_size)
+            if self._config.normalize_input:
+                self._learner.observe(torch.cat([batch.obs for batch in batches]))
+            self._phases.charge(Phase.GATHER)
+            with self._threads.updating(num_updates) if self._threads is not None else contextlib.nullcontext():
+                self._unreported.append(self._learner.train(batches, self.env_steps))
+            self._phases.charge(Phase.TRAIN)
+            self._limiter.count(num_updates)
+            self._publish()
+            self._release()
+        if time.monotonic() - self._report_started < _REPORT_EVERY_S:
+            return None
+        return self.take_report()
+
+    def take_report(self) -> LearnerReport | None:
+        """What was done since the last report."""
+        now, phases = time.monotonic(), self._phases.take()
+        num_updates = self._learner.policy_version
+        report = LearnerReport(
+            env_steps=self.env_steps,
+            num_samples=num_updates * self._config.batch_size,
+            num_updates=num_updates,
+            policy_version=num_updates,
+            wall_s=now - self._report_started,
+            busy_s=busy_s(phases),
+            train=_mean(self._unreported),
+            replay=ReplayMetrics(
+                size=self._stripes.num_held_steps,
+                updates_per_env_step=self._limiter.achieved_ratio,
+            ),
+            phases=phases,
+        )
+        self._report_started, self._unreported = now, []
+        return report
+
+    def state(self) -> LearnerState:
+        """All that continues the training; what the limiter has counted goes on only with the replay."""
+        state = self._learner.state_dict()
+        optimizer = {**state.optimizer, "replay_generator": self._sampler.generator.get_state()}
+        limiter = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
+        return LearnerState(state.model, optimizer, {**state.scalars, **limiter})
+
+    def replay(self) -> Mapping[str, npt.NDArray[np.generic]]:
+        """The rows that are whole, if they are to be kept."""
+        return self._stripes.content() if self._config.save_replay else {}
+
+    def _publish(self) -> None:
+        block = self._learner.publication(self._block)
+        self._publisher.publish(np.asarray(block), self._learner.policy_version, self.env_steps)
+        self._phases.charge(Phase.PUBLISH)
+
+    def _release(self) -> None:
+        """Lets the rollout workers step as far as the updates allow, and wakes them if that is further than before."""
+        if self._limiter.release():
+            for worker in self._workers:
+                worker.wake()
+
+
+def _mean(metrics: Sequence[SacMetrics]) -> SacMetrics | None:
+    if not metrics:
+        return None
+    columns = zip(*(dataclasses.astuple(each) for each in metrics), strict=True)
+    return SacMetrics(*(sum(column) / len(metrics) for column in columns))

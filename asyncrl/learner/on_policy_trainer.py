@@ -1,0 +1,131 @@
+"""Training from trajectories: datasets of full slots, one after the other.
+
+consumes  ready slots (a ring from each rollout worker)
+produces  granted slots (a ring to each rollout worker), published weights
+waits     for slots: until woken by a rollout worker or for WAIT_S, then looks again
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.batcher import Batcher
+from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
+from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.slot_exchange import SlotExchange
+from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
+from asyncrl.monitoring.reports import LearnerReport
+
+
+class OnPolicyTrainer:
+    """Trains one dataset after the other. Owns the learner and its counters."""
+
+    def __init__(
+        self,
+        learner: OnPolicyLearner,
+        batcher: Batcher,
+        exchange: SlotExchange,
+        publisher: WeightsPublisher,
+        config: TrainConfig,
+        phases: PhaseTimer,
+        env_steps: int = 0,
+        num_samples: int = 0,
+    ) -> None:
+        """Publishes the first weights; slots may be granted from then on.
+
+        Args:
+            learner: what trains, already in the state to begin with.
+            batcher: makes datasets.
+            exchange: gives columns and takes them back.
+            publisher: takes weights.
+            config: the run's settings.
+            phases: the learner's time goes here.
+            env_steps: environment steps of the run that were trained on before.
+            num_samples: samples that were trained before, each as often as it was.
+        """
+        self._learner = learner
+        self._batcher = batcher
+        self._exchange = exchange
+        self._publisher = publisher
+        self._config = config
+        self._phases = phases
+        self._block = torch.empty(learner.block_size)
+        self._env_steps = env_steps
+        self._env_steps_seen = self._env_steps  # with those of the dataset that is being trained on
+        self._num_samples = num_samples
+        self._report_started = time.monotonic()
+        self._publish()
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps that were trained on."""
+        return self._env_steps
+
+    @property
+    def has_more_to_learn(self) -> bool:
+        """Whether the steps that the run is to have are not all trained on yet."""
+        return self._env_steps < self._config.train_for_env_steps
+
+    def train_once(self, timeout_s: float) -> LearnerReport | None:
+        """Trains on the next dataset if there is one within `timeout_s`.
+
+        Order matters: weights are published before the slots are freed, so that whoever is granted one of them acts
+        with what was learned from it.
+        """
+        columns = self._exchange.take_dataset(self._learner.policy_version, timeout_s)
+        self._phases.charge(Phase.WAIT_SAMPLES)
+        if columns is None:
+            self._exchange.poll()  # slots that were dropped as too old are free now
+            return None
+        dataset = self._batcher.collect(columns)
+        lag = self._batcher.lag(self._learner.policy_version)
+        self._phases.charge(Phase.COPY)
+        skip = self._config.debug_skip_training
+        num_steps = dataset.num_valid
+        self._env_steps_seen = self._env_steps + num_steps
+        metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
+        self._phases.charge(Phase.TRAIN)
+        self._exchange.release(columns)
+        self._env_steps = self._env_steps_seen
+        self._num_samples += 0 if skip else num_steps * self._config.num_epochs
+        self._phases.charge(Phase.OTHER)
+        now, phases = time.monotonic(), self._phases.take()
+        report = LearnerReport(
+            env_steps=self._env_steps,
+            num_samples=self._num_samples,
+            num_updates=self._learner.policy_version,
+            policy_version=self._learner.policy_version,
+            wall_s=now - self._report_started,
+            busy_s=busy_s(phases),
+            train=metrics,
+            lag=lag,
+            slots_ready=self._exchange.num_ready,
+            dropped_samples=self._exchange.dropped_samples,
+            phases=phases,
+        )
+        self._report_started = now
+        return report
+
+    def state(self) -> LearnerState:
+        """All that continues the training, but for what other processes have in hand."""
+        state = self._learner.state_dict()
+        return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": self._num_samples})
+
+    def take_report(self) -> None:
+        """Nothing: each dataset was reported when it was trained on."""
+
+    def replay(self) -> Mapping[str, npt.NDArray[np.generic]]:
+        """Nothing: trajectories are used once."""
+        return {}
+
+    def _publish(self) -> None:
+        self._phases.charge(Phase.TRAIN)
+        block = self._learner.publication(self._block)
+        self._publisher.publish(np.asarray(block), self._learner.policy_version, self._env_steps_seen)
+        self._phases.charge(Phase.PUBLISH)

@@ -1,0 +1,146 @@
+"""Draws transitions from the replay, uniformly over all steps that it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.learner.transitions import Transitions
+
+_MOST_ROUNDS = 1000
+
+IntArray = npt.NDArray[np.int64]
+
+
+class ReplaySampler:
+    """Gathers batches out of the shared memory. Owns its random generator.
+
+    Attributes:
+        generator: decides what is drawn; part of a checkpoint.
+    """
+
+    def __init__(
+        self,
+        stripes: ReplayStripes,
+        n_step: int,
+        gamma: float,
+        reward_scale: float,
+        reward_clip: float | None,
+        seed: int,
+    ) -> None:
+        """Prepares for transitions of `n_step` steps, fewer where an episode ends before."""
+        self.generator = torch.Generator().manual_seed(seed)
+        self._stripes = stripes
+        self._n_step = n_step
+        self._gamma = gamma
+        self._reward_scale = reward_scale
+        self._reward_clip = reward_clip
+        self._obs = _flat(stripes.obs)
+        self._action = _flat(stripes.action)
+        self._reward = _flat(stripes.reward)
+        self._terminated = _flat(stripes.terminated)
+        self._truncated = _flat(stripes.truncated)
+        self._valid = _flat(stripes.valid)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a row that a transition can start from."""
+        return int(self._spans()[1].sum()) > 0
+
+    def sample(self, num_batches: int, batch_size: int) -> list[Transitions]:
+        """Draws batches with replacement; the memory of each call's tensors is its own.
+
+        Raises:
+            RuntimeError: no row of the replay, or hardly any, is the start of a transition.
+        """
+        wanted = num_batches * batch_size
+        split, row, env = self._draw(wanted)
+        drawn = self._gather(split, row, env)
+        for _ in range(_MOST_ROUNDS):
+            # What a worker has meanwhile begun to overwrite is drawn anew.
+            oldest = np.array([self._stripes.first_whole_row(idx) for idx in range(self._stripes.num_splits)])
+            (lost,) = np.nonzero(row < oldest[split])
+            if len(lost) == 0:
+                break
+            split[lost], row[lost], env[lost] = self._draw(len(lost))
+            for whole, part in zip(drawn, self._gather(split[lost], row[lost], env[lost]), strict=True):
+                whole[lost] = part
+        else:
+            raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
+        return _as_batches(drawn, num_batches, batch_size)
+
+    def _spans(self) -> tuple[IntArray, IntArray]:
+        """The first row of each stripe that may be drawn, and how many may."""
+        stripes = self._stripes
+        first = np.array([stripes.first_whole_row(idx) for idx in range(stripes.num_splits)])
+        stop = np.array([stripes.num_rows(idx) for idx in range(stripes.num_splits)]) - (self._n_step - 1)
+        return first, np.maximum(stop - first, 0)
+
+    def _draw(self, count: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Draws `count` starts as (split, row, environment), uniformly over valid rows."""
+        stripes = self._stripes
+        first, length = self._spans()
+        ends = np.cumsum(length) * stripes.num_envs
+        if ends[-1] == 0:
+            raise RuntimeError(
+                f"no transition of {self._n_step} steps is whole yet: the longest stripe has "
+                f"{max(map(stripes.num_rows, range(stripes.num_splits)))} rows; raise --warmup_env_steps"
+            )
+        found: list[IntArray] = []
+        missing = count
+        for _ in range(_MOST_ROUNDS):
+            number = torch.randint(int(ends[-1]), (missing,), generator=self.generator).numpy()
+            split = np.searchsorted(ends, number, side="right")
+            row, env = np.divmod(number - (ends - length * stripes.num_envs)[split], stripes.num_envs)
+            drawn = np.stack((split, row + first[split], env))
+            drawn = drawn[:, self._valid[self._places(*drawn)]]
+            found.append(drawn)
+            missing -= drawn.shape[1]
+            if missing == 0:
+                split, row, env = np.concatenate(found, axis=1)
+                return split, row, env
+        raise RuntimeError("hardly any row of the replay is the start of a transition")
+
+    def _places(self, split: IntArray, row: IntArray, env: IntArray) -> IntArray:
+        """Indices into the flat fields."""
+        stripes = self._stripes
+        places: IntArray = (split * stripes.capacity + row % stripes.capacity) * stripes.num_envs + env
+        return places
+
+    def _gather(self, split: IntArray, row: IntArray, env: IntArray) -> tuple[npt.NDArray[Any], ...]:
+        """Reads transitions: observation, action, reward, next observation, discount."""
+        start = self._places(split, row, env)
+        reward = np.zeros(len(row), np.float32)
+        discount = np.ones(len(row), np.float32)
+        steps = np.zeros(len(row), np.int64)
+        goes_on = np.ones(len(row), np.bool_)
+        for step in range(self._n_step):
+            place = start if step == 0 else self._places(split, row + step, env)
+            reward += np.where(goes_on, discount * self._rewards_at(place), np.float32(0.0))
+            discount[goes_on] *= np.float32(self._gamma)
+            steps += goes_on
+            has_terminated = goes_on & self._terminated[place]
+            discount[has_terminated] = 0.0
+            goes_on &= ~(self._terminated[place] | self._truncated[place])
+        after = self._places(split, row + steps, env)
+        obs, next_obs = np.take(self._obs, start, axis=0), np.take(self._obs, after, axis=0)
+        return obs, np.take(self._action, start, axis=0), reward, next_obs, discount
+
+    def _rewards_at(self, places: IntArray) -> npt.NDArray[np.float32]:
+        reward: npt.NDArray[np.float32] = self._reward[places] * np.float32(self._reward_scale)
+        return reward if self._reward_clip is None else np.clip(reward, -self._reward_clip, self._reward_clip)
+
+
+def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A view `[splits * rows * envs, ...]`."""
+    return field.reshape(-1, *field.shape[3:])
+
+
+def _as_batches(drawn: tuple[npt.NDArray[Any], ...], num_batches: int, batch_size: int) -> list[Transitions]:
+    tensors = [torch.from_numpy(array) for array in drawn]
+    parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
+    return [Transitions(*fields) for fields in zip(*parts, strict=True)]

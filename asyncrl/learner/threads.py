@@ -1,0 +1,76 @@
+"""How many threads an update is given: tried out, again and again, for the machine's other programs come and go.
+
+Threads meet at the end of every operation. On free cores two are almost twice as fast as one; where another program has
+one of the cores every meeting waits for it, and two threads are ten times slower than one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+
+RETRY_S = 15.0
+_UPDATES_OF_A_TRIAL = 4
+_BETTER_BY = 0.95
+
+
+class ThreadChoice:
+    """Takes the number of threads whose updates were fastest when last tried: 1, 2, 4 and so on up to the most."""
+
+    def __init__(
+        self,
+        most: int,
+        clock: Callable[[], float] = time.perf_counter,
+        use: Callable[[int], None] = torch.set_num_threads,
+    ) -> None:
+        """Begins with a trial of each.
+
+        Args:
+            most: threads that there are cores for.
+            clock: seconds.
+            use: makes this process use that many threads.
+        """
+        self._candidates = [count for count in (2**power for power in range(most.bit_length())) if count < most]
+        self._candidates.append(most)
+        self._clock, self._use = clock, use
+        self._chosen = most
+        self._to_try = list(self._candidates) if most > 1 else []
+        self._fastest: dict[int, float] = {}
+        self._updates = 0
+        self._tried_at = clock()
+
+    @property
+    def num_threads(self) -> int:
+        """Threads of the next updates."""
+        return self._to_try[0] if self._to_try else self._chosen
+
+    @contextlib.contextmanager
+    def updating(self, num_updates: int) -> Iterator[None]:
+        """Wraps the call that makes so many updates."""
+        count, started = self.num_threads, self._clock()
+        self._use(count)
+        yield
+        now = self._clock()
+        if self._to_try:
+            self._note(count, num_updates, (now - started) / num_updates)
+            if not self._to_try:
+                self._choose()
+                self._tried_at = now
+        elif len(self._candidates) > 1 and now - self._tried_at >= RETRY_S:
+            self._to_try, self._fastest = list(self._candidates), {}
+
+    def _note(self, count: int, num_updates: int, seconds: float) -> None:
+        """Keeps the fastest of a candidate's calls, for whatever disturbs one makes it slower."""
+        self._fastest[count] = min(seconds, self._fastest.get(count, seconds))
+        self._updates += num_updates
+        if self._updates >= _UPDATES_OF_A_TRIAL:
+            self._updates = 0
+            self._to_try.pop(0)
+
+    def _choose(self) -> None:
+        best = min(self._fastest, key=lambda count: self._fastest[count])
+        if self._fastest[best] < _BETTER_BY * self._fastest[self._chosen]:
+            self._chosen = best

@@ -1,0 +1,120 @@
+"""A network that is trained by passes without autograd: flat weights, their optimizer, and copies for the products."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adam import adam
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.models.flat import FlatParameters
+from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
+
+
+def mixed_layers(mlp: StackedMlp, hidden: Tensor, head: Tensor) -> tuple[StackedLayer, ...]:
+    """Layers as views of flat tensors: hidden ones of `hidden`, the last one of `head`, both `[N]`."""
+    return (*mlp.layers_in(hidden)[:-1], mlp.layers_in(head)[-1])
+
+
+class LayerCopy:
+    """A flat tensor's hidden layers in the dtype of the matrix products; the tensor itself where that is its own.
+
+    Attributes:
+        layers: what passes run on.
+    """
+
+    def __init__(self, mlp: StackedMlp, flat: Tensor, dtype: torch.dtype) -> None:
+        self._size = mlp.num_hidden_parameters
+        self._flat = flat
+        self._copy = flat if flat.dtype == dtype else flat.to(dtype)
+        self.layers = mixed_layers(mlp, self._copy, flat)
+
+    def refresh(self) -> None:
+        """Take over what has become of the flat tensor."""
+        if self._copy is not self._flat:
+            self._copy[: self._size].copy_(self._flat[: self._size])
+
+    def write_back(self) -> None:
+        """Bring what was written to the copies of hidden layers to the flat tensor."""
+        if self._copy is not self._flat:
+            self._flat[: self._size].copy_(self._copy[: self._size])
+
+
+class TrainedMlp:
+    """A module whose parameters are those of one `StackedMlp`, with its gradient and Adam.
+
+    Attributes:
+        flat: all parameters and their gradients.
+        layers: the weights that passes run on.
+        gradients: where passes write gradients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        mlp: StackedMlp,
+        config: TrainConfig,
+        dtype: torch.dtype,
+        others: Sequence[tuple[Tensor, Tensor]] = (),
+    ) -> None:
+        """Makes the module's parameters flat.
+
+        Args:
+            module: on its device already.
+            mlp: the part of it that has the parameters, all of them.
+            config: Adam's settings and `max_grad_norm`.
+            dtype: of the hidden layers' matrix products.
+            others: further tensors that are stepped along, and their gradients; these are not clipped.
+        """
+        self.flat = FlatParameters(module)
+        self._gradient = self.flat.require_grad()
+        self._weights = LayerCopy(mlp, self.flat.data, dtype)
+        self._weight_gradients = LayerCopy(mlp, self._gradient, dtype)
+        self.layers, self.gradients = self._weights.layers, self._weight_gradients.layers
+        self._config = config
+        self._parameters = [self.flat.data, *(tensor for tensor, _ in others)]
+        self._parameter_gradients = [self._gradient, *(gradient for _, gradient in others)]
+        self._exp_avgs, self._exp_avg_sqs = ([torch.zeros_like(p) for p in self._parameters] for _ in range(2))
+        self._steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
+
+    def step(self, learning_rate: float) -> Tensor:
+        """Take one step down the gradients; returns their norm before clipping."""
+        config = self._config
+        self._weight_gradients.write_back()
+        norm: Tensor = torch.linalg.vector_norm(self._gradient)
+        if config.max_grad_norm > 0.0:
+            self._gradient.mul_((config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        adam(
+            self._parameters,
+            self._parameter_gradients,
+            self._exp_avgs,
+            self._exp_avg_sqs,
+            [],
+            self._steps,
+            fused=True,
+            amsgrad=False,
+            beta1=config.adam_beta1,
+            beta2=config.adam_beta2,
+            lr=learning_rate,
+            weight_decay=0.0,
+            eps=config.adam_eps,
+            maximize=False,
+        )
+        self._weights.refresh()
+        return norm
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that continues the training, the tensors themselves: call `loaded` after writing to them."""
+        kinds = {
+            "value": self._parameters,
+            "exp_avg": self._exp_avgs,
+            "exp_avg_sq": self._exp_avg_sqs,
+            "step": self._steps,
+        }
+        return {f"{name}.{number}": tensor for name, kind in kinds.items() for number, tensor in enumerate(kind)}
+
+    def loaded(self) -> None:
+        """Follow weights that were written from outside."""
+        self._weights.refresh()

@@ -1,0 +1,164 @@
+"""Forward and backward passes of a `StackedMlp` without autograd, in buffers that are kept.
+
+An update of SAC is some twenty products of middling matrices. Autograd's nodes, fresh memory for every result, and
+gradients that nobody wants (those of the critics' weights in the actor's loss) would take a third of its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from asyncrl.models.activations import ACTIVATIONS
+from asyncrl.models.stacked_mlp import LAYER_NORM_EPS, StackedLayer
+
+_aten: Any = torch.ops.aten
+_ACTIVATION_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "tanh": lambda grad, activated: _aten.tanh_backward.grad_input(grad, activated, grad_input=grad),
+    "relu": lambda grad, activated: _aten.threshold_backward.grad_input(grad, activated, 0, grad_input=grad),
+    "elu": lambda grad, activated: _aten.elu_backward.grad_input(grad, 1, 1, 1, True, activated, grad_input=grad),
+}
+"""By the name in the settings: the gradient before the activation from that after it, in place."""
+
+
+def _relu_(features: Tensor) -> Tensor:
+    """In place. bfloat16 is negative where its bits, read as an integer, are: 4 in place of 22 microseconds on a CPU.
+
+    That goes for numbers alone: what is not one may become 0 here, so inputs are to be looked at elsewhere.
+    """
+    if features.dtype == torch.bfloat16:
+        features.view(torch.int16).clamp_min_(0)
+        return features
+    return torch.relu_(features)
+
+
+@dataclass
+class _Tape:
+    """What a hidden layer's forward pass leaves for the backward pass, and room for its gradient.
+
+    Attributes:
+        product: [K, B, out], before a layer normalization; without one it becomes `features`.
+        features: [K, B, out], after the activation.
+        gradient: [K, B, out].
+        normalized, mean, scale: of the layer normalization.
+    """
+
+    product: Tensor
+    features: Tensor
+    gradient: Tensor
+    normalized: Tensor | None = None
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+
+
+class MlpPass:
+    """Runs networks of one shape, whoever's their weights are: a backward pass is that of the latest forward pass.
+
+    Hidden layers compute in the dtype of their weights, the last layer in that of its own. So hidden layers may be
+    bfloat16 copies, while what leaves the network is float32. None of the tensors may require autograd's gradients.
+    """
+
+    def __init__(self, nonlinearity: str) -> None:
+        self._activate = _relu_ if nonlinearity == "relu" else ACTIVATIONS[nonlinearity]
+        self._activation_gradient = _ACTIVATION_GRADIENTS[nonlinearity]
+        self._buffers: dict[int, tuple[list[_Tape], Tensor]] = {}
+        self._current: list[_Tape] = []
+        self._inputs = torch.empty(0)
+        self._last = torch.empty(0)
+
+    def forward(self, layers: Sequence[StackedLayer], inputs: Tensor) -> Tensor:
+        """Outputs `[K, B, out]` for inputs `[B, in]`, which must stay as they are until the backward pass."""
+        *hidden, head = layers
+        self._inputs = features = inputs.expand(head.weight.shape[0], *inputs.shape)
+        self._current, self._last = self._buffers_for(layers, inputs.shape[0])
+        for layer, tape in zip(hidden, self._current, strict=True):
+            torch.baddbmm(layer.bias, features, layer.weight, out=tape.product)
+            if layer.norm_weight is not None and layer.norm_bias is not None:
+                normalized = torch.native_layer_norm(tape.product, tape.product.shape[-1:], None, None, LAYER_NORM_EPS)
+                tape.normalized, tape.mean, tape.scale = normalized
+                torch.addcmul(layer.norm_bias, tape.normalized, layer.norm_weight, out=tape.features)
+            features = self._activate(tape.features)
+        if features.dtype == head.weight.dtype:
+            self._last = features
+        else:
+            self._last.copy_(features)
+        return torch.baddbmm(head.bias, head.weight, self._last.transpose(1, 2)).transpose(1, 2)
+
+    def backward(
+        self,
+        layers: Sequence[StackedLayer],
+        output_gradient: Tensor,
+        gradients: Sequence[StackedLayer] | None = None,
+        inputs: slice | None = None,
+    ) -> Tensor | None:
+        """Go back through the latest forward pass.
+
+        Args:
+            layers: those of the forward pass.
+            output_gradient: [K, R, out], of the first R rows; the rest of the batch counts for nothing.
+            gradients: where to write the gradients of the parameters; not computed if not given.
+            inputs: which columns of the inputs to return the gradient of.
+
+        Returns:
+            The gradient of these inputs, `[K, R, columns]`, if any were asked for.
+        """
+        rows = output_gradient.shape[1]
+        features = [self._inputs[:, :rows], *(tape.features[:, :rows] for tape in self._current)]
+        if gradients is not None:
+            torch.bmm(output_gradient.transpose(1, 2), self._last[:, :rows], out=gradients[-1].weight)
+            torch.sum(output_gradient.transpose(1, 2), 2, keepdim=True, out=gradients[-1].bias)
+        if not self._current:
+            return None if inputs is None else torch.bmm(output_gradient, layers[-1].weight[:, :, inputs])
+        gradient = _through_head(output_gradient, layers[-1].weight, self._current[-1].gradient[:, :rows])
+        for depth in reversed(range(len(self._current))):
+            layer, own = layers[depth], None if gradients is None else gradients[depth]
+            self._activation_gradient(gradient, features[depth + 1])
+            if layer.norm_weight is not None:
+                gradient = _through_norm(gradient, layer.norm_weight, self._current[depth], own)
+            if own is not None:
+                torch.bmm(features[depth].transpose(1, 2), gradient, out=own.weight)
+                torch.sum(gradient, 1, keepdim=True, out=own.bias)
+            if depth > 0:
+                below = self._current[depth - 1].gradient[:, :rows]
+                gradient = torch.bmm(gradient, layer.weight.transpose(1, 2), out=below)
+        return None if inputs is None else torch.bmm(gradient, layers[0].weight[:, inputs].transpose(1, 2))
+
+    def _buffers_for(self, layers: Sequence[StackedLayer], batch_size: int) -> tuple[list[_Tape], Tensor]:
+        """Kept, for to map fresh memory of this size into the process takes as long as to multiply into it."""
+        if batch_size not in self._buffers:
+            *hidden, head = layers
+            num_networks, _, num_features = head.weight.shape
+            last = head.weight.new_empty(num_networks, batch_size, num_features)
+            self._buffers[batch_size] = [_make_tape(layer, batch_size) for layer in hidden], last
+        return self._buffers[batch_size]
+
+
+def _make_tape(layer: StackedLayer, batch_size: int) -> _Tape:
+    product = layer.weight.new_empty(layer.weight.shape[0], batch_size, layer.weight.shape[2])
+    features = product if layer.norm_weight is None else torch.empty_like(product)
+    return _Tape(product, features, torch.empty_like(product))
+
+
+def _through_head(output_gradient: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """The gradient `[K, R, in]` of the last layer's inputs; with one output a product of elements is what it is."""
+    product = torch.mul if weight.shape[1] == 1 else torch.bmm
+    return product(output_gradient.to(out.dtype), weight.to(out.dtype), out=out)
+
+
+def _through_norm(gradient: Tensor, weight: Tensor, tape: _Tape, own: StackedLayer | None) -> Tensor:
+    """The gradient before a layer normalization from that after it; its parameters' gradients go to `own`."""
+    assert tape.normalized is not None and tape.mean is not None and tape.scale is not None
+    rows = gradient.shape[1]
+    if own is not None and own.norm_weight is not None and own.norm_bias is not None:
+        torch.sum(gradient * tape.normalized[:, :rows], 1, keepdim=True, out=own.norm_weight)
+        torch.sum(gradient, 1, keepdim=True, out=own.norm_bias)
+    scaled = gradient.mul_(weight)
+    product = tape.product[:, :rows]
+    mean, scale = tape.mean[:, :rows].contiguous(), tape.scale[:, :rows].contiguous()  # read as if they were
+    shape, wanted = product.shape[-1:], [True, False, False]
+    before: Tensor = _aten.native_layer_norm_backward(scaled, product, shape, mean, scale, None, None, wanted)[0]
+    return before

@@ -1,0 +1,125 @@
+"""A rollout worker whose splits write into the replay: no slots, no end of a trajectory, one row after the other.
+
+consumes  actions (mailbox, answered by a policy), limits (words of the learner)
+produces  observations, actions, rewards, ends of episodes (rows of the replay), requests (table and ring)
+waits     when no split may step or has its actions: until woken by learner or inference worker, or for WAIT_S
+stops     when the run has ended
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.buffers.wake import Waker
+from asyncrl.monitoring.phases import Phase, PhaseTimer
+from asyncrl.rollout.env_group import StepRows
+from asyncrl.rollout.split import ActionSource, StepsEnvironments
+from asyncrl.rollout.worker import WAIT_S, WorkerReports
+
+
+class ReplaySplit:
+    """A split's environments and the stripe that they fill."""
+
+    def __init__(
+        self,
+        split_idx: int,
+        group: StepsEnvironments,
+        stripes: ReplayStripes,
+        actions: ActionSource,
+        phases: PhaseTimer | None = None,
+    ) -> None:
+        """Resets the environments into the row after the stripe's last one."""
+        self.split_idx = split_idx
+        self.group = group
+        self._stripes = stripes
+        self._actions = actions
+        self._phases = phases or PhaseTimer()
+        self._row = stripes.num_rows(split_idx)
+        self._has_asked = False
+        group.reset(stripes.obs_at((split_idx, self._row)))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the stripe holds so far."""
+        return self._row
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether actions for the present row were asked for."""
+        return self._has_asked
+
+    @property
+    def can_advance(self) -> bool:
+        """Whether the actions of the present row are there."""
+        return self._has_asked and self._actions.is_answered(self.split_idx)
+
+    def ask(self) -> None:
+        """Asks for the actions of the present row: when it may be stepped, not before, so with the newest weights."""
+        self._has_asked = True
+        self._actions.request(self.split_idx, self.split_idx, self._row)
+
+    def advance(self) -> int:
+        """Takes the actions of the present row and publishes it.
+
+        Returns:
+            Environment steps made.
+        """
+        stripes, split_idx, row = self._stripes, self.split_idx, self._row
+        action = stripes.store_action(split_idx, row)
+        fields = stripes.rows(split_idx, row)
+        rows = StepRows(fields.reward, fields.terminated, fields.truncated, fields.valid, fields.next_obs)
+        num_steps = self.group.step(action, rows)
+        stripes.publish(split_idx, num_steps)
+        self._phases.charge(Phase.STEP)
+        self._row, self._has_asked = row + 1, False
+        return num_steps
+
+
+class ReplayWorker(WorkerReports):
+    """Moves its splits forward as far as the learner lets them. Owns their environments."""
+
+    def __init__(
+        self,
+        worker_idx: int,
+        splits: Sequence[ReplaySplit],
+        stripes: ReplayStripes,
+        limits: ReplayLimits,
+        learner: Waker,
+        control: RunControl,
+        phases: PhaseTimer | None = None,
+    ) -> None:
+        """Takes ownership of the splits, which charge their time to the same `phases`."""
+        super().__init__(worker_idx, [split.group for split in splits], control, phases or PhaseTimer())
+        self._splits = splits
+        self._stripes = stripes
+        self._limits = limits
+        self._learner = learner
+        self._is_held_back = False
+
+    def poll(self) -> float:
+        """Advances every split that may step by one row.
+
+        Returns:
+            Seconds to wait, unless woken, before polling again.
+        """
+        worked, self._is_held_back = False, False
+        for split in self._splits:
+            if not split.has_asked:
+                if not self._limits.may_step(split.split_idx, split.num_rows, self._stripes.total_env_steps()):
+                    self._is_held_back = True
+                    continue
+                split.ask()
+                worked = True
+            if split.can_advance:
+                self.count_steps(split.advance())
+                self._learner.wake()
+                worked = True
+        self.phases.charge(Phase.OTHER)
+        return 0.0 if worked else WAIT_S
+
+    @property
+    def waiting_for(self) -> Phase:
+        """What keeps the worker from going on when `poll` did nothing."""
+        return Phase.WAIT_UPDATES if self._is_held_back else Phase.WAIT_ACTIONS

@@ -1,0 +1,154 @@
+"""Rows wrap around, are read only while they are whole, and go through a checkpoint without joining two episodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from replays import TaggedWriter, check_one_step, new_replay
+
+from asyncrl.buffers import replay as replay_module
+from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, replay_specs, rows_per_stripe
+from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.learner.replay_sampler import ReplaySampler
+
+GAMMA = 0.9
+
+
+def test_a_replay_holds_the_steps_it_was_asked_for_and_images_stay_bytes() -> None:
+    spec = EnvSpec("Image", 12, "uint8", BoxAction((3,), (0.0,) * 3, (1.0,) * 3, "float32"), None)
+    shapes = {array.name: (array.dtype, array.shape) for array in replay_specs(spec, 2, 3, replay_size=61)}
+    assert rows_per_stripe(2, 3, 61) == 13  # 11 rows of 6 environments, and 2 that are being written
+    assert shapes["replay.obs"] == ("uint8", (2, 13, 3, 12))
+    assert shapes["replay.action"] == ("float32", (2, 13, 3, 3))
+    assert shapes["mailbox.action"] == ("float32", (2, 3, 3))
+
+
+def test_actions_reach_a_row_through_the_mailbox_of_their_split() -> None:
+    _, stripes = new_replay(2, 2, 5)
+    answer = SimpleNamespace(action=np.array([1, 0, 0, 1]))
+    stripes.answer((1, 3), slice(0, 2), answer, version=7, now=0.0)
+    stripes.answer((0, 9), slice(2, 4), answer, version=7, now=0.0)
+    assert stripes.store_action(1, 3).tolist() == [1, 0]
+    assert stripes.store_action(0, 9).tolist() == [0, 1]
+    assert stripes.action[1, 3].tolist() == [1, 0]
+    assert stripes.action[0, 9 % stripes.capacity].tolist() == [0, 1]
+
+
+def test_only_rows_that_the_worker_cannot_be_writing_are_whole() -> None:
+    _, stripes = new_replay(1, 1, 5)
+    writer = TaggedWriter(stripes, 0, seed=0, end_probability=0.0)
+    assert (stripes.capacity, stripes.first_whole_row(0)) == (7, 0)
+    writer.write_rows(5)
+    assert stripes.first_whole_row(0) == 0
+    writer.write_rows(1)
+    # Row 6 and the observation of row 7, which lies at index 0, come next.
+    assert stripes.first_whole_row(0) == 1
+    assert stripes.num_held_steps == 5
+    assert stripes.obs_at((0, 7)) is not stripes.obs_at((0, 0))
+    assert np.shares_memory(stripes.obs_at((0, 7)), stripes.obs_at((0, 0)))
+
+
+@pytest.mark.parametrize("written", [3, 5, 23], ids=["not full", "just full", "wrapped"])
+@pytest.mark.parametrize("rows", [4, 5, 50], ids=["into less", "into the same", "into more"])
+def test_a_restored_replay_holds_the_newest_rows_and_closes_open_episodes(written: int, rows: int) -> None:
+    _, stripes = new_replay(2, 3, 5)
+    for split_idx in range(2):
+        TaggedWriter(stripes, split_idx, seed=split_idx).write_rows(written)
+    content = stripes.content()
+    assert len(content["reward.0"]) == min(written, 5)
+    assert len(content["obs.0"]) == len(content["reward.0"]) + 1
+
+    _, restored = new_replay(2, 3, rows)
+    restored.restore(content)
+    assert restored.total_env_steps() == stripes.total_env_steps()
+    kept = min(len(content["reward.0"]), rows - 1)
+    assert restored.num_rows(0) == kept + 1
+    last = restored.obs[:, kept - 1], restored.obs[:, kept]
+    newest = [content[f"obs.{split}"][-1] for split in range(2)]
+    assert np.array_equal(last[1], newest)
+    assert not restored.valid[:, kept].any()
+    ends = restored.terminated[:, kept - 1] | restored.truncated[:, kept - 1] | ~restored.valid[:, kept - 1]
+    assert ends.all()
+    for split in range(2):  # only what was open is closed
+        before = {name: content[f"{name}.{split}"][-1] for name in ("terminated", "truncated", "valid")}
+        was_open = before["valid"] & ~before["terminated"]
+        assert np.array_equal(restored.truncated[split, kept - 1], before["truncated"] | was_open)
+
+    for split_idx in range(2):  # new episodes begin in the row after
+        TaggedWriter(restored, split_idx, seed=9).write_rows(2)
+    sampler = ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0)
+    check_one_step(sampler.sample(1, 2000)[0], GAMMA)
+
+
+def test_a_replay_of_another_layout_is_refused() -> None:
+    _, stripes = new_replay(2, 3, 5)
+    TaggedWriter(stripes, 0, seed=0).write_rows(2)
+    _, other = new_replay(3, 2, 5)
+    with pytest.raises(ValueError, match=r"2 splits of 3 environments, the run has 3 of 2"):
+        other.restore(stripes.content())
+
+
+def test_workers_may_step_up_to_both_limits() -> None:
+    arena, _ = new_replay(2, 1, 5)
+    limits = ReplayLimits(arena)
+    assert not limits.may_step(0, 0, 0)  # nobody steps before the learner says so
+    assert limits.set(None, 10)
+    assert not limits.set(None, 10)
+    assert limits.may_step(1, 10**9, 9)
+    assert not limits.may_step(1, 0, 10)
+    limits.set([3, 4], 100)
+    assert [limits.may_step(split, 3, 0) for split in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("end_probability", [0.0, 0.3], ids=["endless", "episodes"])
+@pytest.mark.parametrize("written_meanwhile", [0, 2, 5, 30])
+def test_rows_overwritten_while_they_are_copied_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, written_meanwhile: int, end_probability: float
+) -> None:
+    _, stripes = new_replay(1, 3, 5)
+    writer = TaggedWriter(stripes, 0, seed=0, end_probability=end_probability)
+    writer.write_rows(20)
+    take, copied = np.take, []
+
+    def slow_take(*args: Any, **kwargs: Any) -> Any:
+        if len(copied) == 1:  # the observations are copied, the other fields are not
+            writer.write_rows(written_meanwhile)
+        copied.append(take(*args, **kwargs))
+        return copied[-1]
+
+    monkeypatch.setattr(replay_module.np, "take", slow_take)
+    content = stripes.content()
+    monkeypatch.undo()
+    assert len(content["reward.0"]) == max(0, 5 - written_meanwhile)
+    assert len(content["obs.0"]) == len(content["reward.0"]) + 1
+
+    _, restored = new_replay(1, 3, 5)
+    restored.restore(content)
+    TaggedWriter(restored, 0, seed=9).write_rows(2)
+    check_one_step(ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0).sample(1, 500)[0], GAMMA)
+
+
+def test_the_cursor_that_covers_a_row_moves_last() -> None:
+    arena, stripes = new_replay(1, 2, 5)
+    stored: list[str] = []
+
+    class RecordedWords:
+        """Words that note when they are stored."""
+
+        def __init__(self, name: str) -> None:
+            self._name, self._words = name, arena.words(name)
+
+        def __getitem__(self, split_idx: int) -> int:
+            return self._words[split_idx]
+
+        def __setitem__(self, split_idx: int, value: int) -> None:
+            stored.append(self._name)
+            self._words[split_idx] = value
+
+    recorded: Any = SimpleNamespace(array=arena.array, words=RecordedWords)
+    ReplayStripes(recorded).publish(0, 2)
+    assert stored == ["replay.env_steps", "replay.rows"]
+    assert (stripes.num_rows(0), stripes.total_env_steps()) == (1, 2)

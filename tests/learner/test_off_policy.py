@@ -1,0 +1,363 @@
+"""SAC's update against a plain reference with autograd, on problems whose answer is known, and what it promises."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from linear_networks import networks_of_linear_layers
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.precision import matmul_dtype
+from asyncrl.learner.transitions import Transitions
+from asyncrl.models.distributions import SquashedGaussian
+from asyncrl.models.flat import FlatParameters, read_block
+from asyncrl.models.sac import SacActor
+
+BOX = EnvSpec("Box", 3, "float64", BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
+CHOICE = EnvSpec("Choice", 3, "float64", DiscreteAction(4, 0), None)
+CPU = torch.device("cpu")
+SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+
+
+def make(spec: EnvSpec, double: bool = False, **settings: Any) -> OffPolicyLearner:
+    defaults: dict[str, Any] = {
+        "algo": "sac",
+        "encoder_mlp_layers": [16],
+        "normalize_input": False,
+        "max_grad_norm": 0.0,
+        "precision": "float32",
+    }
+    config = TrainConfig(**{**defaults, **settings})
+    actor = SacActor(spec, config)
+    return OffPolicyLearner(actor.double() if double else actor, config, spec, CPU)
+
+
+def draw(
+    spec: EnvSpec, num: int, size: int = 12, seed: int = 5, dtype: torch.dtype = torch.float32
+) -> list[Transitions]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=dtype)
+
+    def action() -> Tensor:
+        return torch.randint(4, (size,), generator=generator) if spec is CHOICE else randn(size, 2)
+
+    def discount() -> Tensor:
+        return 0.9 * (torch.rand(size, generator=generator, dtype=dtype) < 0.8)
+
+    return [Transitions(randn(size, 3), action(), randn(size), randn(size, 3), discount()) for _ in range(num)]
+
+
+class Reference:
+    """SAC as in the papers, one network at a time, with PyTorch's modules, autograd and Adam."""
+
+    def __init__(self, learner: OffPolicyLearner, spec: EnvSpec, config: TrainConfig) -> None:
+        self.config, self.is_box = config, spec is BOX
+        (self.actor,) = networks_of_linear_layers(learner.model.mlp)
+        self.critics = nn.ModuleList(networks_of_linear_layers(learner.critic.mlp))
+        self.targets = copy.deepcopy(self.critics)
+        alpha = 1.0 if config.ent_coef == "auto" else config.ent_coef
+        self.log_alpha = torch.tensor(math.log(alpha), dtype=torch.float64, requires_grad=config.ent_coef == "auto")
+        self.target_entropy = -2.0 if self.is_box else 0.5 * math.log(4)
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.optimizers = [
+            torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps)
+            for parameters in (self.critics.parameters(), self.actor.parameters(), [self.log_alpha])
+        ]
+        self.updates = 0
+
+    def policy(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Action and its log-probability; for choices, all probabilities and their logarithms."""
+        outputs = self.actor(obs)
+        if not self.is_box:
+            return outputs.softmax(-1), outputs.log_softmax(-1)
+        mean, log_std = outputs[:, :2], 3.5 * torch.tanh(outputs[:, 2:] / 3.5) - 1.5
+        raw = mean + log_std.exp() * noise
+        log_prob = torch.distributions.Normal(mean, log_std.exp()).log_prob(raw)
+        return raw.tanh(), (log_prob - torch.log(1.0 - raw.tanh() ** 2)).sum(-1)
+
+    def values(self, critics: nn.ModuleList, obs: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        if self.is_box:
+            inputs = torch.cat((obs, action), -1)
+            return critics[0](inputs).squeeze(-1), critics[1](inputs).squeeze(-1)
+        first, second = critics
+        return first(obs), second(obs)
+
+    def cost(self, critics: nn.ModuleList, obs: Tensor, noise: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """alpha log pi - min Q, and the entropy, of each observation."""
+        action, log_prob = self.policy(obs, noise)
+        cost = alpha * log_prob - torch.min(*self.values(critics, obs, action))
+        return (cost, -log_prob) if self.is_box else ((action * cost).sum(-1), -(action * log_prob).sum(-1))
+
+    def step(self, optimizer: torch.optim.Optimizer, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.config.max_grad_norm > 0.0:
+            nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+        optimizer.step()
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        self.updates += 1
+        trains_actor, size = self.updates % self.config.policy_delay == 0, len(batch.reward)
+        noise = torch.empty(0)
+        if self.is_box:
+            shape = (2 * size if trains_actor else size, 2)
+            noise = torch.randn(shape, generator=self.generator, dtype=torch.float64)
+        alpha = self.log_alpha.exp().detach()
+        with torch.no_grad():
+            target = batch.reward - batch.discount * self.cost(self.targets, batch.next_obs, noise[-size:], alpha)[0]
+        values = self.values(self.critics, batch.obs, batch.action.tanh() if self.is_box else batch.action)
+        if not self.is_box:
+            values = tuple(q.gather(1, batch.action.unsqueeze(1)).squeeze(1) for q in values)
+        critic_loss = 0.5 * (mse_loss(values[0], target) + mse_loss(values[1], target))
+        self.step(self.optimizers[0], critic_loss, list(self.critics.parameters()))
+        for old, new in zip(self.targets.parameters(), self.critics.parameters(), strict=True):
+            old.data = (1.0 - self.config.tau) * old.data + self.config.tau * new.data
+        figures = {"critic_loss": critic_loss.item(), "q_mean": torch.stack(list(values)).mean().item()}
+        if trains_actor:
+            cost, entropy = self.cost(self.critics, batch.obs, noise[:size], alpha)
+            self.step(self.optimizers[1], cost.mean(), list(self.actor.parameters()))
+            figures |= {"actor_loss": cost.mean().item(), "entropy": entropy.mean().item(), "ent_coef": alpha.item()}
+            if self.log_alpha.requires_grad:
+                alpha_loss = self.log_alpha * (entropy.mean().detach() - self.target_entropy)
+                figures["ent_coef_loss"] = alpha_loss.item()
+                self.step(self.optimizers[2], alpha_loss, [])
+        return figures
+
+
+@SPECS
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"ent_coef": 0.2, "nonlinearity": "relu", "encoder_mlp_layers": [16, 8]},
+        {"policy_delay": 2, "max_grad_norm": 0.3},
+        {"critic_layer_norm": True, "tau": 0.3, "policy_initialization": "torch_default"},
+    ],
+    ids=lambda settings: ",".join(settings) or "default",
+)
+def test_updates_are_those_of_a_plain_reference(spec: EnvSpec, settings: dict[str, Any]) -> None:
+    settings = {"learning_rate": 0.01, "adam_eps": 1e-3, "tau": 0.1, "nonlinearity": "tanh", **settings}
+    learner = make(spec, double=True, **settings)
+    reference = Reference(learner, spec, TrainConfig(**{"max_grad_norm": 0.0, **settings}))
+    for batch in draw(spec, 4, dtype=torch.float64):
+        figures = reference.update(batch)
+        metrics = learner.train([batch])
+        for name, figure in figures.items():
+            assert getattr(metrics, name) == pytest.approx(figure, rel=1e-9), name
+    obs = torch.randn(5, 3, dtype=torch.float64)
+    torch.testing.assert_close(learner.model.mlp(obs)[0], reference.actor(obs))
+    inputs = torch.randn(5, 5, dtype=torch.float64) if spec is BOX else obs
+    expected = torch.stack([critic(inputs) for critic in reference.critics])
+    torch.testing.assert_close(learner.critic.mlp(inputs), expected)
+
+
+def test_soft_values_of_two_states_are_found() -> None:
+    """Action 0 of state 0 pays 1 and stays, action 1 moves to state 1 for nothing; there, 0 pays 2 and ends."""
+    spec = EnvSpec("Two", 2, "float64", DiscreteAction(2, 0), None)
+    alpha, gamma = 0.5, 0.7
+    states = torch.eye(2)
+    batch = Transitions(
+        obs=states[[0, 0, 1, 1]],
+        action=torch.tensor([0, 1, 0, 1]),
+        reward=torch.tensor([1.0, 0.0, 2.0, -1.0]),
+        next_obs=states[[0, 1, 1, 0]],
+        discount=torch.tensor([gamma, gamma, 0.0, gamma]),
+    )
+    settings = {"encoder_mlp_layers": [], "learning_rate": 0.03, "tau": 0.1, "ent_coef": alpha}
+    learner = make(spec, **settings)
+    learner.train([batch] * 1200)
+    expected = torch.zeros(2, 2)
+    for _ in range(200):
+        value = alpha * torch.logsumexp(expected / alpha, -1)
+        expected = (batch.reward + batch.discount * value[[0, 1, 1, 0]]).view(2, 2)
+    for values in learner.critic(states).detach():
+        torch.testing.assert_close(values, expected, atol=0.02, rtol=0.0)
+    probabilities = learner.model(states).detach().exp()
+    torch.testing.assert_close(probabilities, (expected / alpha).softmax(-1), atol=0.02, rtol=0.0)
+
+
+@SPECS
+@pytest.mark.parametrize(("discount", "value"), [(0.8, 5.0), (0.0, 1.0)], ids=["truncated", "terminated"])
+def test_reward_one_for_ever_is_worth_more_than_once(spec: EnvSpec, discount: float, value: float) -> None:
+    learner = make(spec, ent_coef=1e-6, encoder_mlp_layers=[], learning_rate=0.03, tau=0.2)
+    batches = []
+    for batch in draw(spec, 800):
+        same = torch.zeros_like(batch.obs)
+        ones = torch.ones_like(batch.reward)
+        batches.append(dataclasses.replace(batch, obs=same, next_obs=same, reward=ones, discount=discount * ones))
+    learner.train(batches)
+    values = learner.critic(torch.zeros(1, 3), *([torch.zeros(1, 2)] if spec is BOX else [])).detach()
+    torch.testing.assert_close(values, torch.full_like(values, value), atol=0.05 * value, rtol=0.0)
+
+
+@SPECS
+def test_the_entropy_becomes_the_target_though_rewards_pull_away(spec: EnvSpec) -> None:
+    learner = make(spec, encoder_mlp_layers=[64], learning_rate=5e-3, nonlinearity="relu")
+    batches = []
+    for batch in draw(spec, 2000, size=32):
+        payoff = -3.0 * (batch.action.tanh() ** 2).sum(-1) if spec is BOX else 2.0 * (batch.action == 1)
+        batches.append(dataclasses.replace(batch, reward=payoff, discount=torch.zeros_like(batch.reward)))
+    learner.train(batches[:-400])
+    metrics = learner.train(batches[-400:])
+    target = -2.0 if spec is BOX else 0.5 * math.log(4)
+    assert metrics.entropy == pytest.approx(target, abs=0.1)
+    if spec is CHOICE:  # 2 / alpha is then what one logit is above the three others
+        logits = torch.tensor([2.0 / metrics.ent_coef, 0.0, 0.0, 0.0])
+        assert float(torch.distributions.Categorical(logits=logits).entropy()) == pytest.approx(target, abs=0.1)
+
+
+def targets_of(learner: OffPolicyLearner) -> Tensor:
+    return learner.state_dict().optimizer["target_critic"]
+
+
+@SPECS
+def test_target_critics_move_by_tau(spec: EnvSpec) -> None:
+    learner = make(spec, tau=0.25)
+    before = targets_of(learner)
+    learner.train(draw(spec, 1))
+    critic = learner.state_dict().optimizer["critic.value.0"]
+    assert not torch.equal(critic, before)
+    torch.testing.assert_close(targets_of(learner), 0.75 * before + 0.25 * critic)
+
+
+def test_the_policy_is_trained_at_every_policy_delay_th_update() -> None:
+    learner = make(BOX, policy_delay=3)
+    blocks = [learner.publication()]
+    for batch in draw(BOX, 6):
+        learner.train([batch])
+        blocks.append(learner.publication())
+    moved = [not torch.equal(before, after) for before, after in itertools.pairwise(blocks)]
+    assert moved == [False, False, True, False, False, True]
+    assert learner.policy_version == 6
+
+
+@SPECS
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_restored_learner_continues_to_the_bit(spec: EnvSpec, precision: str) -> None:
+    settings = {"normalize_input": True, "precision": precision, "lr_schedule": "linear_decay"}
+    learner, restored = make(spec, **settings), make(spec, seed=9, **settings)
+    batches = draw(spec, 6)
+    learner.observe(batches[0].obs)
+    learner.train(batches[:3], 40)
+    state = learner.state_dict()
+    restored.load_state_dict(state)
+    learner.observe(batches[1].obs)
+    restored.observe(batches[1].obs)
+    assert learner.train(batches[3:], 80) == restored.train(batches[3:], 80)
+    assert torch.equal(learner.publication(), restored.publication())
+    # What was saved has not moved with the learner.
+    assert state.scalars["policy_version"] == 3 and not torch.equal(
+        state.optimizer["target_critic"], targets_of(learner)
+    )
+
+
+def test_the_state_alone_makes_the_policy_again() -> None:
+    learner = make(BOX, normalize_input=True)
+    learner.observe(draw(BOX, 1)[0].obs * 3.0 + 5.0)
+    learner.train(draw(BOX, 2))
+    actor = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[16]))
+    actor.load_state_dict(learner.state_dict().model)
+    acting = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[16]))
+    read_block(acting, FlatParameters(acting, with_grad=False), learner.publication())
+    obs = torch.randn(4, 3) * 3.0 + 5.0
+    expected = learner.model.act_deterministic(obs)
+    assert torch.equal(actor.act_deterministic(obs), expected)
+    assert torch.equal(acting.act_deterministic(obs), expected)
+
+
+def test_seeds_decide_weights_and_noise() -> None:
+    batches = draw(BOX, 3)
+    first, again, other = make(BOX, seed=1), make(BOX, seed=1), make(BOX, seed=2)
+    assert first.train(batches) == again.train(batches) != other.train(batches)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
+def test_what_is_not_finite_is_refused(field: str, bad: float, precision: str) -> None:
+    learner = make(BOX, precision=precision, nonlinearity="relu", encoder_mlp_layers=[64, 64, 64])
+    batches = draw(BOX, 3)
+    getattr(batches[1], field)[2] = bad
+    with pytest.raises(FloatingPointError, match="not finite by update 3"):
+        learner.train(batches)
+
+
+@SPECS
+def test_updates_see_observations_in_units_of_their_deviation(spec: EnvSpec) -> None:
+    """Shifted and scaled observations train exactly as the plain ones do, once they were observed."""
+    plain, learner = make(spec), make(spec, normalize_input=True)
+    scale, shift = torch.tensor([2.0, 50.0, 0.1]), torch.tensor([1.0, -300.0, 7.0])
+    seen = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0))
+    seen = (seen - seen.mean(0)) / seen.std(0, correction=0)
+    learner.observe(seen[:1000] * scale + shift)
+    learner.observe(seen[1000:] * scale + shift)
+    for batch in draw(spec, 3):
+        moved = dataclasses.replace(batch, obs=batch.obs * scale + shift, next_obs=batch.next_obs * scale + shift)
+        assert learner.train([moved]).critic_loss == pytest.approx(plain.train([batch]).critic_loss, rel=1e-2)
+
+
+@SPECS
+def test_observations_may_be_bytes(spec: EnvSpec) -> None:
+    as_floats, as_bytes = make(spec, normalize_input=True), make(spec, normalize_input=True)
+    obs = torch.randint(256, (12, 3), dtype=torch.uint8)
+    (batch,) = draw(spec, 1)
+    bytewise = dataclasses.replace(batch, obs=obs, next_obs=obs)
+    as_bytes.observe(obs)
+    as_floats.observe(obs.float())
+    expected = as_floats.train([dataclasses.replace(batch, obs=obs.float(), next_obs=obs.float())])
+    assert as_bytes.train([bytewise]) == expected
+
+
+@SPECS
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"critic_layer_norm": True, "nonlinearity": "elu"}, {"encoder_mlp_layers": []}],
+    ids=["plain", "norm", "linear"],
+)
+def test_bfloat16_products_give_nearly_the_same_gradients(spec: EnvSpec, settings: dict[str, Any]) -> None:
+    common = {"encoder_mlp_layers": [64, 64], "learning_rate": 0.0, "nonlinearity": "relu", **settings}
+    exact, reduced = make(spec, **common), make(spec, **{**common, "precision": "bf16"})
+    batches = draw(spec, 1, size=256)
+    expected, metrics = exact.train(batches), reduced.train(batches)
+    assert metrics.critic_loss == pytest.approx(expected.critic_loss, rel=0.02)
+    assert metrics.critic_loss != expected.critic_loss
+    # Adam's first moment after one step is the gradient but for a factor.
+    for name in ("critic.exp_avg.0", "actor.exp_avg.0"):
+        gradients = [learner.state_dict().optimizer[name] for learner in (exact, reduced)]
+        assert float(torch.cosine_similarity(*gradients, dim=0)) > 0.99
+        assert gradients[1].dtype == torch.float32
+
+
+def test_precision_is_what_was_asked_for() -> None:
+    assert matmul_dtype("float32", CPU) == torch.float32
+    assert matmul_dtype("bf16", CPU) == torch.bfloat16
+    assert matmul_dtype("auto", CPU) in (torch.float32, torch.bfloat16)
+    assert matmul_dtype("auto", torch.device("meta")) == torch.float32
+
+
+def test_a_fixed_entropy_coefficient_stays() -> None:
+    learner = make(BOX, ent_coef=0.3)
+    metrics = learner.train(draw(BOX, 5))
+    assert metrics.ent_coef == pytest.approx(0.3) and metrics.ent_coef_loss == 0.0
+    assert float(learner.state_dict().optimizer["log_ent_coef"]) == pytest.approx(math.log(0.3))
+
+
+def test_the_reported_entropy_is_that_of_the_policy() -> None:
+    learner = make(BOX, learning_rate=0.0)
+    batches = draw(BOX, 100, size=64)
+    parameters = learner.model(torch.cat([batch.obs for batch in batches])).detach()
+    expected = float(SquashedGaussian(2).entropy(parameters).mean())
+    assert learner.train(batches).entropy == pytest.approx(expected, abs=0.05)

@@ -1,0 +1,136 @@
+"""The order of the trainer's doings: what is due, weights before limits, and reports that add up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from replays import TaggedWriter, new_replay
+from small_runs import CountingWaker
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner import off_policy_trainer as trainer_module
+from asyncrl.learner.off_policy_trainer import MOST_UPDATES_AT_ONCE, OffPolicyTrainer
+from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.monitoring.reports import SacMetrics
+
+
+class Fakes:
+    """A trainer over fakes of all but the replay, which write down what is done to them."""
+
+    block_size, policy_version, due, achieved_ratio = 4, 0, 0, 0.5
+
+    def __init__(self, **settings: Any) -> None:
+        self.log: list[Any] = []
+        self.risen = True
+        _, self.stripes = new_replay(1, 2, 100)
+        self.writer = TaggedWriter(self.stripes, 0, seed=0, end_probability=0.0)
+        self.worker, self.waited = CountingWaker(), []
+        self.generator = torch.Generator().manual_seed(5)
+        config = TrainConfig(algo="sac", batch_size=8, train_for_env_steps=100, **settings)
+        waker = SimpleNamespace(wait=lambda timeout_s: self.waited.append(timeout_s))
+        self.trainer = OffPolicyTrainer(
+            self, self.stripes, self, self, self, waker, [self.worker], config, PhaseTimer(), first_env_steps=7
+        )
+
+    # the learner
+    def publication(self, out: torch.Tensor) -> torch.Tensor:
+        return out.fill_(float(self.policy_version))
+
+    def observe(self, obs: torch.Tensor) -> None:
+        self.log.append(("observe", tuple(obs.shape)))
+
+    def train(self, batches: list[Any], env_steps_before: int) -> SacMetrics:
+        self.log.append(("train", len(batches), env_steps_before))
+        self.policy_version += len(batches)
+        return SacMetrics(*[float(self.policy_version)] * 9)
+
+    # the sampler
+    def sample(self, num_batches: int, batch_size: int) -> list[Any]:
+        return [SimpleNamespace(obs=torch.zeros(batch_size, 4))] * num_batches
+
+    # the limiter
+    def count(self, num_updates: int) -> None:
+        self.due -= num_updates
+        self.log.append(("count", num_updates))
+
+    def release(self) -> bool:
+        self.log.append("release")
+        return self.risen
+
+    # the publisher
+    def publish(self, block: Any, version: int, env_steps: int) -> None:
+        self.log.append(("publish", version, block[0], env_steps))
+
+
+def test_all_that_is_due_is_learned_in_parts_and_weights_go_out_before_workers_may_step() -> None:
+    fakes = Fakes(normalize_input=False)
+    assert fakes.log == [("publish", 0, 0.0, 7), "release"]
+    fakes.writer.write_rows(2)
+    fakes.due, fakes.log = MOST_UPDATES_AT_ONCE + 3, []
+    for _ in range(2):
+        fakes.trainer.train_once(5.0)
+    assert fakes.log == [
+        ("train", 16, 11),
+        ("count", 16),
+        ("publish", 16, 16.0, 11),
+        "release",
+        ("train", 3, 11),
+        ("count", 3),
+        ("publish", 19, 19.0, 11),
+        "release",
+    ]
+    assert fakes.waited == []
+    assert fakes.worker.count == 3
+
+
+def test_with_nothing_due_it_waits_and_wakes_workers_only_if_they_may_step_further() -> None:
+    fakes = Fakes()
+    fakes.risen = False
+    assert fakes.trainer.train_once(5.0) is None
+    assert fakes.waited == [5.0]
+    assert fakes.worker.count == 1  # at the start
+
+
+def test_observations_are_taken_in_where_they_are_normalized() -> None:
+    fakes = Fakes(normalize_input=True)
+    fakes.due, fakes.log = 2, []
+    fakes.trainer.train_once(0.0)
+    assert fakes.log[0] == ("observe", (16, 4))
+
+
+def test_training_is_over_when_all_steps_are_collected_and_nothing_is_due() -> None:
+    fakes = Fakes()
+    fakes.writer.write_rows(46)
+    assert fakes.trainer.env_steps == 99
+    assert fakes.trainer.has_more_to_learn
+    fakes.writer.write_rows(1)
+    fakes.due = 1
+    assert fakes.trainer.has_more_to_learn
+    fakes.due = 0
+    assert not fakes.trainer.has_more_to_learn
+
+
+def test_reports_come_now_and_then_with_the_means_since_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(trainer_module, "time", clock)
+    fakes = Fakes()
+    fakes.writer.write_rows(3)
+    for _ in range(2):
+        fakes.due = 2
+        assert fakes.trainer.train_once(0.0) is None
+    clock.now += 1.0
+    report = fakes.trainer.train_once(0.0)
+    assert (report.env_steps, report.num_updates, report.num_samples) == (13, 4, 32)
+    assert report.train == SacMetrics(*[3.0] * 9)
+    assert (report.replay.size, report.replay.updates_per_env_step) == (6, 0.5)
+    assert fakes.trainer.take_report().train is None
+
+
+def test_the_replay_is_kept_only_if_asked() -> None:
+    assert Fakes().trainer.replay() == {}
+    kept = Fakes(save_replay=True)
+    kept.writer.write_rows(3)
+    assert len(kept.trainer.replay()["reward.0"]) == 3

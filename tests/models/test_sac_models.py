@@ -1,0 +1,193 @@
+"""SAC's networks: passes by hand against autograd, stacked layers against `nn.Linear`, NumPy against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from linear_networks import networks_of_linear_layers
+from torch import Tensor, nn
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.models.array_policy import ArraySacPolicy
+from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
+from asyncrl.models.mlp_pass import MlpPass
+from asyncrl.models.sac import SAC_LOG_STD_RANGE, SacActor, TwinCritic, limit_log_std
+from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
+
+BOX = EnvSpec("Box", 5, "float64", BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
+CHOICE = EnvSpec("Choice", 5, "float64", DiscreteAction(4, 0), None)
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"nonlinearity": "elu"},
+    {"normalize_input": False, "nonlinearity": "relu", "encoder_mlp_layers": [8]},
+    {"encoder_mlp_layers": []},
+]
+
+
+def flat_actor(spec: EnvSpec, settings: dict[str, Any]) -> tuple[SacActor, FlatParameters]:
+    """An actor whose parameters and statistics are all far from their initial values."""
+    actor = SacActor(spec, TrainConfig(**settings))
+    flat = FlatParameters(actor, with_grad=False)
+    generator = torch.Generator().manual_seed(5)
+    flat.data.copy_(0.5 * torch.randn(flat.size, generator=generator))
+    actor.statistics.copy_(torch.rand(actor.statistics.shape, generator=generator) + 0.5)
+    return actor, flat
+
+
+def stacked(nonlinearity: str, layer_norm: bool, widths: list[int], num_networks: int = 2) -> StackedMlp:
+    torch.manual_seed(3)
+    mlp = StackedMlp(num_networks, widths, nonlinearity, None, layer_norm).double()
+    for parameter in mlp.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return mlp
+
+
+def compare_gradients(ours: Sequence[StackedLayer], networks: list[nn.Sequential]) -> None:
+    for number, network in enumerate(networks):
+        theirs = iter([parameter.grad for parameter in network.parameters()])
+        for layer in ours:
+            weight = layer.weight[number] if layer is ours[-1] else layer.weight[number].t()
+            torch.testing.assert_close(weight, next(theirs))
+            for tensor in layer[1:]:
+                if tensor is not None:
+                    torch.testing.assert_close(tensor[number].flatten(), next(theirs))
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("nonlinearity", ["tanh", "relu", "elu"])
+@pytest.mark.parametrize("widths", [[4, 1], [4, 6, 1], [4, 6, 5, 3]], ids=str)
+def test_passes_by_hand_are_those_of_linear_layers_and_autograd(
+    widths: list[int], nonlinearity: str, layer_norm: bool
+) -> None:
+    mlp = stacked(nonlinearity, layer_norm, widths)
+    networks = networks_of_linear_layers(mlp)
+    inputs = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+    expected = torch.stack([network(inputs) for network in networks])
+    torch.testing.assert_close(mlp(inputs), expected)
+
+    flat = FlatParameters(mlp)
+    written = flat.require_grad() + torch.nan  # what a pass leaves unwritten shows
+    passes = MlpPass(nonlinearity)
+    for _ in range(2):  # the second pass finds the buffers of the first
+        torch.testing.assert_close(passes.forward(mlp.layers_in(flat.data), inputs.detach()), expected.detach())
+        # Gradients of the first five rows only.
+        gradient = torch.randn(2, 5, widths[-1], dtype=torch.float64)
+        expected[:, :5].backward(gradient, retain_graph=True)
+        by_inputs = passes.backward(mlp.layers_in(flat.data), gradient, mlp.layers_in(written), slice(1, 4))
+        assert by_inputs is not None and inputs.grad is not None
+        torch.testing.assert_close(by_inputs.sum(0), inputs.grad[:5, 1:])
+        compare_gradients(mlp.layers_in(written), networks)
+        inputs.grad = None
+        for network in networks:
+            network.zero_grad()
+
+
+def test_without_gradients_wanted_none_are_written() -> None:
+    mlp = stacked("relu", False, [4, 6, 1])
+    flat = FlatParameters(mlp)
+    passes = MlpPass("relu")
+    passes.forward(mlp.layers_in(flat.data), torch.randn(7, 4, dtype=torch.float64))
+    assert passes.backward(mlp.layers_in(flat.data), torch.ones(2, 7, 1, dtype=torch.float64)) is None
+    assert not flat.require_grad().any()
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+def test_a_gradient_goes_back_from_the_parameters_to_the_outputs(spec: EnvSpec) -> None:
+    actor = SacActor(spec, TrainConfig()).double()
+    outputs = (3.0 * torch.randn(6, actor.distribution.num_parameters, dtype=torch.float64)).requires_grad_()
+    parameters = actor.parameters_of(outputs)
+    gradient = torch.randn_like(parameters)
+    parameters.backward(gradient)
+    torch.testing.assert_close(actor.outputs_gradient(parameters.detach(), gradient.clone()), outputs.grad)
+
+
+def test_log_deviations_stay_in_their_range_and_keep_a_gradient_at_its_ends() -> None:
+    raw = torch.tensor([-15.0, -5.0, 0.0, 15.0], requires_grad=True)
+    limited = limit_log_std(raw)
+    limited.sum().backward()
+    limited = limited.detach()
+    low, high = SAC_LOG_STD_RANGE
+    assert low < float(limited.min()) and float(limited.max()) < high
+    assert raw.grad is not None and (raw.grad > 0.0).all()
+    assert float(limited[2]) == -1.5 and float(raw.grad[2]) == 1.0
+
+
+@pytest.mark.parametrize("std", [0.3, 1.0, 7.0])
+def test_the_deviation_at_the_start_is_the_setting(std: float) -> None:
+    actor = SacActor(BOX, TrainConfig(initial_stddev=std))
+    log_std = actor(torch.randn(50, 5))[:, 3:]
+    torch.testing.assert_close(log_std.exp(), torch.full_like(log_std, std), atol=0.0, rtol=0.1)
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+@pytest.mark.parametrize("settings", VARIANTS, ids=lambda variant: ",".join(variant) or "default")
+def test_acting_in_numpy_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, Any]) -> None:
+    actor, flat = flat_actor(spec, settings)
+    policy = ArraySacPolicy(actor, seed=3)
+    obs = torch.randn(40, 5) * 4.0
+    before = obs.clone()
+    for _ in range(2):
+        result = policy.act(obs.numpy())
+        parameters = actor(actor.normalize_obs(obs))
+        torch.testing.assert_close(torch.from_numpy(result.action_parameters), parameters, atol=2e-5, rtol=1e-5)
+        log_prob = actor.distribution.log_prob(parameters, torch.from_numpy(result.action))
+        torch.testing.assert_close(torch.from_numpy(result.log_prob), log_prob, atol=1e-4, rtol=1e-4)
+        assert result.action.dtype == (np.int64 if spec is CHOICE else np.float32)
+        flat.data.mul_(0.9)  # what the model is given in place, the policy has at once
+        actor.statistics.mul_(1.1)
+    assert torch.equal(obs, before)
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+def test_acting_draws_from_the_parameters_and_plays_their_mode(spec: EnvSpec) -> None:
+    actor, _ = flat_actor(spec, {})
+    obs = torch.randn(6, 5)
+    result = actor.act(obs, torch.Generator().manual_seed(1))
+    again = actor.act(obs, torch.Generator().manual_seed(1))
+    assert torch.equal(result.action, again.action)
+    torch.testing.assert_close(result.log_prob, actor.distribution.log_prob(result.action_parameters, result.action))
+    mode = actor.distribution.mode(actor(actor.normalize_obs(obs)))
+    assert torch.equal(actor.act_deterministic(obs), mode)
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+def test_a_block_carries_the_whole_actor(spec: EnvSpec) -> None:
+    actor, flat = flat_actor(spec, {})
+    block = torch.empty(block_size(actor))
+    write_block(actor, flat, block)
+    other = SacActor(spec, TrainConfig(seed=8))
+    read_block(other, FlatParameters(other, with_grad=False), block)
+    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in actor.state_dict().items())
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("make", [SacActor, TwinCritic])
+def test_weights_follow_from_the_seed_alone(make: Any) -> None:
+    first = weights_of(make(BOX, TrainConfig(seed=1)))
+    state = torch.get_rng_state()
+    assert torch.equal(first, weights_of(make(BOX, TrainConfig(seed=1))))
+    assert torch.equal(state, torch.get_rng_state())
+    assert not torch.equal(first, weights_of(make(BOX, TrainConfig(seed=2))))
+
+
+@pytest.mark.parametrize("initialization", ["orthogonal", "torch_default"])
+def test_each_critic_has_weights_of_its_own_drawn_as_those_of_one_network(initialization: Any) -> None:
+    critic = TwinCritic(BOX, TrainConfig(encoder_mlp_layers=[32, 32], policy_initialization=initialization))
+    _, layer, head = critic.requires_grad_(False).mlp.layers()
+    assert not torch.allclose(layer.weight[0], layer.weight[1], atol=0.01)
+    for number in range(2):
+        weight, bias = layer.weight[number], layer.bias[number]
+        if initialization == "orthogonal":
+            torch.testing.assert_close(weight.t() @ weight, 2.0 * torch.eye(32), atol=1e-5, rtol=0.0)
+            assert not bias.any() and float(head.weight[number].norm()) == pytest.approx(1.0, rel=1e-5)
+        else:
+            bound = 1.0 / 32**0.5
+            assert 0.9 * bound < float(weight.abs().max()) <= bound and 0.0 < float(bias.abs().max()) <= bound

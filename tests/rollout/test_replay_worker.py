@@ -1,0 +1,135 @@
+"""Splits write rows that join, ask only when they may step, and stop where the learner's limits are."""
+
+from __future__ import annotations
+
+import numpy as np
+from small_runs import BOX, CountingWaker, ScriptedEnv, planned
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.monitoring.phases import Phase
+from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
+from asyncrl.rollout.worker import WAIT_S
+
+ENDLESS = 10**9
+
+
+class MailedActions:
+    """An action source that puts the row's number into the mailbox, at once or when the test says."""
+
+    def __init__(self, stripes: ReplayStripes, at_once: bool) -> None:
+        self._stripes, self._at_once = stripes, at_once
+        self.asked: list[tuple[int, int]] = []
+        self._open: set[int] = set()
+
+    def request(self, split_idx: int, slot: int, row: int) -> None:
+        assert slot == split_idx
+        self.asked.append((split_idx, row))
+        self._open.add(split_idx)
+        if self._at_once:
+            self.answer(split_idx)
+
+    def is_answered(self, split_idx: int) -> bool:
+        return split_idx not in self._open
+
+    def answer(self, split_idx: int) -> None:
+        self._open.remove(split_idx)
+        row = next(row for split, row in reversed(self.asked) if split == split_idx)
+        self.action = np.full((1, 1), 0.1 * row, np.float32)
+        self._stripes.answer((split_idx, row), slice(0, 1), self, version=3, now=0.0)
+
+
+class Worker:
+    """Worker 0 of 1 with two splits of one environment each, and all that it talks to."""
+
+    def __init__(self, steps: list[tuple[float, float, bool, bool]], at_once: bool = True) -> None:
+        plan = planned(
+            algo="sac",
+            num_workers=1,
+            num_envs_per_worker=2,
+            worker_num_splits=2,
+            inference_mode="central",
+            replay_size=20,
+            warmup_env_steps=10,
+        )
+        self.arena = Arena.create(arena_specs(BOX, plan, num_weights=8))
+        self.stripes, self.limits = ReplayStripes(self.arena), ReplayLimits(self.arena)
+        self.actions = MailedActions(self.stripes, at_once)
+        self.envs = [ScriptedEnv(steps) for _ in range(2)]
+        splits = [
+            ReplaySplit(split, EnvGroup([env], [0], split, BOX, True), self.stripes, self.actions)
+            for split, env in enumerate(self.envs)
+        ]
+        self.learner, self.control = CountingWaker(), RunControl(self.arena, 1)
+        self.worker = ReplayWorker(0, splits, self.stripes, self.limits, self.learner, self.control)
+
+    def rows(self) -> list[int]:
+        return [self.stripes.num_rows(split) for split in range(2)]
+
+
+def test_rows_hold_the_step_from_their_observation_and_the_row_after_an_end_begins_anew() -> None:
+    run = Worker([(1.0, 0.5, False, False), (2.0, 1.5, False, True), (4.0, 2.5, True, False), (5.0, 3.5, False, False)])
+    run.limits.set(None, ENDLESS)
+    for _ in range(5):
+        assert run.worker.poll() == 0.0
+    stripes = run.stripes
+    assert run.rows() == [5, 5]
+    # Row 2 holds the final observation of the truncated episode, row 3 the reset after it, row 4 that after the end.
+    assert stripes.obs[0, :6, 0, 0].tolist() == [-1.0, 1.0, 2.0, -2.0, -3.0, 5.0]
+    assert stripes.valid[0, :5, 0].tolist() == [True, True, False, True, True]
+    assert stripes.reward[0, :5, 0][stripes.valid[0, :5, 0]].tolist() == [0.5, 1.5, 2.5, 3.5]
+    assert stripes.truncated[0, :5, 0].tolist() == [False, True, False, False, False]
+    assert stripes.terminated[0, :5, 0].tolist() == [False, False, False, True, False]
+    assert np.allclose(stripes.action[0, :5, 0, 0], 0.1 * np.arange(5))
+    assert np.allclose([action[0] for action in run.envs[0].taken], 0.5 * np.tanh([0.0, 0.1, 0.3, 0.4]))
+    assert stripes.total_env_steps() == 8
+    assert run.control.collected_steps(0) == 8
+    assert run.worker.report().env_steps == 8
+    assert run.learner.count == 10
+
+
+def test_a_split_asks_for_actions_only_when_it_may_step() -> None:
+    run = Worker([(1.0, 0.0, False, False)] * 9)
+    assert run.worker.poll() == WAIT_S
+    assert run.worker.waiting_for == Phase.WAIT_UPDATES
+    assert run.actions.asked == []
+    run.limits.set([1, 2], ENDLESS)
+    for _ in range(4):
+        run.worker.poll()
+    assert run.rows() == [1, 2]
+    assert run.actions.asked == [(0, 0), (1, 0), (1, 1)]
+    run.limits.set(None, 4)
+    for _ in range(4):
+        run.worker.poll()
+    assert run.stripes.total_env_steps() == 4
+    assert run.worker.poll() == WAIT_S
+
+
+def test_one_split_steps_while_the_other_waits_for_its_actions() -> None:
+    run = Worker([(1.0, 0.0, False, False)] * 9, at_once=False)
+    run.limits.set(None, ENDLESS)
+    assert run.worker.poll() == 0.0
+    assert run.worker.poll() == WAIT_S
+    assert run.worker.waiting_for == Phase.WAIT_ACTIONS
+    run.actions.answer(1)
+    assert run.worker.poll() == 0.0
+    assert run.rows() == [0, 1]
+    assert run.worker.poll() == 0.0  # asks for the next
+    assert run.actions.asked == [(0, 0), (1, 0), (1, 1)]
+
+
+def test_a_restored_stripe_goes_on_in_the_row_after_its_last() -> None:
+    run = Worker([(1.0, 0.5, False, False)] * 9)
+    run.limits.set(None, ENDLESS)
+    run.worker.poll()
+    other = Worker([(7.0, 0.5, False, False)] * 9)
+    other.stripes.restore(run.stripes.content())
+    split = ReplaySplit(0, EnvGroup([other.envs[0]], [0], 0, BOX, True), other.stripes, other.actions)
+    split.ask()
+    assert split.advance() == 1
+    assert other.actions.asked == [(0, 2)]
+    assert other.stripes.obs[0, :4, 0, 0].tolist() == [-1.0, 1.0, -2.0, 7.0]
+    assert other.stripes.valid[0, :3, 0].tolist() == [True, False, True]

@@ -1,0 +1,161 @@
+"""Whole runs that learn from a replay: on environments whose right answer is known, at the asked ratio, and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from run_helper import FinishedRun, run
+
+from asyncrl.envs.actions import ActionAdapter
+from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.on_policy import LearnerState
+from asyncrl.models.sac import SacActor
+from asyncrl.policy import load_policy
+from asyncrl.runtime import checkpoint
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+
+in_each_mode = pytest.mark.parametrize("mode", ["serial", "sync-local", "async-local", "async-central"])
+
+SAC: dict[str, Any] = {
+    "algo": "sac",
+    "num_envs_per_worker": 2,
+    "batch_size": 32,
+    "encoder_mlp_layers": [32],
+    "nonlinearity": "relu",
+    "policy_initialization": "torch_default",
+    "max_grad_norm": 0.0,
+    "precision": "float32",
+    "replay_size": 3000,
+    "warmup_env_steps": 200,
+    "train_for_env_steps": 1500,
+    "learning_rate": 0.005,
+    "lr_schedule": "constant",
+    "tau": 0.05,
+    "gamma": 0.8,
+}
+GREEDY: dict[str, Any] = {"ent_coef": 1e-4}  # so little entropy that values are those of rewards
+
+
+def learner_of(finished: FinishedRun) -> OffPolicyLearner:
+    """The learner, as the run's last checkpoint holds it."""
+    content = checkpoint.load(Path(finished.outcome.checkpoint))
+    learner = OffPolicyLearner(
+        SacActor(finished.spec, finished.config), finished.config, finished.spec, torch.device("cpu")
+    )
+    learner.load_state_dict(LearnerState(dict(content.model), dict(content.optimizer), dict(content.state)))
+    return learner
+
+
+def values(finished: FinishedRun, *observations: list[float]) -> np.ndarray:
+    """What the critics, on average, say of observations, whose actions mean nothing."""
+    with torch.no_grad():
+        return learner_of(finished).critic(torch.tensor(observations)).mean((0, 2)).numpy()
+
+
+def updates_per_step(finished: FinishedRun) -> float:
+    replay = finished.learner_reports[-1].replay
+    assert replay is not None
+    assert replay.updates_per_env_step is not None
+    return replay.updates_per_env_step
+
+
+@in_each_mode
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_truncated_episode_goes_on_in_its_values(mode: str, n_step: int, tmp_path: Path) -> None:
+    settings = {**SAC, **GREEDY, "n_step": n_step, "env_kwargs": {"terminates": False}}
+    finished = run(tmp_path, mode, "EndlessReward", **settings)
+    assert values(finished, [0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -5.0 + 0.8 * 5.0], abs=0.35)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_terminated_episode_ends_in_its_values(n_step: int, tmp_path: Path) -> None:
+    settings = {**SAC, **GREEDY, "n_step": n_step, "env_kwargs": {"terminates": True}}
+    finished = run(tmp_path, "async-local", "EndlessReward", **settings)
+    assert values(finished, [0.0, 3.0], [0.0, 1.0]) == pytest.approx([1.0, 1.0 + 0.8 + 0.64], abs=0.2)
+
+
+@in_each_mode
+def test_a_distant_action_is_found_and_the_policy_can_be_taken_away(mode: str, tmp_path: Path) -> None:
+    settings = {**SAC, "ent_coef": 0.1, "train_for_env_steps": 2500, "reward_scale": 0.1}
+    finished = run(tmp_path, mode, "DistantTarget", **settings)
+    policy = load_policy(Path(finished.outcome.checkpoint))
+    assert policy.act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.3)
+
+
+def test_a_contextual_bandit_is_solved(tmp_path: Path) -> None:
+    finished = run(tmp_path, "async-local", "ContextualBandit", **{**SAC, "ent_coef": 0.05})
+    policy = load_policy(Path(finished.outcome.checkpoint))
+    assert policy.act(np.eye(2), deterministic=True).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("ratio", [0.25, 4.0])
+def test_the_asked_ratio_is_kept(ratio: float, tmp_path: Path) -> None:
+    settings = {**SAC, "updates_per_env_step": ratio, "batch_size": 8, "train_for_env_steps": 2000}
+    finished = run(tmp_path, "async-local", "ConstantReward", **settings)
+    assert updates_per_step(finished) == pytest.approx(ratio, rel=0.02)
+    report = finished.learner_reports[-1]
+    assert report.num_updates == pytest.approx(ratio * (finished.outcome.env_steps - 200), rel=0.1)
+
+
+def test_the_warm_up_covers_the_whole_range_of_actions_and_learning_starts_after_it(tmp_path: Path) -> None:
+    settings = {**SAC, "warmup_env_steps": 600, "train_for_env_steps": 600, "save_replay": True}
+    finished = run(tmp_path, "async-local", "DistantTarget", **settings)
+    assert learner_of(finished).policy_version <= 8  # of a few steps beyond 600 at most
+    content = checkpoint.load(Path(finished.outcome.checkpoint), with_replay=True).replay
+    drawn = torch.cat([content[f"action.{split}"].flatten() for split in range(2)]).numpy()[:600]
+    taken = ActionAdapter(finished.spec, squash=True).to_env_batch(drawn[:, np.newaxis])[:, 0]
+    counts, _ = np.histogram(taken, bins=4, range=(-2.0, 6.0))
+    assert np.abs(counts - 150).max() < 60
+
+
+@pytest.mark.parametrize("async_rl", [False, True])
+def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stopped(
+    async_rl: bool, tmp_path: Path
+) -> None:
+    settings = {**SAC, "async_rl": async_rl, "checkpoint_resets": True, "save_replay": True, "normalize_input": True}
+    settings |= {"save_every_env_steps": 500, "keep_checkpoints": 100, "lr_schedule": "linear_decay"}
+    whole = run(tmp_path / "whole", "serial", "CartPole-v1", **settings)
+    found = checkpoint.newest_first(tmp_path / "whole" / "checkpoints")
+    assert len(found) == 3
+    for path in found[1:]:
+        resumed = run(tmp_path / path.name, "serial", "CartPole-v1", resume_from=path, **settings)
+        assert resumed.outcome.env_steps == whole.outcome.env_steps
+        first, second = (checkpoint.load(Path(f.outcome.checkpoint), with_replay=True) for f in (whole, resumed))
+        assert {**first.state, "elapsed_s": 0} == {**second.state, "elapsed_s": 0}
+        for kind in ("model", "optimizer", "replay"):
+            tensors, others = getattr(first, kind), getattr(second, kind)
+            assert tensors.keys() == others.keys()
+            assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items()), kind
+
+
+@pytest.mark.parametrize("keeps_replay", [True, False])
+def test_a_resumed_run_counts_on_with_its_replay_and_fills_a_new_one_without(
+    keeps_replay: bool, tmp_path: Path
+) -> None:
+    settings = {**SAC, "save_replay": keeps_replay}
+    first = run(tmp_path / "first", "async-local", "ConstantReward", **settings)
+    path = Path(first.outcome.checkpoint)
+    resumed = run(
+        tmp_path / "again",
+        "async-local",
+        "ConstantReward",
+        resume_from=path,
+        **{**settings, "train_for_env_steps": 2500},
+    )
+    assert 2500 <= resumed.outcome.env_steps < 2520
+    updates = learner_of(resumed).policy_version - learner_of(first).policy_version
+    more_steps = resumed.outcome.env_steps - first.outcome.env_steps - (0 if keeps_replay else 200)
+    assert updates == pytest.approx(more_steps, abs=25)
+    assert updates_per_step(resumed) == pytest.approx(1.0, rel=0.02)
+
+
+def test_evaluation_changes_nothing_of_a_repeatable_run(tmp_path: Path) -> None:
+    plain = run(tmp_path / "plain", "serial", "CartPole-v1", **SAC)
+    watched = run(tmp_path / "watched", "serial", "CartPole-v1", **SAC, eval_every_env_steps=400, eval_episodes=2)
+    first, second = (checkpoint.load(Path(finished.outcome.checkpoint)) for finished in (plain, watched))
+    assert all(torch.equal(tensor, second.optimizer[name]) for name, tensor in first.optimizer.items())
