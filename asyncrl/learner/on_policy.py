@@ -27,6 +27,7 @@ from asyncrl.algorithms.losses import (
 )
 from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.adam import FlatAdam
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.statistics import RunningMoments
@@ -99,15 +100,7 @@ class OnPolicyLearner:
         self._device = device
         self._flat = FlatParameters(self.model)
         self._gradient = self._flat.require_grad()
-        self._weights = torch.nn.Parameter(self._flat.data)
-        self._weights.grad = self._gradient
-        self._optimizer = torch.optim.Adam(
-            [self._weights],
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            eps=config.adam_eps,
-            fused=True,
-        )
+        self._optimizer = FlatAdam([self._flat.data], [self._gradient], config)
         self._learning_rate = LearningRate(config)
         self._obs_moments = RunningMoments(model.observation_size, device)
         self._return_moments = RunningMoments(1, device)
@@ -199,16 +192,11 @@ class OnPolicyLearner:
         self._return_moments.count = int(state.scalars["return_count"])
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """The tensors themselves, by their names in a checkpoint; made if no step was taken yet."""
-        state = self._optimizer.state[self._weights]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=self._device)
-            state["exp_avg"] = torch.zeros_like(self._flat.data)
-            state["exp_avg_sq"] = torch.zeros_like(self._flat.data)
+        """The tensors themselves, by their names in a checkpoint."""
         return {
-            "step": state["step"],
-            "exp_avg": state["exp_avg"],
-            "exp_avg_sq": state["exp_avg_sq"],
+            "step": self._optimizer.steps[0],
+            "exp_avg": self._optimizer.exp_avgs[0],
+            "exp_avg_sq": self._optimizer.exp_avg_sqs[0],
             "obs_mean": self._obs_moments.mean,
             "obs_variance": self._obs_moments.variance,
             "return_mean": self._return_moments.mean,
@@ -375,8 +363,7 @@ class OnPolicyLearner:
         grad_norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._config.max_grad_norm > 0.0:
             self._gradient.mul_((self._config.max_grad_norm / (grad_norm + 1e-6)).clamp_(max=1.0))
-        self._optimizer.param_groups[0]["lr"] = self._learning_rate.value
-        self._optimizer.step()
+        self._optimizer.step(self._learning_rate.value)
         self.policy_version += 1
         return grad_norm
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.adam import FlatAdam
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
 
@@ -73,45 +73,27 @@ class TrainedMlp:
         self._weights = LayerCopy(mlp, self.flat.data, dtype)
         self._weight_gradients = LayerCopy(mlp, self._gradient, dtype)
         self.layers, self.gradients = self._weights.layers, self._weight_gradients.layers
-        self._config = config
-        self._parameters = [self.flat.data, *(tensor for tensor, _ in others)]
-        self._parameter_gradients = [self._gradient, *(gradient for _, gradient in others)]
-        self._exp_avgs, self._exp_avg_sqs = ([torch.zeros_like(p) for p in self._parameters] for _ in range(2))
-        self._steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self._parameters]
+        self._max_grad_norm = config.max_grad_norm
+        tensors, gradients = zip((self.flat.data, self._gradient), *others, strict=True)
+        self._optimizer = FlatAdam(tensors, gradients, config)
 
     def step(self, learning_rate: float) -> Tensor:
         """Take one step down the gradients; returns their norm before clipping."""
-        config = self._config
         self._weight_gradients.write_back()
         norm: Tensor = torch.linalg.vector_norm(self._gradient)
-        if config.max_grad_norm > 0.0:
-            self._gradient.mul_((config.max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        adam(
-            self._parameters,
-            self._parameter_gradients,
-            self._exp_avgs,
-            self._exp_avg_sqs,
-            [],
-            self._steps,
-            fused=True,
-            amsgrad=False,
-            beta1=config.adam_beta1,
-            beta2=config.adam_beta2,
-            lr=learning_rate,
-            weight_decay=0.0,
-            eps=config.adam_eps,
-            maximize=False,
-        )
+        if self._max_grad_norm > 0.0:
+            self._gradient.mul_((self._max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        self._optimizer.step(learning_rate)
         self._weights.refresh()
         return norm
 
     def tensors(self) -> dict[str, Tensor]:
         """All that continues the training, the tensors themselves: call `loaded` after writing to them."""
         kinds = {
-            "value": self._parameters,
-            "exp_avg": self._exp_avgs,
-            "exp_avg_sq": self._exp_avg_sqs,
-            "step": self._steps,
+            "value": self._optimizer.parameters,
+            "exp_avg": self._optimizer.exp_avgs,
+            "exp_avg_sq": self._optimizer.exp_avg_sqs,
+            "step": self._optimizer.steps,
         }
         return {f"{name}.{number}": tensor for name, kind in kinds.items() for number, tensor in enumerate(kind)}
 
