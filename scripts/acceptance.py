@@ -75,6 +75,20 @@ def _resumed() -> Iterator[Case]:
         yield Case(f"{env} {steps // 1000}k killed at half", flags, 0.9, needed=3, is_killed=True, compared_to=whole)
 
 
+def _sac() -> Iterator[Case]:
+    for mode in ("async", "sync"):
+        flags = _flags("Pendulum-v1", 20_000, "--algo=sac", f"--async_rl={mode == 'async'}")
+        yield Case(f"SAC Pendulum-v1 20k {mode}", flags, -200.0, needed=3)
+    yield Case("SAC CartPole-v1 60k", _flags("CartPole-v1", 60_000, "--algo=sac"), 400.0)
+    yield Case("SAC HalfCheetah-v5 200k", _flags("HalfCheetah-v5", 200_000, "--algo=sac"), 5000.0)
+
+
+def _sac_precision() -> Iterator[Case]:
+    for precision in ("float32", "bf16"):
+        flags = _flags("HalfCheetah-v5", 100_000, "--algo=sac", f"--precision={precision}")
+        yield Case(f"SAC HalfCheetah-v5 100k {precision}", flags, 0.0, needed=0)
+
+
 SUITES: dict[str, list[Case]] = {
     "core": [
         *_cartpole(),
@@ -102,6 +116,8 @@ SUITES: dict[str, list[Case]] = {
         Case("A2C InvertedPendulum-v5 1M", _flags("InvertedPendulum-v5", 1_000_000, "--algo=a2c"), 900.0),
     ],
     "resume": list(_resumed()),
+    "sac": list(_sac()),
+    "sac_precision": list(_sac_precision()),
 }
 
 

@@ -1,0 +1,76 @@
+"""Times Stable-Baselines3's SAC: its updates alone, or training at one update a step. Runs in its own environment.
+
+Usage: stable_baselines3_sac.py OPTIONS, JSON: env, what ("updates" or "run"), threads, seconds, warm_up_s, seed. Prints
+one line of JSON: {"per_s": ...}, updates or environment steps a second.
+"""
+
+import json
+import sys
+import time
+
+import gymnasium
+import torch
+from stable_baselines3 import SAC
+from stable_baselines3.common.callbacks import BaseCallback
+
+NUM_RANDOM_STEPS = 5000
+
+
+class Stopwatch(BaseCallback):
+    """Counts steps from the end of the warm-up, and stops after a time."""
+
+    def __init__(self, warm_up_s: float, seconds: float) -> None:
+        """Times begin with the first step that is followed by an update."""
+        super().__init__()
+        self._warm_up_s, self._seconds = warm_up_s, seconds
+        self._began_at: float | None = None
+        self._first: tuple[float, int] | None = None
+        self.per_s = 0.0
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps <= NUM_RANDOM_STEPS:
+            return True
+        now = time.monotonic()
+        if self._began_at is None:
+            self._began_at = now
+        if now - self._began_at < self._warm_up_s:
+            return True
+        if self._first is None:
+            self._first = (now, self.num_timesteps)
+        if now - self._first[0] < self._seconds:
+            return True
+        self.per_s = (self.num_timesteps - self._first[1]) / (now - self._first[0])
+        return False
+
+
+def main() -> int:
+    """Runs the command line."""
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(options["threads"])
+    model = SAC(
+        "MlpPolicy",
+        gymnasium.make(options["env"]),
+        learning_starts=NUM_RANDOM_STEPS,
+        device="cpu",
+        seed=options["seed"],
+    )
+    if options["what"] == "run":
+        stopwatch = Stopwatch(options["warm_up_s"], options["seconds"])
+        model.learn(10**9, callback=stopwatch)
+        print(json.dumps({"per_s": stopwatch.per_s}))
+        return 0
+    model.learn(NUM_RANDOM_STEPS)
+    count, started = 0, time.monotonic()
+    model.train(gradient_steps=50, batch_size=256)
+    while time.monotonic() - started < options["warm_up_s"]:
+        model.train(gradient_steps=50, batch_size=256)
+    started = time.monotonic()
+    while time.monotonic() - started < options["seconds"]:
+        model.train(gradient_steps=50, batch_size=256)
+        count += 50
+    print(json.dumps({"per_s": count / (time.monotonic() - started)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
