@@ -11,25 +11,19 @@ All of it lies in one arena, which the runner makes before it starts anyone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.config.plan import ReplayPlan, ResourcePlan
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.making import env_seed
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation_worker import EvaluationWorker
+from asyncrl.hogwild.building import HogwildWorker, build_hogwild_keeper, build_hogwild_worker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.limiter import ReplayLimiter
@@ -45,7 +39,6 @@ from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, Trainer
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.flat import block_size
 from asyncrl.models.making import make_acting_model
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
@@ -54,68 +47,9 @@ from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
 from asyncrl.rollout.split import ActionSource, Split
 from asyncrl.rollout.worker import RolloutWorker
-from asyncrl.runtime import checkpoint
+from asyncrl.run_setup import RunSetup, state_to_begin_with
 
 _ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the environments' seeds
-
-
-@dataclass(frozen=True)
-class RunSetup:
-    """What every role is built from. Crosses to children with their start-up arguments."""
-
-    config: TrainConfig
-    plan: ResourcePlan
-    spec: EnvSpec
-    arena: Arena
-    checkpoints: Path
-    resume_from: Path | None
-    first_env_steps: int
-
-    @classmethod
-    def create(
-        cls,
-        config: TrainConfig,
-        plan: ResourcePlan,
-        spec: EnvSpec,
-        checkpoints: Path,
-        resume_from: Path | None = None,
-    ) -> RunSetup:
-        """Allocates the arena of a run, all slots free.
-
-        Args:
-            config: the run's settings.
-            plan: what they were resolved to.
-            spec: what the environment is.
-            checkpoints: the run's folder of checkpoints.
-            resume_from: the checkpoint that the run goes on from.
-        """
-        num_weights = block_size(make_acting_model(spec, config))
-        env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
-        arena = Arena.create(arena_specs(spec, plan, num_weights))
-        if plan.replay is None:
-            TrajectorySlots(arena).reset()
-        elif resume_from is not None:
-            replay = checkpoint.load(resume_from, with_replay=True).replay
-            if replay:
-                ReplayStripes(arena).restore({name: tensor.numpy() for name, tensor in replay.items()})
-        return cls(config, plan, spec, arena, checkpoints, resume_from, env_steps)
-
-    def continued(self, resume_from: Path) -> RunSetup:
-        """The setup with which the same run goes on from a checkpoint, in an arena of its own."""
-        return RunSetup.create(self.config, self.plan, self.spec, self.checkpoints, resume_from)
-
-    @property
-    def control(self) -> RunControl:
-        """The run's stop and progress words."""
-        return RunControl(self.arena, self.plan.num_workers)
-
-    def server_of(self, worker_idx: int) -> int:
-        """The inference worker that serves a rollout worker: one for all its splits."""
-        return worker_idx % self.plan.num_inference_workers
-
-    def served_by(self, server_idx: int) -> list[int]:
-        """The rollout workers that an inference worker serves."""
-        return [worker for worker in range(self.plan.num_workers) if self.server_of(worker) == server_idx]
 
 
 def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer) -> ActingPolicy:
@@ -132,8 +66,8 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
 
 def build_rollout_worker(
     setup: RunSetup, worker_idx: int, learner: Waker, server: Waker | None
-) -> RolloutWorker | ReplayWorker:
-    """A rollout worker with its environments, all reset.
+) -> RolloutWorker | ReplayWorker | HogwildWorker:
+    """A rollout worker with its environments, all reset; in the Hogwild backend it trains as well.
 
     Args:
         setup: the run.
@@ -142,6 +76,8 @@ def build_rollout_worker(
         server: wakes its inference worker; None for local inference.
     """
     arena, plan, phases = setup.arena, setup.plan, PhaseTimer()
+    if plan.hogwild is not None:
+        return build_hogwild_worker(setup, plan.hogwild, worker_idx, learner)
     actions: ActionSource
     if server is None:
         actions = LocalActions(build_acting_policy(setup, torch.device("cpu"), worker_idx, phases))
@@ -195,13 +131,15 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
         workers: wakes all rollout workers, by their number.
     """
     torch.manual_seed(setup.config.seed)
-    phases = PhaseTimer()
-    saved = _state_to_begin_with(setup)
+    phases, plan = PhaseTimer(), setup.plan
+    saved = state_to_begin_with(setup)
     elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
     exchange: SlotExchange | None = None
     trainer: Trainer
-    if setup.plan.replay is not None:
-        trainer = _build_off_policy_trainer(setup, setup.plan.replay, saved, waker, workers, phases)
+    if plan.hogwild is not None:
+        trainer = build_hogwild_keeper(setup, plan.hogwild, waker, workers, phases)
+    elif plan.replay is not None:
+        trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases)
     else:
         exchange = _build_exchange(setup, workers)
         trainer = _build_on_policy_trainer(setup, exchange, saved, phases)
@@ -275,25 +213,6 @@ def _build_off_policy_trainer(
         first_env_steps=setup.first_env_steps,
         threads=ThreadChoice(plan.learner_threads) if is_free else None,
     )
-
-
-def _state_to_begin_with(setup: RunSetup) -> LearnerState | None:
-    """What a checkpoint gives the learner: of its own run, or of the one that `init_from` names.
-
-    The learning rate of its own run goes on where it was, unless the user has set another, or another schedule. A new
-    run takes everything else, but has its own.
-    """
-    config = setup.config
-    if setup.resume_from is not None:
-        saved = checkpoint.load(setup.resume_from)
-        before = saved.state["config"]
-        is_same = (before["learning_rate"], before["lr_schedule"]) == (config.learning_rate, config.lr_schedule)
-    elif config.init_from is not None:
-        saved, is_same = checkpoint.load(Path(config.init_from)), False
-    else:
-        return None
-    scalars = dict(saved.state) if is_same else {**saved.state, "learning_rate": config.learning_rate}
-    return LearnerState(dict(saved.model), dict(saved.optimizer), scalars)
 
 
 def build_evaluation_worker(setup: RunSetup) -> EvaluationWorker:

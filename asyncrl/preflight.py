@@ -24,7 +24,7 @@ from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, EnvSpec
-from asyncrl.models.sizes import weights_block_size
+from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime.memory import available_bytes
 
 
@@ -86,7 +86,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
         problems.extend(_action_problems(config, spec))
         problems.extend(resuming.find_problems_of_source(config, spec))
         warnings.extend(_short_parts(config, plan, spec))
-        needed = arena_bytes(spec, plan, weights_block_size(spec, config))
+        needed = arena_bytes(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config))
         if needed > free:
             problems.append(_too_large(plan, needed, free))
     return Preflight(

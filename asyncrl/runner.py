@@ -17,7 +17,6 @@ import torch
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.wake import Waker
 from asyncrl.building import (
-    RunSetup,
     build_evaluation_worker,
     build_inference_worker,
     build_learner,
@@ -29,6 +28,7 @@ from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import EvaluationFailed, Report
 from asyncrl.rollout.env_group import EnvironmentCallFailed
+from asyncrl.run_setup import RunSetup
 from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.signals import StopAtOnce

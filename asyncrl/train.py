@@ -130,7 +130,7 @@ def _run(
 ) -> int:
     # The runner needs torch, whose import is slow: whatever ends a command before this point ends it quickly.
     from asyncrl import runner
-    from asyncrl.building import RunSetup
+    from asyncrl.run_setup import RunSetup
 
     resume_from = None if resumption is None else resumption.checkpoint
     setup = RunSetup.create(config, plan, spec, folder.checkpoints, resume_from)

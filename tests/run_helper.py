@@ -20,7 +20,6 @@ from asyncrl import runner
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.building import RunSetup
 from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
@@ -32,6 +31,7 @@ from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report
+from asyncrl.run_setup import RunSetup
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.processes import process_context, start_loading_modules
 

@@ -8,11 +8,14 @@ truncation the next row is the episode's final observation: it gets a value, has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncrl.buffers.arena import ArraySpec, arena_size
+from asyncrl.buffers.gradients import gradient_specs
 from asyncrl.buffers.replay import replay_specs
 from asyncrl.buffers.rings import ring_specs
+from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.buffers.weights import weights_specs
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.envs.spec import BoxAction, EnvSpec
@@ -66,9 +69,24 @@ def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
     return specs
 
 
-def arena_specs(spec: EnvSpec, plan: ResourcePlan, num_weights: int) -> list[ArraySpec]:
-    """Every array of a run."""
-    if plan.replay is None:
+@dataclass(frozen=True)
+class SharedSizes:
+    """Elements of what Hogwild workers train together: tensors, and the vectors of running moments, by name."""
+
+    tensors: Mapping[str, int]
+    moments: Mapping[str, int]
+
+
+def arena_specs(
+    spec: EnvSpec, plan: ResourcePlan, num_weights: int, shared: SharedSizes | None = None
+) -> list[ArraySpec]:
+    """Every array of a run; the Hogwild backend needs `shared`."""
+    if plan.hogwild is not None:
+        assert shared is not None
+        specs = shared_tensor_specs(shared.tensors, shared.moments, plan.num_workers)
+        if plan.hogwild.mode == "gradients":
+            specs.extend(gradient_specs(shared.tensors["model"], plan.num_workers))
+    elif plan.replay is None:
         specs = slot_specs(spec, plan)
     else:
         specs = replay_specs(spec, plan.num_splits, plan.envs_per_split, plan.replay.size)
@@ -87,6 +105,7 @@ def arena_specs(spec: EnvSpec, plan: ResourcePlan, num_weights: int) -> list[Arr
     return specs
 
 
-def arena_bytes(spec: EnvSpec, plan: ResourcePlan, num_weights: int) -> int:
-    """Shared memory of a run in bytes."""
-    return arena_size(arena_specs(spec, plan, num_weights))
+def arena_bytes(spec: EnvSpec, plan: ResourcePlan, num_weights: int, shared: SharedSizes | None = None) -> int:
+    """Memory of a run's arena in bytes, those that Hogwild workers have for themselves included."""
+    own = plan.num_workers * arena_bytes(spec, plan.of_one_worker, 1) if plan.hogwild is not None else 0
+    return own + arena_size(arena_specs(spec, plan, num_weights, shared))

@@ -7,6 +7,11 @@ from typing import Any
 OFF_POLICY = ("sac",)
 """Algorithms that learn from a replay; the general settings of a preset are for the others."""
 
+SHORT_NAMES: dict[str, dict[str, Any]] = {
+    "a3c": {"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"},
+}
+"""What may be given for `algo`, and the settings that it stands for."""
+
 DEFAULTS: dict[str, dict[str, Any]] = {
     # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
     "sac": {

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from asyncrl.config.machine import Machine
-from asyncrl.config.plan import ReplayPlan, ResourcePlan
+from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
 
@@ -29,7 +29,8 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_processes(plan),
         *_splits(config, plan),
         *_inference(config, plan),
-        *(_trajectories(config, plan) if plan.replay is None else _replay(config, plan.replay, plan)),
+        *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
+        *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config),
         *_saving(config),
     ]
@@ -124,7 +125,35 @@ def _inference(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield Problem(("num_inference_workers",), text, (f"--num_inference_workers={plan.num_workers}",))
 
 
+def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> Iterator[Problem]:
+    if config.algo == "ppo":
+        text = "--backend=hogwild trains A2C (A3C) and SAC: PPO's later passes would be of weights that others changed."
+        yield Problem(("backend", "algo"), text, ("--algo=a2c", "--algo=sac", "--backend=actor_learner"))
+    if config.is_off_policy and hogwild.mode != "shared":
+        text = f"--hogwild_mode={hogwild.mode} is for A2C; SAC acts with and updates the shared parameters."
+        yield Problem(("hogwild_mode", "algo"), text, ("--hogwild_mode=shared",))
+    if plan.device != "cpu":
+        text = f"--device={plan.device}: the Hogwild backend works on the CPU."
+        yield Problem(("device", "backend"), text, ("--device=cpu",))
+    if config.inference_mode == "central":
+        text = "--inference_mode=central: Hogwild workers act with the networks that they train."
+        yield Problem(("inference_mode", "backend"), text, ("--inference_mode=local",))
+    most = PLACES_OF_A_WORKER * plan.num_workers
+    if hogwild.mode == "gradients" and hogwild.num_gradients_to_combine > most:
+        text = (
+            f"--num_gradients_to_combine={hogwild.num_gradients_to_combine} is more than {plan.num_workers} workers "
+            f"can have under way, {PLACES_OF_A_WORKER} each."
+        )
+        yield Problem(("num_gradients_to_combine", "num_workers"), text, (f"--num_gradients_to_combine={most}",))
+    for name in ("save_replay", "checkpoint_resets", "debug_forced_lag", "debug_skip_training", "with_vtrace"):
+        if getattr(config, name):
+            text = f"--{name} is not there for --backend=hogwild."
+            yield Problem((name, "backend"), text, (f"--{name}={TrainConfig.model_fields[name].default}",))
+
+
 def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if plan.hogwild is not None:
+        return
     yield from _async_samples(plan) if plan.async_rl else _sync_samples(config, plan)
     yield from _lag(plan)
 
@@ -218,7 +247,7 @@ def _learning(config: TrainConfig) -> Iterator[Problem]:
 
 
 def _warn_ignored(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    if plan.serial_mode and plan.async_rl:
+    if plan.serial_mode and plan.async_rl and plan.hogwild is None:
         text = "serial mode collects and trains strictly in turn, although async_rl=True."
         yield Problem(("async_rl", "serial_mode"), text, ("--async_rl=False",))
     if plan.serial_mode and config.inference_mode == "central":
@@ -245,19 +274,21 @@ def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
 def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.replay is not None:
         yield from _warn_replay(plan, plan.replay)
-    elif plan.async_rl and not plan.serial_mode and plan.max_policy_lag < plan.steady_lag_bound:
+    elif (
+        plan.hogwild is None and plan.async_rl and not plan.serial_mode and plan.max_policy_lag < plan.steady_lag_bound
+    ):
         text = (
             f"max_policy_lag={plan.max_policy_lag} is less than the {plan.steady_lag_bound} versions that samples "
             "reach in ordinary operation: many will be dropped."
         )
         yield Problem(("max_policy_lag",), text, (f"--max_policy_lag={plan.steady_lag_bound}",))
-    if plan.replay is None and plan.dataset_size > plan.train_for_env_steps:
+    if plan.replay is None and plan.hogwild is None and plan.dataset_size > plan.train_for_env_steps:
         text = (
             f"one dataset, {plan.batch_size} x {plan.num_batches_per_epoch} = {plan.dataset_size} samples, is more "
             f"than train_for_env_steps={plan.train_for_env_steps}: the run ends after the first."
         )
         yield Problem(("train_for_env_steps", "batch_size", "num_batches_per_epoch"), text)
-    if config.algo == "a2c" and config.num_epochs > 1:
+    if config.algo == "a2c" and config.num_epochs > 1 and plan.hogwild is None:
         text = f"num_epochs={config.num_epochs}: A2C has no ratio, so further passes over the same samples are biased."
         yield Problem(("num_epochs", "algo"), text, ("--num_epochs=1",))
     if config.learning_rate == 0:

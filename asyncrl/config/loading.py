@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from asyncrl.config.algorithms import DEFAULTS
+from asyncrl.config.algorithms import DEFAULTS, SHORT_NAMES
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, split_flags, unknown_name
 from asyncrl.config.presets import Preset, preset_for, read_preset
@@ -110,6 +110,8 @@ def load(
     layers = _Layers(problems=list(given.problems))
     from_flags = _read_flag_values(given.texts, settings, layers)
     from_file = _read_file(given.texts.get("config"), settings, layers)
+    _spell_out(from_file, layers)
+    _spell_out(from_flags, layers)
     wanted = {**from_file, **from_flags}
     saved = None if find_saved is None else _read_saved(wanted, find_saved, settings, layers)
     if saved is not None:
@@ -171,6 +173,18 @@ def _read_file(path: str | None, settings: Mapping[str, Setting], layers: _Layer
     except UsageError as error:
         layers.complain(f"--config: {error}", "config")
         return {}
+
+
+def _spell_out(values: dict[str, Any], layers: _Layers) -> None:
+    """Puts what a short name of an algorithm stands for in its place."""
+    meant = SHORT_NAMES.get(str(values.get("algo")))
+    if meant is None:
+        return
+    for name, value in meant.items():
+        if name != "algo" and name in values and values[name] != value:
+            text = f"--algo={values['algo']} means --{name}={value}, but --{name}={values[name]} was given."
+            layers.complain(text, "algo", name)
+    values.update(meant)
 
 
 def _read_saved(

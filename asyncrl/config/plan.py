@@ -6,6 +6,7 @@ resolve to something of sane size, and `asyncrl.config.checks` says what is wron
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,8 +23,13 @@ _FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
 _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
 _UPDATES_TO_BE_WAITED_FOR = 0.1
 _OFF_POLICY_ENVS = 4  # of each worker
+_HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 8, 1  # of each worker
+
+PLACES_OF_A_WORKER = 2
+"""Gradients that a Hogwild worker may have under way."""
 
 InferenceMode = Literal["local", "central"]
+HogwildMode = Literal["shared", "synced", "gradients"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,19 @@ class ReplayPlan:
     warmup_env_steps: int
     updates_per_env_step: float
     tolerance: float
+
+
+@dataclass(frozen=True)
+class HogwildPlan:
+    """What the Hogwild backend adds to a plan.
+
+    Attributes:
+        mode: which parameters a worker acts with, and where its gradients go.
+        num_gradients_to_combine: gradients that make one step, where a process combines them.
+    """
+
+    mode: HogwildMode
+    num_gradients_to_combine: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +82,7 @@ class ResourcePlan:
         max_policy_lag, debug_forced_lag: in policy versions, as in the settings.
         train_for_env_steps: environment steps of the whole run.
         replay: what learning from a replay adds; None for algorithms that learn from trajectories.
+        hogwild: what workers that train one set of parameters together add; None for the other backend.
     """
 
     device: str
@@ -84,6 +104,7 @@ class ResourcePlan:
     debug_forced_lag: int
     train_for_env_steps: int
     replay: ReplayPlan | None = None
+    hogwild: HogwildPlan | None = None
 
     @property
     def envs_per_split(self) -> int:
@@ -118,7 +139,7 @@ class ResourcePlan:
     @property
     def num_slots(self) -> int:
         """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; none beside a replay."""
-        if self.replay is not None:
+        if self.replay is not None or self.hogwild is not None:
             return 0
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
@@ -140,6 +161,11 @@ class ResourcePlan:
         if self.replay is not None:
             steps = max(0, self.train_for_env_steps - self.replay.warmup_env_steps)
             return math.floor(steps * self.replay.updates_per_env_step)
+        if self.hogwild is not None:
+            samples = self.num_envs_per_worker * self.rollout
+            if self.hogwild.mode == "gradients":
+                samples *= self.hogwild.num_gradients_to_combine
+            return self.train_for_env_steps // samples
         return self.num_datasets * self.updates_per_dataset
 
     @property
@@ -172,6 +198,24 @@ class ResourcePlan:
     def lag_bound(self) -> int:
         """Lag at first use, in policy versions, that no trained sample exceeds: in async older ones are dropped."""
         return self.max_policy_lag if self.async_rl else self.forced_lag
+
+    @property
+    def of_one_worker(self) -> ResourcePlan:
+        """What a Hogwild worker has in memory of its own: one slot, or its part of the replay."""
+        replay = self.replay
+        if replay is not None:
+            size, warmup = (max(1, total // self.num_workers) for total in (replay.size, replay.warmup_env_steps))
+            replay = dataclasses.replace(replay, size=size, warmup_env_steps=warmup, tolerance=0.0)
+        return dataclasses.replace(
+            self,
+            num_workers=1,
+            worker_num_splits=1,
+            async_rl=False,
+            batch_size=self.num_envs_per_worker * self.rollout,
+            num_batches_per_epoch=1,
+            replay=replay,
+            hogwild=None,
+        )
 
     @property
     def num_processes(self) -> int:
@@ -225,7 +269,18 @@ def resolve(config: TrainConfig, machine: Machine | None = None) -> ResourcePlan
         debug_forced_lag=config.debug_forced_lag,
         train_for_env_steps=config.train_for_env_steps,
         replay=_replay(config),
+        hogwild=_hogwild(config, num_workers),
     )
+
+
+def _hogwild(config: TrainConfig, num_workers: int) -> HogwildPlan | None:
+    if config.backend != "hogwild":
+        return None
+    mode: HogwildMode = "shared" if config.is_off_policy else "synced"
+    if config.hogwild_mode != "auto":
+        mode = config.hogwild_mode
+    count = config.num_gradients_to_combine
+    return HogwildPlan(mode, num_workers if count == "auto" else count)
 
 
 def _replay(config: TrainConfig) -> ReplayPlan | None:
@@ -236,7 +291,7 @@ def _replay(config: TrainConfig) -> ReplayPlan | None:
 
 
 def _inference_mode(config: TrainConfig, device: str) -> InferenceMode:
-    if config.serial_mode:
+    if config.serial_mode or config.backend == "hogwild":
         return "local"
     if config.inference_mode == "auto":
         return "central" if device.startswith("cuda") else "local"
@@ -246,7 +301,7 @@ def _inference_mode(config: TrainConfig, device: str) -> InferenceMode:
 def _learner_threads(config: TrainConfig, cores: int, num_workers: int) -> int:
     if config.learner_threads != "auto":
         return config.learner_threads
-    if config.serial_mode:
+    if config.serial_mode or config.backend == "hogwild":
         # The order of a sum depends on the number of threads; with one, a run repeats on any number of cores.
         return 1
     worth_having = _threads_worth_having(config)
@@ -280,6 +335,12 @@ def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tup
 
     Off-policy learning is what takes the time, so it has few workers: a quarter of the cores.
     """
+    if config.backend == "hogwild":
+        envs = _HOGWILD_SAC_ENVS if config.is_off_policy else _HOGWILD_ENVS
+        return (
+            (1 if config.serial_mode else cores) if config.num_workers == "auto" else config.num_workers,
+            envs if config.num_envs_per_worker == "auto" else config.num_envs_per_worker,
+        )
     if config.is_off_policy:
         most = 1 if config.serial_mode else max(1, cores // 4)
         return (

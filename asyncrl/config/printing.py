@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
-from asyncrl.config.plan import ReplayPlan, ResourcePlan
+from asyncrl.config.plan import HogwildPlan, ReplayPlan, ResourcePlan
 
 _DERIVED = (
     "device",
@@ -35,6 +35,9 @@ def format_settings(loaded: LoadedConfig, plan: ResourcePlan) -> str:
 def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> dict[str, Any]:
     """The plan's figures as JSON values."""
     samples = _trajectories_as_data(plan) if plan.replay is None else _replay_as_data(plan.replay)
+    if plan.hogwild is not None:
+        samples = {} if plan.replay is None else samples
+        samples |= {"hogwild_mode": plan.hogwild.mode}
     return {
         "device": plan.device,
         "inference_mode": plan.inference_mode,
@@ -79,19 +82,37 @@ def _replay_as_data(replay: ReplayPlan) -> dict[str, Any]:
 
 def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> str:
     """The plan in a few lines for people."""
-    mode = ("serial, " if plan.serial_mode else "") + ("asynchronous" if plan.async_rl else "synchronous")
+    timing = "asynchronous" if plan.async_rl else "synchronous"
+    if plan.hogwild is not None:
+        timing = f"Hogwild, {plan.hogwild.mode}"
+    mode = ("serial, " if plan.serial_mode else "") + timing
     splits = f", each in {plan.worker_num_splits} splits" if plan.worker_num_splits > 1 else ""
     inference = f"; inference workers: {plan.num_inference_workers}" if plan.inference_mode == "central" else ""
     memory = "not known without the environment's spaces" if arena_bytes is None else format_bytes(arena_bytes)
     lines = {
         "mode": f"{mode}, {plan.inference_mode} inference, device {plan.device}",
         "environments": f"{plan.num_workers} workers x {plan.num_envs_per_worker} = {plan.num_envs}{splits}{inference}",
-        **(_trajectory_lines(plan) if plan.replay is None else _replay_lines(plan, plan.replay)),
+        **_sample_lines(plan),
         "shared memory": f"{memory} of {format_bytes(free_bytes)} free",
         "processes": f"{plan.num_processes}; {plan.num_threads} busy threads at most on {plan.cores} cores "
         f"({plan.learner_threads} of the learner)",
     }
     return "\n".join(f"{title + ':':<15} {text}" for title, text in lines.items())
+
+
+def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
+    if plan.replay is not None:
+        return _replay_lines(plan, plan.replay)
+    return _trajectory_lines(plan) if plan.hogwild is None else _hogwild_lines(plan, plan.hogwild)
+
+
+def _hogwild_lines(plan: ResourcePlan, hogwild: HogwildPlan) -> dict[str, str]:
+    rollout = f"{plan.num_envs_per_worker} x {plan.rollout} = {plan.num_envs_per_worker * plan.rollout} samples"
+    combined = hogwild.num_gradients_to_combine if hogwild.mode == "gradients" else 1
+    return {
+        "gradient": f"of {rollout}; {combined} for each step",
+        "SGD steps": f"{plan.num_updates:,} in the run",
+    }
 
 
 def _trajectory_lines(plan: ResourcePlan) -> dict[str, str]:

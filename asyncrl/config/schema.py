@@ -39,6 +39,12 @@ class TrainConfig(BaseModel):
         "has registered for the id (gym_vector); auto takes that where there is one with the same spaces",
     )
     algo: Literal["ppo", "a2c", "sac"] = _setting("ppo", "run", "learning algorithm")
+    backend: Literal["actor_learner", "hogwild"] = _setting(
+        "actor_learner",
+        "run",
+        "rollout workers and a learner (actor_learner), or workers that each collect and train one shared set of "
+        "parameters (hogwild); --algo=a3c is short for --backend=hogwild --algo=a2c --hogwild_mode=synced",
+    )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
         0, "run", "seed of weights, exploration and, one derived seed each, of the environments"
     )
@@ -218,6 +224,24 @@ class TrainConfig(BaseModel):
         "replay",
         "numbers in the matrix products of training; weights and losses are float32 always. auto takes bf16 where the "
         "processor or the device multiplies it faster",
+    )
+
+    # The Hogwild backend
+    hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _setting(
+        "auto",
+        "hogwild",
+        "act with the shared parameters as they are at every moment (shared), with a copy that is pulled before each "
+        "rollout (synced), or with published ones, while gradients go to a process that combines them (gradients); "
+        "auto is synced for A2C and shared for SAC",
+    )
+    hogwild_optimizer: Literal["adam", "rmsprop"] = _setting(
+        "adam", "hogwild", "optimizer whose state all workers share (shared and synced)"
+    )
+    num_gradients_to_combine: AutoPositiveInt = _setting(
+        "auto", "hogwild", "gradients that make one step (gradients); auto is the number of workers"
+    )
+    combine_gradients: Literal["mean", "sum"] = _setting(
+        "mean", "hogwild", "how gradients are combined before they are clipped (gradients)"
     )
 
     # Model

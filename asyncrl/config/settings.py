@@ -17,6 +17,7 @@ SECTION_TITLES = {
     "samples": "samples",
     "learning": "learning",
     "replay": "learning from a replay (SAC)",
+    "hogwild": "the Hogwild backend",
     "model": "model",
     "watching": "what is shown",
 }

@@ -20,10 +20,25 @@ class FlatAdam:
         steps: float32 scalars, how many steps each has made.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig) -> None:
-        """Starts with moments of 0; `gradients` are read at each step."""
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        config: TrainConfig,
+        moments: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
+    ) -> None:
+        """Prepares for steps.
+
+        Args:
+            parameters: what is stepped.
+            gradients: what is read at each step, one for each parameter.
+            config: learning rate apart, Adam's settings.
+            moments: `exp_avgs` and `exp_avg_sqs`, in whatever memory; zeros of its own if not given.
+        """
         self.parameters = list(parameters)
-        self.exp_avgs, self.exp_avg_sqs = ([torch.zeros_like(p) for p in self.parameters] for _ in range(2))
+        if moments is None:
+            moments = [torch.zeros_like(p) for p in parameters], [torch.zeros_like(p) for p in parameters]
+        self.exp_avgs, self.exp_avg_sqs = (list(tensors) for tensors in moments)
         self.steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self.parameters]
         self._gradients = list(gradients)
         self._config = config

@@ -19,7 +19,7 @@ from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.precision import matmul_dtype
-from asyncrl.learner.statistics import RunningMoments
+from asyncrl.learner.storage import Storage
 from asyncrl.learner.trained_mlp import LayerCopy, TrainedMlp
 from asyncrl.learner.transitions import Transitions
 from asyncrl.models.flat import block_size, write_block
@@ -28,6 +28,10 @@ from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.reports import SacMetrics
 
 _NUM_ACTOR_FIGURES = 5
+
+
+ACTOR, CRITIC, TARGET_CRITIC, LOG_ENT_COEF = "actor", "critic", "target_critic", "log_ent_coef"
+"""Names of what is trained, in a `Storage`."""
 
 
 class OffPolicyLearner:
@@ -39,7 +43,16 @@ class OffPolicyLearner:
         critic: the twin critics.
     """
 
-    def __init__(self, actor: SacActor, config: TrainConfig, spec: EnvSpec, device: torch.device) -> None:
+    def __init__(
+        self,
+        actor: SacActor,
+        config: TrainConfig,
+        spec: EnvSpec,
+        device: torch.device,
+        storage: Storage | None = None,
+    ) -> None:
+        """Starts with the actor as it is, on `device`, and new critics; all of them live where `storage` says."""
+        storage = storage or Storage()
         self.model = actor.to(device)
         self.critic = TwinCritic(spec, config).to(actor.statistics)
         self.policy_version = 0
@@ -50,16 +63,17 @@ class OffPolicyLearner:
         reduced = matmul_dtype(config.precision, device)
         self._dtype = own if reduced == torch.float32 else reduced
         ent_coef = 1.0 if config.ent_coef == "auto" else config.ent_coef
-        self._log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=own, device=device)
+        log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=own, device=device)
+        self._log_ent_coef = storage.hold(LOG_ENT_COEF, log_ent_coef)
         self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)
-        adapted = [(self._log_ent_coef, self._ent_coef_gradient)] if config.ent_coef == "auto" else []
-        self._actor = TrainedMlp(self.model, actor.mlp, config, self._dtype, adapted)
-        self._critic = TrainedMlp(self.critic, self.critic.mlp, config, self._dtype)
-        self._target = self._critic.flat.data.clone()
+        adapted = {LOG_ENT_COEF: (self._log_ent_coef, self._ent_coef_gradient)} if config.ent_coef == "auto" else {}
+        self._actor = TrainedMlp(ACTOR, self.model, actor.mlp, config, self._dtype, storage, adapted)
+        self._critic = TrainedMlp(CRITIC, self.critic, self.critic.mlp, config, self._dtype, storage)
+        self._target = storage.hold(TARGET_CRITIC, self._critic.flat.data.clone())
         self._target_weights = LayerCopy(self.critic.mlp, self._target, self._dtype)
         self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
         self._learning_rate = LearningRate(config)
-        self._obs_moments = RunningMoments(actor.observation_size, device)
+        self._obs_moments = storage.moments("obs", actor.observation_size, device)
         self._generator = torch.Generator(device).manual_seed(config.seed)
         self._critic_figures: list[Tensor] = []
         self._actor_figures: list[Tensor] = []
@@ -82,11 +96,21 @@ class OffPolicyLearner:
         write_block(self.model, self._actor.flat, out)
         return out
 
+    def follow(self, policy_version: int) -> None:
+        """Takes over what others have made of networks and statistics that are shared with them."""
+        self.policy_version = policy_version
+        self._refresh_copies()
+        if self._config.normalize_input:
+            self._take_statistics()
+
     def observe(self, obs: Tensor) -> None:
         """Add fresh observations `[N, D]`, raw, to the statistics; without `normalize_input` nothing happens."""
         if not self._config.normalize_input:
             return
         self._obs_moments.update(obs.to(self._device, torch.float32))
+        self._take_statistics()
+
+    def _take_statistics(self) -> None:
         self.model.obs_mean.copy_(self._obs_moments.mean)
         self.model.obs_std.copy_(self._obs_moments.std)
 
@@ -129,12 +153,15 @@ class OffPolicyLearner:
         for name, tensor in self._tensors().items():
             tensor.copy_(state.optimizer[name])
         self._generator.set_state(state.optimizer["generator"])
-        for network in (self._actor, self._critic):
-            network.loaded()
-        self._target_weights.refresh()
+        self._refresh_copies()
         self.policy_version = int(state.scalars["policy_version"])
         self._learning_rate.value = float(state.scalars["learning_rate"])
         self._obs_moments.count = int(state.scalars["obs_count"])
+
+    def _refresh_copies(self) -> None:
+        for network in (self._actor, self._critic):
+            network.loaded()
+        self._target_weights.refresh()
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors themselves, by their names in a checkpoint."""

@@ -8,7 +8,6 @@ waits     for steps, when it has made all updates that are due: until woken by a
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 
@@ -26,7 +25,7 @@ from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics
+from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics, mean_metrics
 
 MOST_UPDATES_AT_ONCE = 16  # between two publications
 _REPORT_EVERY_S = 0.25
@@ -124,7 +123,7 @@ class OffPolicyTrainer:
             policy_version=num_updates,
             wall_s=now - self._report_started,
             busy_s=busy_s(phases),
-            train=_mean(self._unreported),
+            train=mean_metrics(self._unreported),
             replay=ReplayMetrics(
                 size=self._stripes.num_held_steps,
                 updates_per_env_step=self._limiter.achieved_ratio,
@@ -155,10 +154,3 @@ class OffPolicyTrainer:
         if self._limiter.release():
             for worker in self._workers:
                 worker.wake()
-
-
-def _mean(metrics: Sequence[SacMetrics]) -> SacMetrics | None:
-    if not metrics:
-        return None
-    columns = zip(*(dataclasses.astuple(each) for each in metrics), strict=True)
-    return SacMetrics(*(sum(column) / len(metrics) for column in columns))

@@ -27,15 +27,17 @@ from asyncrl.algorithms.losses import (
 )
 from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.adam import FlatAdam
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.learning_rate import LearningRate
-from asyncrl.learner.statistics import RunningMoments
+from asyncrl.learner.storage import Storage
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 
 Scalar = int | float
+
+MODEL = "model"
+"""Name of the trained weights in a `Storage`."""
 
 
 @dataclass(frozen=True)
@@ -93,17 +95,21 @@ class OnPolicyLearner:
         model: the model, its statistics the newest.
     """
 
-    def __init__(self, model: ActorCritic, config: TrainConfig, device: torch.device) -> None:
+    def __init__(
+        self, model: ActorCritic, config: TrainConfig, device: torch.device, storage: Storage | None = None
+    ) -> None:
+        """Starts with the model as it is, on `device`; its weights live where `storage` says."""
+        storage = storage or Storage()
         self.model = model.to(device)
         self.policy_version = 0
         self._config = config
         self._device = device
-        self._flat = FlatParameters(self.model)
+        self._flat = FlatParameters(self.model, hold=lambda initial: storage.hold(MODEL, initial))
         self._gradient = self._flat.require_grad()
-        self._optimizer = FlatAdam([self._flat.data], [self._gradient], config)
+        self._optimizer = storage.optimizer([MODEL], [self._flat.data], [self._gradient], config)
         self._learning_rate = LearningRate(config)
-        self._obs_moments = RunningMoments(model.observation_size, device)
-        self._return_moments = RunningMoments(1, device)
+        self._obs_moments = storage.moments("obs", model.observation_size, device)
+        self._return_moments = storage.moments("return", 1, device)
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._generator = torch.Generator().manual_seed(config.seed)
@@ -360,6 +366,10 @@ class OnPolicyLearner:
         """Take one step down the gradient of `loss`; returns the gradient's norm before clipping."""
         self._flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        return self._step()
+
+    def _step(self) -> Tensor:
+        """Take one step down the gradients that are there; returns their norm before clipping."""
         grad_norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._config.max_grad_norm > 0.0:
             self._gradient.mul_((self._config.max_grad_norm / (grad_norm + 1e-6)).clamp_(max=1.0))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.storage import Storage
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
 
@@ -53,29 +53,34 @@ class TrainedMlp:
 
     def __init__(
         self,
+        name: str,
         module: nn.Module,
         mlp: StackedMlp,
         config: TrainConfig,
         dtype: torch.dtype,
-        others: Sequence[tuple[Tensor, Tensor]] = (),
+        storage: Storage,
+        others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         """Makes the module's parameters flat.
 
         Args:
+            name: of the module's weights in `storage`.
             module: on its device already.
             mlp: the part of it that has the parameters, all of them.
             config: Adam's settings and `max_grad_norm`.
             dtype: of the hidden layers' matrix products.
-            others: further tensors that are stepped along, and their gradients; these are not clipped.
+            storage: where they live.
+            others: by name in `storage`, further tensors that are stepped along, and their gradients, never clipped.
         """
-        self.flat = FlatParameters(module)
+        others = others or {}
+        self.flat = FlatParameters(module, hold=lambda initial: storage.hold(name, initial))
         self._gradient = self.flat.require_grad()
         self._weights = LayerCopy(mlp, self.flat.data, dtype)
         self._weight_gradients = LayerCopy(mlp, self._gradient, dtype)
         self.layers, self.gradients = self._weights.layers, self._weight_gradients.layers
         self._max_grad_norm = config.max_grad_norm
-        tensors, gradients = zip((self.flat.data, self._gradient), *others, strict=True)
-        self._optimizer = FlatAdam(tensors, gradients, config)
+        tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
+        self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
 
     def step(self, learning_rate: float) -> Tensor:
         """Take one step down the gradients; returns their norm before clipping."""

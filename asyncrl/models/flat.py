@@ -5,7 +5,7 @@ One tensor means one copy to publish, one call of the optimizer and one norm of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -35,9 +35,19 @@ class FlatParameters:
         grad: [N] float32, their gradients; None without `with_grad`.
     """
 
-    def __init__(self, module: nn.Module, with_grad: bool = True) -> None:
+    def __init__(
+        self, module: nn.Module, with_grad: bool = True, hold: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Makes the module's parameters flat.
+
+        Args:
+            module: on its device already.
+            with_grad: whether it is trained.
+            hold: from their values [N] at the start to the tensor that they are to live in, which may hold others.
+        """
         parameters = list(module.parameters())
-        self.data = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        initial = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+        self.data = initial if hold is None else hold(initial)
         self.grad = torch.zeros_like(self.data) if with_grad else None
         start = 0
         for parameter in parameters:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.buffers.layout import SharedSizes
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 
@@ -27,6 +28,33 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
     num_free = num_action_parameters(spec) // 2 if has_free_deviation else 0
     num_outputs = num_action_parameters(spec) - num_free + 1
     return num_encoders * num_encoder + (widths[-1] + 1) * num_outputs + num_free
+
+
+def trained_sizes(spec: EnvSpec, config: TrainConfig) -> dict[str, int]:
+    """Elements of each tensor that a learner trains, by its name in `asyncrl.learner.storage`."""
+    if not config.is_off_policy:
+        return {"model": num_model_parameters(spec, config)}
+    is_discrete = isinstance(spec.action, DiscreteAction)
+    num_inputs = spec.observation_size + (0 if is_discrete else num_action_parameters(spec) // 2)
+    num_outputs = num_action_parameters(spec) if is_discrete else 1
+    widths = [num_inputs, *config.encoder_mlp_layers, num_outputs]
+    num_critic = sum((num_in + 1) * num_out for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
+    if config.critic_layer_norm:
+        num_critic += 2 * sum(config.encoder_mlp_layers)
+    return {
+        "actor": num_model_parameters(spec, config),
+        "critic": 2 * num_critic,
+        "target_critic": 2 * num_critic,
+        "log_ent_coef": 1,
+    }
+
+
+def shared_sizes(spec: EnvSpec, config: TrainConfig) -> SharedSizes:
+    """What Hogwild workers have in common: trained tensors, and vectors of running moments."""
+    moments = {"obs": spec.observation_size}
+    if not config.is_off_policy:
+        moments["return"] = 1
+    return SharedSizes(trained_sizes(spec, config), moments)
 
 
 def weights_block_size(spec: EnvSpec, config: TrainConfig) -> int:

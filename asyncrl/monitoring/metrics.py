@@ -180,6 +180,8 @@ class Interval:
         self.is_empty = False
         self.busy[role_of(report)].add(report)
         self.phases.add(report)
+        if isinstance(report, RolloutReport) and report.train is not None:
+            self._train.append(report.train)
         if isinstance(report, InferenceReport):
             self._num_forward_passes += report.num_forward_passes
             self._num_observations += report.num_observations

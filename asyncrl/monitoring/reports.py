@@ -6,7 +6,8 @@ versions) are counted in the arena instead.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from asyncrl.monitoring.phases import Phase
@@ -19,21 +20,6 @@ class EpisodeRecord:
     episode_return: float
     length: int
     extra_stats: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RolloutReport:
-    """One rollout worker.
-
-    `busy_s` of `wall_s` it stepped environments or ran its policy, the rest it waited; `phases` has the seconds.
-    """
-
-    worker_idx: int
-    wall_s: float
-    busy_s: float
-    env_steps: int
-    episodes: tuple[EpisodeRecord, ...]
-    phases: Mapping[Phase, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,6 +69,31 @@ class SacMetrics:
     learning_rate: float
     grad_norm_actor: float
     grad_norm_critic: float
+
+
+def mean_metrics(metrics: Sequence[TrainMetrics | SacMetrics]) -> TrainMetrics | SacMetrics | None:
+    """Means of the same metrics over several calls, None if there were none."""
+    if not metrics:
+        return None
+    columns = zip(*(dataclasses.astuple(each) for each in metrics), strict=True)
+    return type(metrics[0])(*(sum(column) / len(metrics) for column in columns))
+
+
+@dataclass(frozen=True)
+class RolloutReport:
+    """One rollout worker.
+
+    `busy_s` of `wall_s` it stepped environments or ran its policy, the rest it waited; `phases` has the seconds.
+    `train` is of workers that train themselves.
+    """
+
+    worker_idx: int
+    wall_s: float
+    busy_s: float
+    env_steps: int
+    episodes: tuple[EpisodeRecord, ...]
+    phases: Mapping[Phase, float] = field(default_factory=dict)
+    train: TrainMetrics | SacMetrics | None = None
 
 
 @dataclass(frozen=True)

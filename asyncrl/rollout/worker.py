@@ -16,7 +16,7 @@ from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import RolloutReport
+from asyncrl.monitoring.reports import RolloutReport, SacMetrics, TrainMetrics, mean_metrics
 from asyncrl.rollout.split import Split, StepsEnvironments
 
 WAIT_S = 0.1
@@ -35,6 +35,11 @@ class WorkerReports:
         self._control = control
         self._report_started = time.monotonic()
         self._env_steps = 0
+        self._trained: list[TrainMetrics | SacMetrics] = []
+
+    def note_training(self, metrics: TrainMetrics | SacMetrics) -> None:
+        """Keeps what training says of itself for the next report, where workers train."""
+        self._trained.append(metrics)
 
     def count_steps(self, num_steps: int) -> None:
         """Adds environment steps, for the next report and for the run."""
@@ -51,8 +56,9 @@ class WorkerReports:
             env_steps=self._env_steps,
             episodes=tuple(episode for group in self._groups for episode in group.take_episodes()),
             phases=phases,
+            train=mean_metrics(self._trained),
         )
-        self._report_started, self._env_steps = now, 0
+        self._report_started, self._env_steps, self._trained = now, 0, []
         return report
 
     @property

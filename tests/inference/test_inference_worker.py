@@ -11,10 +11,10 @@ from small_runs import BOX, CountingWaker, planned, small_arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.rings import IndexRing
-from asyncrl.building import RunSetup
 from asyncrl.config.schema import TrainConfig
 from asyncrl.inference.worker import WAIT_S, InferenceWorker
 from asyncrl.rollout.actions import RemoteActions
+from asyncrl.run_setup import RunSetup
 
 NUM_WORKERS, SPLITS = 3, 2
 PLAN = planned(

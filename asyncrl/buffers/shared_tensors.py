@@ -1,0 +1,122 @@
+"""Tensors that several learners train at once: their values, the optimizer's state, and counts with one writer each.
+
+Values and state are written by all workers, without a lock (Recht et al. 2011, "Hogwild!"): an element may miss an
+update that came at the same moment. Counts may not, so each worker has words and moments of its own, and the count of
+all is their sum. Owner number 0 is the run itself, for what a checkpoint held; worker w is number w + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.buffers.arena import Arena, ArraySpec
+
+RUN = 0
+
+FloatArray = npt.NDArray[np.float32]
+DoubleArray = npt.NDArray[np.float64]
+
+
+def shared_tensor_specs(sizes: Mapping[str, int], moments: Mapping[str, int], num_workers: int) -> list[ArraySpec]:
+    """Arrays of shared tensors.
+
+    Args:
+        sizes: elements of each tensor, by name.
+        moments: elements of the vectors that running moments are kept of, by name.
+        num_workers: processes that train.
+    """
+    specs: list[ArraySpec] = []
+    for name, size in sizes.items():
+        specs.extend(ArraySpec(f"shared.{name}.{part}", "float32", (size,)) for part in ("value", "first", "second"))
+        specs.append(ArraySpec(f"shared.{name}.steps", "int64", (num_workers + 1,)))
+    for name, size in moments.items():
+        specs.append(ArraySpec(f"moments.{name}.values", "float64", (num_workers + 1, 1 + 2 * size)))
+        specs.append(ArraySpec(f"moments.{name}.written", "int64", (num_workers + 1,)))
+    specs.append(ArraySpec("return_units.values", "float32", (2,)))
+    specs.append(ArraySpec("return_units.written", "int64", (1,)))
+    return specs
+
+
+class SharedTensor:
+    """One trained tensor.
+
+    Attributes:
+        value: [N] float32.
+        first, second: [N] float32, the optimizer's moments.
+        steps: how many steps each owner has made of it.
+    """
+
+    def __init__(self, arena: Arena, name: str) -> None:
+        """Views the arrays that `shared_tensor_specs` described."""
+        self.value: FloatArray = arena.array(f"shared.{name}.value")
+        self.first: FloatArray = arena.array(f"shared.{name}.first")
+        self.second: FloatArray = arena.array(f"shared.{name}.second")
+        self.steps = arena.words(f"shared.{name}.steps")
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that all owners have made."""
+        return int(sum(self.steps))
+
+
+class SharedMoments:
+    """Count, mean and variance of what each owner has seen, in entries with one writer each."""
+
+    def __init__(self, arena: Arena, name: str) -> None:
+        """Views the arrays that `shared_tensor_specs` described."""
+        self._values: DoubleArray = arena.array(f"moments.{name}.values")
+        self._written = arena.words(f"moments.{name}.written")
+
+    @property
+    def size(self) -> int:
+        """Elements of the vectors."""
+        return (int(self._values.shape[1]) - 1) // 2
+
+    def write(self, owner: int, count: int, mean: DoubleArray, variance: DoubleArray) -> None:
+        """Replaces an owner's entry (that owner)."""
+        size, before = self.size, self._written[owner]
+        self._written[owner] = before + 1 + before % 2  # odd, also after one who died while it was
+        self._values[owner, 0] = count
+        self._values[owner, 1 : 1 + size] = mean
+        self._values[owner, 1 + size :] = variance
+        self._written[owner] += 1
+
+    def read(self, owner: int) -> DoubleArray | None:
+        """Copies an owner's entry: count, means, variances; None while it is being written."""
+        before = self._written[owner]
+        entry = self._values[owner].copy()
+        return None if before % 2 == 1 or self._written[owner] != before else entry
+
+    @property
+    def num_owners(self) -> int:
+        """Entries that there are."""
+        return len(self._written)
+
+
+class ReturnUnits:
+    """Mean and deviation of returns in whose units the shared critic predicts; written by the keeper alone.
+
+    The critic's head and these change together, so a reader copies both between two looks at `written`.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        """Views the arrays that `shared_tensor_specs` described."""
+        self.values: FloatArray = arena.array("return_units.values")
+        self._written = arena.words("return_units.written")
+
+    @property
+    def written(self) -> int:
+        """Odd while they change."""
+        written: int = self._written[0]
+        return written
+
+    def begin(self) -> None:
+        """Says that head and units are about to change (keeper)."""
+        self._written[0] += 1
+
+    def end(self) -> None:
+        """Says that they have changed (keeper)."""
+        self._written[0] += 1

@@ -1,0 +1,39 @@
+"""Actions from the very network that a worker trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy.typing as npt
+
+from asyncrl.buffers.answers import ActionAnswer, ObservationDesk
+
+Act = Callable[[npt.NDArray[Any]], ActionAnswer]
+
+
+class OwnActions:
+    """An action source (`asyncrl.rollout.split.ActionSource`) that answers at once."""
+
+    def __init__(self, act: Act, desk: ObservationDesk, version: Callable[[], int]) -> None:
+        """Takes what acts.
+
+        Args:
+            act: from observations to actions.
+            desk: where observations wait.
+            version: the policy version that acts now.
+        """
+        self._act = act
+        self._desk = desk
+        self._version = version
+
+    def request(self, split_idx: int, slot: int, row: int) -> None:
+        """Answers the request."""
+        place = slot, row
+        answer = self._act(self._desk.obs_at(place))
+        self._desk.answer(place, slice(0, self._desk.num_envs), answer, self._version(), time.monotonic())
+
+    def is_answered(self, split_idx: int) -> bool:
+        """Always: the answer came with the request."""
+        return True

@@ -1,0 +1,35 @@
+"""Where a learner's numbers live: in its own memory, or in memory that several learners share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.statistics import RunningMoments
+
+
+class Storage:
+    """A learner's own memory. Others override where values and the optimizer's state are."""
+
+    def hold(self, name: str, initial: Tensor) -> Tensor:
+        """Returns the tensor that a network's weights, or another trained tensor, is to live in.
+
+        Args:
+            name: which one it is.
+            initial: [N], its values at the start; it may be returned itself.
+        """
+        return initial
+
+    def optimizer(
+        self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
+    ) -> FlatAdam:
+        """Returns what steps the tensors of these names; `parameters` are those that `hold` gave."""
+        return FlatAdam(parameters, gradients, config)
+
+    def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
+        """Returns running moments of vectors of that size."""
+        return RunningMoments(size, device)

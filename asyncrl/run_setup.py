@@ -1,0 +1,97 @@
+"""What every role of a run is built from: settings, plan, spaces, and the memory that all share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner.on_policy import LearnerState
+from asyncrl.models.sizes import shared_sizes, weights_block_size
+from asyncrl.runtime import checkpoint
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """What every role is built from. Crosses to children with their start-up arguments."""
+
+    config: TrainConfig
+    plan: ResourcePlan
+    spec: EnvSpec
+    arena: Arena
+    checkpoints: Path
+    resume_from: Path | None
+    first_env_steps: int
+
+    @classmethod
+    def create(
+        cls,
+        config: TrainConfig,
+        plan: ResourcePlan,
+        spec: EnvSpec,
+        checkpoints: Path,
+        resume_from: Path | None = None,
+    ) -> RunSetup:
+        """Allocates the arena of a run, all slots free.
+
+        Args:
+            config: the run's settings.
+            plan: what they were resolved to.
+            spec: what the environment is.
+            checkpoints: the run's folder of checkpoints.
+            resume_from: the checkpoint that the run goes on from.
+        """
+        env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
+        arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config)))
+        if plan.hogwild is not None:
+            return cls(config, plan, spec, arena, checkpoints, resume_from, env_steps)
+        if plan.replay is None:
+            TrajectorySlots(arena).reset()
+        elif resume_from is not None:
+            replay = checkpoint.load(resume_from, with_replay=True).replay
+            if replay:
+                ReplayStripes(arena).restore({name: tensor.numpy() for name, tensor in replay.items()})
+        return cls(config, plan, spec, arena, checkpoints, resume_from, env_steps)
+
+    def continued(self, resume_from: Path) -> RunSetup:
+        """The setup with which the same run goes on from a checkpoint, in an arena of its own."""
+        return RunSetup.create(self.config, self.plan, self.spec, self.checkpoints, resume_from)
+
+    @property
+    def control(self) -> RunControl:
+        """The run's stop and progress words."""
+        return RunControl(self.arena, self.plan.num_workers)
+
+    def server_of(self, worker_idx: int) -> int:
+        """The inference worker that serves a rollout worker: one for all its splits."""
+        return worker_idx % self.plan.num_inference_workers
+
+    def served_by(self, server_idx: int) -> list[int]:
+        """The rollout workers that an inference worker serves."""
+        return [worker for worker in range(self.plan.num_workers) if self.server_of(worker) == server_idx]
+
+
+def state_to_begin_with(setup: RunSetup) -> LearnerState | None:
+    """What a checkpoint gives the learner: of its own run, or of the one that `init_from` names.
+
+    The learning rate of its own run goes on where it was, unless the user has set another, or another schedule. A new
+    run takes everything else, but has its own.
+    """
+    config = setup.config
+    if setup.resume_from is not None:
+        saved = checkpoint.load(setup.resume_from)
+        before = saved.state["config"]
+        is_same = (before["learning_rate"], before["lr_schedule"]) == (config.learning_rate, config.lr_schedule)
+    elif config.init_from is not None:
+        saved, is_same = checkpoint.load(Path(config.init_from)), False
+    else:
+        return None
+    scalars = dict(saved.state) if is_same else {**saved.state, "learning_rate": config.learning_rate}
+    return LearnerState(dict(saved.model), dict(saved.optimizer), scalars)
