@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
@@ -37,6 +38,7 @@ class HogwildA2cWorker(WorkerReports):
         clock: GlobalClock,
         control: RunControl,
         phases: PhaseTimer,
+        arena: Arena,
     ) -> None:
         """Takes ownership of the split.
 
@@ -50,6 +52,7 @@ class HogwildA2cWorker(WorkerReports):
             clock: environment steps of all workers.
             control: the run's words.
             phases: its time goes here.
+            arena: the memory of its own, which goes with it.
         """
         super().__init__(worker_idx, [split.group], control, phases)
         self._split = split
@@ -59,6 +62,7 @@ class HogwildA2cWorker(WorkerReports):
         self._pull = pull
         self._has_room = has_room
         self._clock = clock
+        self._arena = arena
 
     def poll(self) -> float:
         """Collects one rollout with one copy of the weights, and learns from it.
@@ -79,6 +83,11 @@ class HogwildA2cWorker(WorkerReports):
         self.note_training(metrics)
         self.phases.charge(Phase.TRAIN)
         return 0.0
+
+    def close(self) -> None:
+        """Closes the environments and gives the memory back."""
+        super().close()
+        self._arena.close()
 
     @property
     def waiting_for(self) -> Phase:

@@ -154,6 +154,7 @@ def _build_a2c_worker(
         clock=_clock(setup),
         control=setup.control,
         phases=phases,
+        arena=arena,
     )
 
 
@@ -186,6 +187,7 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, worker_idx: int, aren
         clock=_clock(setup),
         control=setup.control,
         phases=phases,
+        arena=arena,
     )
 
 

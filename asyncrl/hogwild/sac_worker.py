@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 
+from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.config.schema import TrainConfig
@@ -42,6 +43,7 @@ class HogwildSacWorker(WorkerReports):
         clock: GlobalClock,
         control: RunControl,
         phases: PhaseTimer,
+        arena: Arena,
     ) -> None:
         """Takes ownership of the split.
 
@@ -57,6 +59,7 @@ class HogwildSacWorker(WorkerReports):
             clock: environment steps of all workers.
             control: the run's words.
             phases: its time goes here.
+            arena: the memory of its own, which goes with it.
         """
         super().__init__(worker_idx, [split.group], control, phases)
         self._split = split
@@ -67,6 +70,7 @@ class HogwildSacWorker(WorkerReports):
         self._learner = learner
         self._config = config
         self._clock = clock
+        self._arena = arena
 
     def poll(self) -> float:
         """Makes what updates are due, or one step of every environment.
@@ -88,6 +92,11 @@ class HogwildSacWorker(WorkerReports):
         self.count_steps(split.advance())
         self.phases.charge(Phase.OTHER)
         return 0.0
+
+    def close(self) -> None:
+        """Closes the environments and gives the memory back."""
+        super().close()
+        self._arena.close()
 
     @property
     def waiting_for(self) -> Phase:

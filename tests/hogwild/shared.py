@@ -1,0 +1,48 @@
+"""Shared tensors in an arena, and what other processes do to them."""
+
+from __future__ import annotations
+
+import torch
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.shared_tensors import SharedMoments, SharedTensor, shared_tensor_specs
+from asyncrl.config.schema import TrainConfig
+from asyncrl.hogwild.optimizers import make_shared_optimizer
+from asyncrl.hogwild.storage import MergedMoments
+
+SIZE = 6
+
+
+def shared_arena(num_workers: int, size: int = SIZE) -> Arena:
+    """An arena with one tensor and one set of moments."""
+    return Arena.create(shared_tensor_specs({"model": size}, {"obs": 2}, num_workers))
+
+
+def gradient_of(value: torch.Tensor, number: int) -> torch.Tensor:
+    """A gradient that depends on where one is, and on the step."""
+    return value - torch.linspace(-1.0, 1.0, len(value)) * (1 + number % 3)
+
+
+def step_times(arena: Arena, owner: int, numbers: list[int], learning_rate: float, optimizer: str = "adam") -> None:
+    """Body of a process that takes one step for each of the numbers."""
+    torch.set_num_threads(1)
+    shared = SharedTensor(arena, "model")
+    gradient = torch.zeros(len(shared.value))
+    stepper = make_shared_optimizer([shared], [gradient], TrainConfig(hogwild_optimizer=optimizer), owner)
+    value = torch.from_numpy(shared.value)
+    for number in numbers:
+        gradient.copy_(gradient_of(value, number))
+        stepper.step(learning_rate)
+
+
+def observe_times(arena: Arena, owner: int, num_batches: int) -> None:
+    """Body of a process that takes batches into the common moments as fast as it can."""
+    moments = MergedMoments(SharedMoments(arena, "obs"), owner)
+    for number in range(num_batches):
+        moments.update(batch_of(owner, number))
+
+
+def batch_of(owner: int, number: int) -> torch.Tensor:
+    """The batch that an owner takes in at that turn."""
+    generator = torch.Generator().manual_seed(1000 * owner + number)
+    return torch.randn(5, 2, generator=generator) * owner + number % 7

@@ -1,0 +1,206 @@
+"""What a Hogwild worker acts and learns with: one version for a rollout, fitting units, and gradients of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import BOX, CHOICE
+
+from asyncrl.buffers.shared_tensors import ReturnUnits, SharedTensor
+from asyncrl.buffers.wake import Waker
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import resolve
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
+from asyncrl.hogwild.keeper import HogwildKeeper
+from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.storage import Storage
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.sac import SacActor
+from asyncrl.models.sizes import trained_sizes
+from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.run_setup import RunSetup
+
+ENV = "probe_envs:EndlessReward-v0"
+SETTINGS: dict[str, Any] = {
+    "env": ENV,
+    "env_kwargs": {"terminates": False},
+    "algo": "a2c",
+    "backend": "hogwild",
+    "num_workers": 2,
+    "num_envs_per_worker": 3,
+    "rollout": 4,
+    "encoder_mlp_layers": [8],
+    "learning_rate": 0.01,
+    "num_epochs": 1,
+}
+PROBE = EnvSpec(ENV, 2, "float32", CHOICE.action.__class__(2, 0), None)
+
+
+class Pair:
+    """A keeper and two workers in one process."""
+
+    def __init__(self, **settings: Any) -> None:
+        config = TrainConfig(**{**SETTINGS, **settings})
+        plan = resolve(config, Machine(cores=2))
+        assert plan.hogwild is not None
+        self.setup = RunSetup.create(config, plan, PROBE, Path("unused"))
+        self.wakers = [Waker() for _ in range(3)]
+        self.keeper: HogwildKeeper = build_hogwild_keeper(
+            self.setup, plan.hogwild, self.wakers[0], self.wakers[1:], PhaseTimer()
+        )
+        self.workers = [build_hogwild_worker(self.setup, plan.hogwild, idx, self.wakers[0]) for idx in range(2)]
+        self.shared = SharedTensor(self.setup.arena, "model")
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        for waker in self.wakers:
+            waker.close()
+        self.setup.arena.close()
+
+
+@pytest.fixture(params=["shared", "synced"])
+def pair(request: pytest.FixtureRequest) -> Any:
+    found = Pair(hogwild_mode=request.param)
+    yield found
+    found.close()
+
+
+def versions_of(worker: Any) -> set[float]:
+    """What the first weight was at each row of the worker's next rollout."""
+    seen = set()
+    request = worker._split._actions.request
+
+    def looking_request(*args: Any) -> None:
+        seen.add(float(worker._learner.model.actor_layers[0][0].detach()[0, 0]))
+        request(*args)
+
+    worker._split._actions.request = looking_request
+    worker.poll()
+    worker._split._actions.request = request
+    return seen
+
+
+def test_a_synced_rollout_is_of_one_version_though_others_step_and_a_shared_one_is_not() -> None:
+    for mode, expected in (("synced", 1), ("shared", 5)):
+        pair = Pair(hogwild_mode=mode)
+        first, second = pair.workers
+        step = first._split.group.step
+
+        def step_while_the_other_learns(*args: Any, step: Any = step, second: Any = second) -> int:
+            second.poll()
+            return step(*args)
+
+        first._split.group.step = step_while_the_other_learns
+        assert len(versions_of(first)) == expected
+        pair.close()
+
+
+def test_both_workers_step_the_same_parameters_and_count_their_own_steps(pair: Pair) -> None:
+    before = pair.shared.value.copy()
+    for _ in range(3):
+        pair.workers[0].poll()
+    pair.workers[1].poll()
+    assert list(pair.shared.steps) == [0, 3, 1]
+    assert not np.array_equal(before, pair.shared.value)
+    pair.keeper._refresh()
+    assert pair.keeper._num_updates == 0  # as of the last look
+    assert pair.keeper.state().scalars["policy_version"] == 4
+    assert pair.keeper.env_steps == sum(pair.setup.control.collected_steps(worker) for worker in range(2)) > 0
+
+
+def test_gradients_do_not_add_up_from_one_update_to_the_next() -> None:
+    pair = Pair(hogwild_mode="shared", learning_rate=0.0, normalize_returns=False, normalize_advantage=False)
+    norms = []
+    for _ in range(8):
+        pair.workers[0].poll()
+        norms.append(pair.workers[0]._trained[-1].grad_norm)
+    assert max(norms) < 3 * min(norms)
+    pair.close()
+
+
+def test_the_learning_rate_and_the_end_follow_the_steps_of_all() -> None:
+    scheduled = Pair(lr_schedule="linear_decay", train_for_env_steps=100)
+    for _ in range(4):
+        scheduled.workers[1].poll()
+    made = scheduled.keeper.env_steps
+    scheduled.workers[0].poll()
+    collected = scheduled.keeper.env_steps
+    rate = scheduled.workers[0]._trained[-1].learning_rate
+    assert made > 30
+    assert rate == pytest.approx(0.01 * (1 - collected / 100))
+    while scheduled.keeper.has_more_to_learn:
+        scheduled.workers[0].poll()
+    assert scheduled.workers[1].poll() > 0.0
+    scheduled.close()
+
+
+def test_new_units_of_returns_change_no_value_and_reach_the_workers(pair: Pair) -> None:
+    pair.workers[0].poll()
+    worker = pair.workers[1]
+    obs = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+
+    def values() -> torch.Tensor:
+        worker._learner.begin(worker._pull)
+        model = worker._learner.model
+        return model.denormalize_value(model(model.normalize_obs(obs)).normalized_value).detach()
+
+    pair.setup.arena.array("moments.return.values")[1] = [100.0, 7.0, 9.0]  # count, mean, variance
+    before, units = values(), ReturnUnits(pair.setup.arena).values.copy()
+    pair.keeper._refresh()
+    after = values()
+    assert ReturnUnits(pair.setup.arena).values == pytest.approx([7.0, 3.0], rel=1e-4)
+    assert not np.allclose(units, [7.0, 3.0])
+    torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-4)
+
+
+def test_combined_gradients_make_one_step_of_the_keeper_which_workers_pull() -> None:
+    pair = Pair(hogwild_mode="gradients", num_gradients_to_combine=2)
+    before = pair.shared.value.copy()
+    first, second = pair.workers
+    first.poll()
+    pair.keeper.train_once(0.0)
+    assert np.array_equal(before, pair.shared.value)  # one is not enough
+    second.poll()
+    assert np.array_equal(before, pair.shared.value)  # and workers step nothing
+    pair.keeper.train_once(0.0)
+    assert not np.array_equal(before, pair.shared.value)
+    assert list(pair.shared.steps) == [1, 0, 0]
+    first._learner.begin(first._pull)
+    assert first._learner.policy_version == 1
+    np.testing.assert_array_equal(first._learner._flat.data.numpy(), pair.shared.value)
+    for _ in range(2):
+        assert first.poll() == 0.0
+    assert first.poll() > 0.0  # two of its own are under way
+    pair.close()
+
+
+class SizingStorage(Storage):
+    """Notes what a learner holds."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[str, int] = {}
+
+    def hold(self, name: str, initial: torch.Tensor) -> torch.Tensor:
+        self.sizes[name] = initial.numel()
+        return initial
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_sizes_of_shared_tensors_are_known_without_building_the_networks(spec: EnvSpec, layer_norm: bool) -> None:
+    config = TrainConfig(encoder_mlp_layers=[5, 7], critic_layer_norm=layer_norm)
+    storage = SizingStorage()
+    OnPolicyLearner(ActorCritic(spec, config), config, torch.device("cpu"), storage)
+    assert storage.sizes == trained_sizes(spec, config)
+    config = config.model_copy(update={"algo": "sac"})
+    storage = SizingStorage()
+    OffPolicyLearner(SacActor(spec, config), config, spec, torch.device("cpu"), storage)
+    assert storage.sizes == trained_sizes(spec, config)

@@ -1,0 +1,100 @@
+"""Shared optimizers do what one process would do, and lose no count."""
+
+from __future__ import annotations
+
+from multiprocessing.context import BaseContext
+
+import numpy as np
+import pytest
+import torch
+from hogwild.shared import SIZE, gradient_of, shared_arena, step_times
+
+from asyncrl.buffers.shared_tensors import RUN, SharedTensor
+from asyncrl.config.schema import TrainConfig
+from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+
+RATE = 0.05
+
+
+def run_each_in_turn(context: BaseContext, arena: object, optimizer: str) -> None:
+    """Two processes take ten steps together, one after the other as the test says."""
+    for turn, numbers in enumerate(([0, 1, 2], [3], [4, 5, 6, 7], [8, 9])):
+        process = context.Process(target=step_times, args=(arena, 1 + turn % 2, numbers, RATE, optimizer))
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+
+
+def test_two_processes_that_take_turns_step_adam_as_one_does(context: BaseContext) -> None:
+    arena = shared_arena(2)
+    run_each_in_turn(context, arena, "adam")
+    config = TrainConfig()
+    weights = torch.nn.Parameter(torch.zeros(SIZE))
+    betas = (config.adam_beta1, config.adam_beta2)
+    reference = torch.optim.Adam([weights], lr=RATE, betas=betas, eps=config.adam_eps)
+    for number in range(10):
+        weights.grad = gradient_of(weights.detach(), number)
+        reference.step()
+    shared = SharedTensor(arena, "model")
+    np.testing.assert_allclose(shared.value, weights.detach().numpy(), rtol=1e-6)
+    np.testing.assert_allclose(shared.second, reference.state[weights]["exp_avg_sq"].numpy(), rtol=1e-6)
+    assert list(shared.steps) == [0, 7, 3] if shared.steps[1] == 7 else [0, 3 + 4, 1 + 2]
+    arena.close()
+
+
+def test_two_processes_that_take_turns_step_rmsprop_as_the_paper_says(context: BaseContext) -> None:
+    arena = shared_arena(2)
+    run_each_in_turn(context, arena, "rmsprop")
+    value, square = np.zeros(SIZE), np.zeros(SIZE)
+    for number in range(10):
+        gradient = gradient_of(torch.from_numpy(value), number).numpy()
+        square = 0.99 * square + 0.01 * gradient**2
+        value = value - RATE * gradient / np.sqrt(square + TrainConfig().adam_eps)
+    np.testing.assert_allclose(SharedTensor(arena, "model").value, value, rtol=1e-4)
+    arena.close()
+
+
+def test_no_count_is_lost_under_contention(context: BaseContext) -> None:
+    arena = shared_arena(4)
+    processes = [
+        context.Process(target=step_times, args=(arena, owner, list(range(10_000)), 1e-6)) for owner in (1, 2, 3, 4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+    shared = SharedTensor(arena, "model")
+    assert shared.num_steps == 40_000
+    assert list(shared.steps) == [0] + [10_000] * 4
+    arena.close()
+
+
+def test_four_workers_without_a_lock_reach_the_optimum_of_a_convex_problem(context: BaseContext) -> None:
+    arena = shared_arena(4)
+    processes = [context.Process(target=step_times, args=(arena, owner, [0] * 2000, 0.01)) for owner in (1, 2, 3, 4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        process.close()
+    np.testing.assert_allclose(SharedTensor(arena, "model").value, np.linspace(-1.0, 1.0, SIZE), atol=0.02)
+    arena.close()
+
+
+def test_the_bias_correction_follows_the_steps_of_all() -> None:
+    arena = shared_arena(1)
+    shared, gradient = SharedTensor(arena, "model"), torch.ones(SIZE)
+    shared.steps[RUN] = 999  # of others, and of the run before
+    adam = make_shared_optimizer([shared], [gradient], TrainConfig(), owner=1)
+    assert isinstance(adam, SharedAdam)
+    adam.step(RATE)
+    # Moments of 0 after 999 steps are believed: 0.1 of the gradient against the root of 0.001 of its square.
+    expected = -RATE * 0.1 / (np.sqrt(0.001 / (1 - 0.999**1000)) + TrainConfig().adam_eps)
+    np.testing.assert_allclose(shared.value, expected, rtol=1e-4)
+    assert float(adam.steps[0]) == 1000
+    arena.close()

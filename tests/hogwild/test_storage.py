@@ -1,0 +1,95 @@
+"""Statistics of several processes add up to those of one, and tensors are where they should be."""
+
+from __future__ import annotations
+
+from multiprocessing.context import BaseContext
+
+import numpy as np
+import pytest
+import torch
+from hogwild.shared import batch_of, observe_times, shared_arena
+
+from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
+from asyncrl.config.schema import TrainConfig
+from asyncrl.hogwild.storage import InitialStorage, MergedMoments, SharedStorage
+from asyncrl.learner.statistics import RunningMoments
+
+pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+
+
+def test_moments_of_processes_at_work_are_those_of_all_their_batches(context: BaseContext) -> None:
+    arena = shared_arena(3)
+    before = torch.full((4, 2), 3.0)
+    base = RunningMoments(2, torch.device("cpu"))
+    base.update(before)
+    SharedMoments(arena, "obs").write(RUN, base.count, base.mean.numpy(), base.variance.numpy())
+    processes = [context.Process(target=observe_times, args=(arena, owner, 300)) for owner in (1, 2, 3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+        process.close()
+    merged = MergedMoments(SharedMoments(arena, "obs"), RUN)
+    everything = torch.cat([before, *(batch_of(owner, n) for owner in (1, 2, 3) for n in range(300))]).double()
+    assert merged.count == len(everything)
+    torch.testing.assert_close(merged.mean, everything.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(merged.variance, everything.var(0, unbiased=False), rtol=1e-5, atol=1e-6)
+    arena.close()
+
+
+def test_an_entry_that_is_being_written_is_not_read_and_one_left_so_is_written_anew() -> None:
+    arena = shared_arena(1)
+    shared = SharedMoments(arena, "obs")
+    moments = MergedMoments(shared, owner=1)
+    moments.update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+    arena.words("moments.obs.written")[1] += 1  # a writer dies here
+    assert shared.read(1) is None
+    other = MergedMoments(shared, RUN)
+    assert other.count == 0
+    moments.update(torch.tensor([[5.0, 1.0]]))
+    other.merge()
+    assert (other.count, other.mean.tolist()) == (3, [3.0, 3.0])
+    arena.close()
+
+
+def test_a_process_in_the_place_of_another_goes_on_with_its_entry() -> None:
+    arena = shared_arena(1)
+    shared = SharedMoments(arena, "obs")
+    MergedMoments(shared, owner=1).update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+    again = MergedMoments(shared, owner=1)
+    again.update(torch.tensor([[5.0, 1.0]]))
+    assert (again.count, again.mean.tolist()) == (3, [3.0, 3.0])
+    arena.close()
+
+
+def test_shared_storage_is_the_shared_memory_and_a_private_one_a_copy_until_it_is_pulled() -> None:
+    arena = shared_arena(2, size=3)
+    InitialStorage(arena).hold("model", torch.tensor([1.0, 2.0, 3.0]))
+    shared, private = SharedStorage(arena, 1), SharedStorage(arena, 2, is_private=True)
+    direct, copy = shared.hold("model", torch.zeros(3)), private.hold("model", torch.zeros(3))
+    assert direct.tolist() == copy.tolist() == [1.0, 2.0, 3.0]
+    gradient = torch.ones(3)
+    optimizer = private.optimizer(["model"], [copy], [gradient], TrainConfig())
+    optimizer.step(0.5)
+    np.testing.assert_allclose(direct.numpy(), [0.5, 1.5, 2.5], atol=1e-4)
+    assert copy.tolist() == [1.0, 2.0, 3.0]
+    private.pull()
+    assert torch.equal(copy, direct)
+    arena.close()
+
+
+def test_what_a_checkpoint_held_is_handed_over() -> None:
+    arena = shared_arena(2)
+    initial = InitialStorage(arena)
+    initial.hold("model", torch.ones(6))
+    optimizer = initial.optimizer(["model"], [torch.zeros(6)], [torch.zeros(6)], TrainConfig())
+    moments = initial.moments("obs", 2, torch.device("cpu"))
+    optimizer.steps[0].fill_(17.0)
+    optimizer.exp_avgs[0].fill_(0.25)
+    moments.update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+    initial.finish()
+    assert SharedTensor(arena, "model").num_steps == 17
+    assert SharedTensor(arena, "model").first.tolist() == [0.25] * 6
+    assert MergedMoments(SharedMoments(arena, "obs"), 1).count == 2
+    arena.close()
