@@ -129,6 +129,28 @@ class EpisodeStatistics:
         return {name: sum(found) / len(found) for name, found in sorted(values.items())}
 
 
+class WorkerStatistics:
+    """The curve of one worker of several that each train: its own episodes over its own steps."""
+
+    def __init__(self) -> None:
+        """Starts with no step."""
+        self._episodes = EpisodeStatistics()
+        self._env_steps = 0
+
+    def add(self, report: RolloutReport) -> None:
+        """Adds one of its reports."""
+        self._episodes.add(report.episodes)
+        self._env_steps += report.env_steps
+
+    def scalars(self) -> dict[str, float | None]:
+        """Returns the figures by published name."""
+        return {
+            "env_steps": float(self._env_steps),
+            "ep_rew_mean": self._episodes.mean_return,
+            "ep_len_mean": self._episodes.mean_length,
+        }
+
+
 class LagStatistics:
     """Policy lag over several datasets: means of their means and of their 95th percentiles, and the largest lag."""
 

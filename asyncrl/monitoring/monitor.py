@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import psutil
 
-from asyncrl.monitoring.metrics import EpisodeStatistics, Interval, LagStatistics, PhaseShares, TrainingClock
+from asyncrl.monitoring.metrics import (
+    EpisodeStatistics,
+    Interval,
+    LagStatistics,
+    PhaseShares,
+    TrainingClock,
+    WorkerStatistics,
+)
 from asyncrl.monitoring.progress import Progress, Status, make_progress
 from asyncrl.monitoring.reports import (
     CheckpointReport,
@@ -76,6 +83,7 @@ class Summary:
 
     Attributes:
         status: `completed` reached its limit, `interrupted` was stopped by the user, `failed` by an error.
+        num_workers: rollout workers, as the plan has them.
         env_steps: environment steps trained on.
         num_updates: optimizer steps.
         num_episodes: episodes that ended.
@@ -96,6 +104,7 @@ class Summary:
     """
 
     status: RunStatus
+    num_workers: int
     env_steps: int
     num_updates: int
     num_episodes: int
@@ -152,6 +161,7 @@ class Monitor:
             self._writers.append(GuardedWriter("TensorBoard", events, self.say))
         self._interval = Interval()
         self._episodes = EpisodeStatistics()
+        self._workers = [WorkerStatistics() for _ in range(plan.num_workers if plan.hogwild is not None else 0)]
         if earlier is not None:
             self._episodes.go_on_with(_read_episodes(folder.episodes))
         self._run_lag = LagStatistics()
@@ -185,6 +195,8 @@ class Monitor:
         self._run_phases.add(report)
         if isinstance(report, RolloutReport):
             self._episodes.add(report.episodes)
+            if self._workers:
+                self._workers[report.worker_idx].add(report)
             if report.env_steps > 0:
                 self.mark_first_step()
         elif isinstance(report, LearnerReport):
@@ -334,6 +346,8 @@ class Monitor:
             named["train/n_updates"] = learner.num_updates
             named["perf/slots_ready"] = learner.slots_ready
             named["perf/dropped_samples"] = learner.dropped_samples
+        for worker_idx, worker in enumerate(self._workers):
+            named |= {f"worker/{worker_idx}/{name}": value for name, value in worker.scalars().items()}
         for name, value in self._episodes.mean_extra_stats().items():
             named[f"episode_extra_stats/{name}"] = value
         return {name: float(value) for name, value in named.items() if value is not None}
@@ -370,6 +384,7 @@ class Monitor:
         lag, learner = self._run_lag.result(), self._last_learner_report
         return Summary(
             status=status,
+            num_workers=self._plan.num_workers,
             env_steps=self._training.env_steps if env_steps is None else env_steps,
             num_updates=0 if learner is None else learner.num_updates,
             num_episodes=self._episodes.num_episodes,

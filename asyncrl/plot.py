@@ -1,0 +1,42 @@
+"""Command line: draw a run, compare runs, or show what more workers bring, from what the runs recorded.
+
+    python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png]
+    python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|wall_time [--metric=eval] [--group=REGEX]
+    python -m asyncrl.plot speedup RUN...
+
+RUN is the folder of a run, TRAIN_DIR/EXPERIMENT. Nothing of it is changed but its plots/ folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+
+from asyncrl.config.errors import UsageError
+from asyncrl.plotting.commands import run_command
+from asyncrl.plotting.options import help_text, read_options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 2 for a user's mistake, 130 for Ctrl-C."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if {"--help", "-h"} & set(arguments):
+        print(help_text())
+        return 0
+    try:
+        options = read_options(arguments)
+        numbers = run_command(options, lambda line: print(line, flush=True))
+    except UsageError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if options.json_:
+        print(json.dumps(numbers, allow_nan=False), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

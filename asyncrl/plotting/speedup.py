@@ -1,0 +1,225 @@
+"""How much faster more workers are: time to the same number of environment steps, start-up left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asyncrl.config.errors import UsageError
+from asyncrl.plotting.curves import Curve
+from asyncrl.plotting.runs import Run
+
+# What may differ between runs of one experiment that differ in their workers, without a word.
+_MAY_DIFFER = frozenset(
+    {"num_workers", "seed", "experiment", "train_dir", "train_for_env_steps", "train_for_seconds", "restart_behavior"}
+)
+_SAME = ("env", "algo")
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a run went on.
+
+    Attributes:
+        run: its name.
+        num_workers: its rollout workers.
+        elapsed: seconds over environment steps of all workers.
+    """
+
+    run: str
+    num_workers: int
+    elapsed: Curve
+
+
+@dataclass(frozen=True)
+class RunSpeedup:
+    """One run against those with the fewest workers.
+
+    Attributes:
+        run: its name.
+        num_workers: its rollout workers.
+        total_env_steps: steps that it came to.
+        env_steps_per_s: steps a second from its first record to the common total.
+        seconds: what the common total takes at that speed.
+        speedup: median seconds of the runs with the fewest workers, divided by these.
+        efficiency: speed-up divided by the ideal one, the ratio of workers; 1.0 is 100 %.
+    """
+
+    run: str
+    num_workers: int
+    total_env_steps: float
+    env_steps_per_s: float
+    seconds: float
+    speedup: float
+    efficiency: float
+
+
+@dataclass(frozen=True)
+class Range:
+    """Median, smallest and largest of some values."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class CountSpeedup:
+    """All runs with one number of workers together."""
+
+    num_workers: int
+    num_runs: int
+    ideal: float
+    speedup: Range
+    efficiency: Range
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """The figure.
+
+    Attributes:
+        common_env_steps: the smallest total of the runs, to which all of them are timed.
+        base_workers: the fewest workers, whose speed-up is 1.
+        runs: in the order of their workers.
+        counts: the same by number of workers.
+    """
+
+    common_env_steps: float
+    base_workers: int
+    runs: tuple[RunSpeedup, ...]
+    counts: tuple[CountSpeedup, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers, efficiencies as fractions."""
+        return dataclasses.asdict(self)
+
+    def table(self) -> str:
+        """Lines of text: one for each number of workers."""
+        base = f"{self.base_workers} worker" + ("s" if self.base_workers > 1 else "")
+        lines = [
+            f"time to {self.common_env_steps:,.0f} environment steps, start-up excluded, against {base}:",
+            f"{'workers':>7}  {'runs':>4}  {'ideal':>6}  {'speed-up':<22}  efficiency",
+        ]
+        for count in self.counts:
+            speedup, efficiency = count.speedup, count.efficiency
+            text = f"{speedup.median:.2f}" + _range_of(count, f"{speedup.low:.2f} to {speedup.high:.2f}")
+            share = f"{efficiency.median:.1%}" + _range_of(count, f"{efficiency.low:.1%} to {efficiency.high:.1%}")
+            lines.append(f"{count.num_workers:>7}  {count.num_runs:>4}  {count.ideal:>6.2f}  {text:<22}  {share}")
+        return "\n".join(lines)
+
+
+def read_paces(runs: Sequence[Run]) -> list[Pace]:
+    """Takes from runs what their speed-up follows from.
+
+    Raises:
+        UsageError: they are no runs of one experiment, or their workers or times are not known.
+    """
+    for name in _SAME:
+        values = {str(run.config[name]): run.name for run in runs if name in run.config}
+        if len(values) > 1:
+            found = ", ".join(f"{run} has {value}" for value, run in values.items())
+            raise UsageError(f"a speed-up needs runs of one experiment, but {name} differs: {found}")
+    paces = []
+    for run in runs:
+        if run.num_workers is None:
+            raise UsageError(
+                f"the number of workers of {run.name} cannot be known, for its config.yaml does not say a number and "
+                "metrics.jsonl has no curves of workers: leave it out"
+            )
+        paces.append(Pace(run.name, run.num_workers, run.elapsed()))
+    return paces
+
+
+def differing_settings(runs: Iterable[Run]) -> list[str]:
+    """Names of settings, other than workers, seed, length and place, in which the runs differ."""
+    configs = [run.config for run in runs if run.config]
+    names = {name for config in configs for name in config} - _MAY_DIFFER
+    return sorted(name for name in names if len({repr(config.get(name)) for config in configs}) > 1)
+
+
+def speed_of(pace: Pace, until: float) -> float:
+    """Returns environment steps a second from a run's first trained steps on record to a number of steps.
+
+    What came before the first record is start-up and first dataset, which more workers make no faster.
+
+    Args:
+        pace: the run.
+        until: environment steps at which the measured window ends, at most the run's total.
+
+    Raises:
+        UsageError: the run has no two records before that.
+    """
+    trained = pace.elapsed.positions > 0
+    steps, seconds = pace.elapsed.positions[trained], pace.elapsed.values[trained]
+    if len(steps) == 0 or steps[0] >= until:
+        raise UsageError(
+            f"{pace.run} has no time on record before {until:,.0f} environment steps, the smallest total of the runs: "
+            "its speed cannot be measured; use longer runs or a smaller report_every_s"
+        )
+    window_s = float(np.interp(until, steps, seconds)) - float(seconds[0])
+    if window_s <= 0:
+        raise UsageError(f"the times on record of {pace.run} do not go forward: its speed cannot be measured")
+    return (until - float(steps[0])) / window_s
+
+
+def measure_speedup(paces: Sequence[Pace]) -> Speedup:
+    """Computes speed-up and efficiency of each run and each number of workers.
+
+    Runs that trained for different numbers of steps are compared by the time that the smallest total took or, at their
+    speed up to there, would have taken from the start.
+
+    Args:
+        paces: runs of one experiment.
+
+    Raises:
+        UsageError: all have the same number of workers, or a speed cannot be measured.
+    """
+    counts = sorted({pace.num_workers for pace in paces})
+    if len(counts) < 2:
+        raise UsageError(
+            f"a speed-up needs runs with at least two numbers of workers, but all have {counts[0]}: add another run"
+        )
+    for pace in paces:
+        if len(pace.elapsed) == 0:
+            raise UsageError(f"{pace.run} has recorded no time/time_elapsed: leave it out")
+    common, base = min(float(pace.elapsed.positions[-1]) for pace in paces), counts[0]
+    seconds = {pace.run: common / speed_of(pace, common) for pace in paces}
+    base_s = statistics.median(seconds[pace.run] for pace in paces if pace.num_workers == base)
+    runs = [
+        RunSpeedup(
+            run=pace.run,
+            num_workers=pace.num_workers,
+            total_env_steps=float(pace.elapsed.positions[-1]),
+            env_steps_per_s=common / seconds[pace.run],
+            seconds=seconds[pace.run],
+            speedup=base_s / seconds[pace.run],
+            efficiency=efficiency(base_s / seconds[pace.run], pace.num_workers, base),
+        )
+        for pace in sorted(paces, key=lambda pace: pace.num_workers)
+    ]
+    return Speedup(common, base, tuple(runs), tuple(_sum_up(runs, count, base) for count in counts))
+
+
+def efficiency(speedup: float, num_workers: int, base_workers: int) -> float:
+    """Returns the share of the ideal speed-up, which is the ratio of workers."""
+    return speedup * base_workers / num_workers
+
+
+def _sum_up(runs: Sequence[RunSpeedup], num_workers: int, base: int) -> CountSpeedup:
+    found = [run for run in runs if run.num_workers == num_workers]
+    speedups, efficiencies = [run.speedup for run in found], [run.efficiency for run in found]
+    return CountSpeedup(num_workers, len(found), num_workers / base, _range(speedups), _range(efficiencies))
+
+
+def _range(values: Sequence[float]) -> Range:
+    return Range(statistics.median(values), min(values), max(values))
+
+
+def _range_of(count: CountSpeedup, text: str) -> str:
+    return f" ({text})" if count.num_runs > 1 else ""

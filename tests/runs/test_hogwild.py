@@ -1,0 +1,156 @@
+"""Whole Hogwild runs: on environments whose right answer is known, stopped and resumed, and with dying workers."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from command import Command
+from run_helper import FinishedRun, run
+from runs.test_sac import GREEDY, SAC, learner_of, values
+
+from asyncrl.policy import load_policy
+from asyncrl.runtime import checkpoint
+
+pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+
+in_each_mode = pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
+
+A2C: dict[str, Any] = {
+    "backend": "hogwild",
+    "algo": "a2c",
+    "num_epochs": 1,
+    "train_for_env_steps": 30_000,
+    "lr_schedule": "linear_decay",
+    "max_grad_norm": 1.0,
+}
+CRITIC: dict[str, Any] = {**A2C, "normalize_returns": False, "value_loss_coeff": 1.0}
+
+
+def hogwild(folder: Path, mode: str, env: str, **settings: Any) -> FinishedRun:
+    return run(folder, "async-local", env, hogwild_mode=mode, **settings)
+
+
+@in_each_mode
+def test_a_delayed_reward_is_discounted(mode: str, tmp_path: Path) -> None:
+    trained = hogwild(tmp_path, mode, "DelayedReward", gamma=0.5, **CRITIC)
+    assert trained.values([0.0], [1.0]) == pytest.approx([0.5, 1.0], abs=0.06)
+
+
+@in_each_mode
+@pytest.mark.parametrize("terminates", [True, False])
+def test_truncation_is_not_termination_also_in_common_units_of_returns(
+    mode: str, terminates: bool, tmp_path: Path
+) -> None:
+    settings = {**A2C, "gamma": 0.8, "train_for_env_steps": 50_000, "env_kwargs": {"terminates": terminates}}
+    trained = hogwild(tmp_path, mode, "EndlessReward", **settings)
+    if terminates:
+        assert trained.values([0.0, 3.0], [0.0, 1.0]) == pytest.approx([1.0, 1.0 + 0.8 + 0.64], abs=0.35)
+    else:
+        assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.35)
+
+
+@in_each_mode
+def test_a_contextual_bandit_is_solved(mode: str, tmp_path: Path) -> None:
+    trained = hogwild(tmp_path, mode, "ContextualBandit", **A2C)
+    policy = load_policy(Path(trained.outcome.checkpoint))
+    assert policy.act(np.eye(2), deterministic=True).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("mode", ["serial", "async-local"])
+def test_sac_finds_values_and_actions_with_two_workers(mode: str, tmp_path: Path) -> None:
+    settings = {**SAC, **GREEDY, "backend": "hogwild", "num_envs_per_worker": 1}
+    endless = run(tmp_path / "endless", mode, "EndlessReward", **settings, env_kwargs={"terminates": False})
+    assert values(endless, [0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.4)
+    updates = learner_of(endless).policy_version
+    assert updates == pytest.approx(endless.outcome.env_steps - 200, abs=8)
+
+    settings = {**SAC, "backend": "hogwild", "ent_coef": 0.1, "train_for_env_steps": 2500, "reward_scale": 0.1}
+    distant = run(tmp_path / "distant", mode, "DistantTarget", **settings)
+    assert load_policy(Path(distant.outcome.checkpoint)).act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.4)
+
+
+def test_the_entropy_coefficient_and_the_targets_are_those_of_all_workers(tmp_path: Path) -> None:
+    settings = {**SAC, "backend": "hogwild", "tau": 1.0}
+    optimizer = checkpoint.load(Path(run(tmp_path, "serial", "DistantTarget", **settings).outcome.checkpoint)).optimizer
+    # With tau 1 the targets are the critics as the last update of any worker left them.
+    assert torch.equal(optimizer["target_critic"], optimizer["critic.value.0"])
+    assert float(optimizer["log_ent_coef"]) != 0.0
+
+
+def test_a_serial_run_repeats_to_the_bit(tmp_path: Path) -> None:
+    runs = [run(tmp_path / name, "serial", "CartPole-v1", **{**A2C, "train_for_env_steps": 2000}) for name in "ab"]
+    first, second = (checkpoint.load(Path(finished.outcome.checkpoint)) for finished in runs)
+    assert all(torch.equal(tensor, second.model[name]) for name, tensor in first.model.items())
+
+
+@pytest.mark.parametrize("algo", ["a2c", "sac"])
+def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
+    settings = {**(A2C if algo == "a2c" else SAC), "backend": "hogwild", "normalize_input": True}
+    settings["train_for_env_steps"] = 2000
+    first = run(tmp_path / "first", "async-local", "ContextualBandit", **settings)
+    path = Path(first.outcome.checkpoint)
+    settings["train_for_env_steps"] = 4000
+    second = run(tmp_path / "second", "async-local", "ContextualBandit", resume_from=path, **settings)
+    before, after = (checkpoint.load(Path(finished.outcome.checkpoint)).state for finished in (first, second))
+    assert 4000 <= after["env_steps"] < 4200
+    made = after["policy_version"] - before["policy_version"]
+    expected = (after["env_steps"] - before["env_steps"]) / 64 if algo == "a2c" else 2000 - 200
+    assert made == pytest.approx(expected, rel=0.1)
+    assert after["obs_count"] > before["obs_count"]
+
+
+FLAGS = (
+    "--env=CartPole-v1",
+    "--algo=a3c",
+    "--num_workers=2",
+    "--num_envs_per_worker=2",
+    "--encoder_mlp_layers=[16]",
+    "--report_every_s=0.2",
+    "--with_tensorboard=False",
+)
+
+
+def workers(command: Command) -> list[Any]:
+    """The worker processes: those that give way to others."""
+    usual = psutil.Process(command.process.pid).nice()
+    return [process for process in command.session() if process.nice() > usual]
+
+
+def worker_steps(command: Command) -> list[float]:
+    path = command.folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    record = json.loads(lines[-1]) if lines else {}
+    return [record.get(f"worker/{idx}/env_steps", 0.0) for idx in range(2)]
+
+
+def test_one_worker_that_stands_still_stops_nobody(start: Callable[..., Command]) -> None:
+    command = start("asyncrl.train", *FLAGS)
+    command.wait_until(lambda: min(worker_steps(command)) > 2000, "both workers have made steps")
+    still, _ = workers(command)
+    still.send_signal(signal.SIGSTOP)
+    before = max(worker_steps(command))
+    command.wait_until(lambda: max(worker_steps(command)) > before + 20_000, "the other goes on")
+    still.send_signal(signal.SIGCONT)
+    command.process.send_signal(signal.SIGINT)
+    assert command.finish()[0] == 130
+
+
+def test_a_worker_that_is_killed_ends_the_run_by_name_and_what_was_learned_is_saved(
+    start: Callable[..., Command],
+) -> None:
+    command = start("asyncrl.train", *FLAGS)
+    command.wait_until(lambda: min(worker_steps(command)) > 2000, "both workers have made steps")
+    workers(command)[0].kill()
+    code, _, stderr = command.finish()
+    assert code == 1
+    assert "rollout-" in stderr
+    assert "SIGKILL" in stderr
+    assert command.checkpoint() is not None

@@ -1,0 +1,183 @@
+import importlib.util
+import json
+
+import pytest
+import yaml
+
+from asyncrl.plot import main
+
+
+def write_run(folder, name, records, **config):
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (path / "config.yaml").write_text(yaml.safe_dump({"env": "Walker-v9", "algo": "ppo", **config}))
+    return path
+
+
+def steady(folder, name, num_workers, steps_per_s, total, first_return=0.0, startup_s=2.0):
+    """Ten records; worker w's return is that of the run plus w, and rises by one with every record."""
+    records = []
+    for idx in range(1, 11):
+        steps = idx * total // 10
+        record = {"env_steps": steps, "time/time_elapsed": startup_s + steps / steps_per_s}
+        for worker in range(num_workers):
+            record[f"worker/{worker}/ep_rew_mean"] = first_return + idx + worker
+            record[f"worker/{worker}/env_steps"] = steps // num_workers
+        record["rollout/ep_rew_mean"] = first_return + idx + (num_workers - 1) / 2
+        records.append(record)
+    records.insert(5, {"env_steps": total // 2, "eval/mean_reward": 99.0})
+    return write_run(folder, name, records, num_workers=num_workers)
+
+
+def call(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def numbers(capsys, *arguments):
+    code, out, err = call(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out.splitlines()[-1])
+
+
+def assert_is_drawn(path, num_colors):
+    """The picture has what it should show: many pixels that are neither white nor grey, in so many lines' colours."""
+    image = pytest.importorskip("matplotlib.image").imread(path)
+    pixels = (image[..., :3] * 255).round().astype(int).reshape(-1, 3)
+    palette = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167))
+    counts = [int((abs(pixels - color).max(axis=1) <= 2).sum()) for color in palette]
+    assert sum(count > 150 for count in counts) == num_colors, counts
+
+
+def test_a_trial_has_mean_and_deviation_over_workers_and_their_moving_average(tmp_path, capsys):
+    path = steady(tmp_path, "run", 3, 100, 1000)
+    (trial,) = numbers(capsys, "trial", path, "--window", "2")["trials"]
+    assert (trial["run"], trial["workers"], trial["window"]) == ("run", [0, 1, 2], 2)
+    assert trial["env_steps"] == [100.0 * idx for idx in range(1, 11)]
+    assert trial["mean"] == pytest.approx([idx + 1 for idx in range(1, 11)])
+    assert trial["std"] == pytest.approx([(2 / 3) ** 0.5] * 10)
+    assert trial["moving_average"] == pytest.approx([2] + [idx + 0.5 for idx in range(2, 11)])
+    assert trial["file"] == str(path / "plots" / "trial.png")
+    assert_is_drawn(path / "plots" / "trial.png", num_colors=2)
+
+
+def test_each_run_gets_its_figure_and_one_without_worker_curves_says_so(tmp_path, capsys):
+    path = steady(tmp_path, "run", 2, 100, 1000)
+    old = write_run(tmp_path, "old", [{"env_steps": n, "rollout/ep_rew_mean": n} for n in (1, 2)])
+    code, out, _ = call(capsys, "trial", path, old)
+    assert code == 0
+    assert out.splitlines() == [
+        f"wrote {path}/plots/trial.png",
+        "old has no curves of single workers: its mean over all of them is shown, without a band.",
+        f"wrote {old}/plots/trial.png",
+    ]
+    assert_is_drawn(old / "plots" / "trial.png", num_colors=2)
+
+
+def test_a_figure_that_takes_the_place_of_another_says_so(tmp_path, capsys):
+    path = steady(tmp_path, "run", 1, 100, 1000)
+    out = tmp_path / "new" / "figure.png"
+    assert call(capsys, "trial", path, f"--out={out}")[1] == f"wrote {out}\n"
+    assert call(capsys, "trial", path, f"--out={out}")[1] == f"wrote {out}, over the figure that was there\n"
+
+
+def test_seeds_are_compared_as_one_group(tmp_path, capsys):
+    runs = [steady(tmp_path, f"a_seed{seed}", 2, 100, 1000, first_return=4.0 * seed) for seed in (0, 1)]
+    runs.append(steady(tmp_path, "b", 4, 200, 2000))
+    result = numbers(capsys, "compare", *runs, "--x=per_worker_steps")
+    a, b = result["groups"]
+    assert (a["name"], a["runs"], b["name"], b["runs"]) == ("a", ["a_seed0", "a_seed1"], "b", ["b"])
+    assert a["x"] == [50.0 * idx for idx in range(1, 11)]
+    assert b["x"] == [50.0 * idx for idx in range(1, 11)]
+    assert a["mean"] == pytest.approx([idx + 2.5 for idx in range(1, 11)])
+    assert a["std"] == pytest.approx([8**0.5] * 10)
+    assert b["std"] is None
+    assert result["file"] == str(runs[0] / "plots" / "compare.png")
+    assert_is_drawn(result["file"], num_colors=2)
+
+
+def test_runs_are_compared_over_time_by_their_evaluations_and_by_a_pattern(tmp_path, capsys):
+    runs = [steady(tmp_path, f"{kind}{n}", 1, 100, 1000) for kind in ("fast", "slow") for n in (1, 2)]
+    command = ("compare", *runs, "--x=wall_time", "--group=fast|slow")
+    groups = numbers(capsys, *command)["groups"]
+    assert [group["name"] for group in groups] == ["fast", "slow"]
+    assert groups[0]["x"] == pytest.approx([2.0 + idx for idx in range(1, 11)])
+    evaluated = numbers(capsys, *command, "--metric=eval", f"--out={tmp_path / 'eval.png'}")["groups"]
+    assert (evaluated[0]["x"], evaluated[0]["mean"]) == (pytest.approx([7.0]), [99.0])
+    # A single point is no line, but it is to be seen.
+    assert (tmp_path / "eval.png").stat().st_size > 5000
+
+
+def test_speed_up_and_efficiency_are_told_drawn_and_corrected_for_totals(tmp_path, capsys):
+    runs = [steady(tmp_path, "w1", 1, 100, 1000), steady(tmp_path, "w4", 4, 300, 5000, startup_s=30.0)]
+    result = numbers(capsys, "speedup", *runs)
+    assert (result["common_env_steps"], result["base_workers"]) == (1000, 1)
+    four = result["runs"][1]
+    assert (four["total_env_steps"], four["env_steps_per_s"]) == (5000, pytest.approx(300))
+    assert (four["speedup"], four["efficiency"]) == (pytest.approx(3.0), pytest.approx(0.75))
+    assert result["counts"][1]["efficiency"]["median"] == pytest.approx(0.75)
+    assert_is_drawn(runs[0] / "plots" / "speedup.png", num_colors=1)
+    code, out, _ = call(capsys, "speedup", *runs)
+    assert code == 0
+    assert out.splitlines()[-2].split() == ["4", "1", "4.00", "3.00", "75.0%"]
+
+
+def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_path, capsys):
+    path = steady(tmp_path, "run", 1, 100, 1000)
+    with open(path / "metrics.jsonl", "a") as file:
+        file.write('{"env_steps": 1100, "worker/0/ep_rew_m')
+    (trial,) = numbers(capsys, "trial", path)["trials"]
+    assert trial["env_steps"][-1] == 1000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ((), "what to draw?"),
+        (("trail", "{run}"), "no figure 'trail': choose one of trial, compare, speedup; nearest trial"),
+        (("trial",), "which runs? trial needs at least one"),
+        (("trial", "{run}", "--windw=3"), "the nearest is --window"),
+        (("trial", "{run}", "--window=0"), "--window=0: input should be greater than 0"),
+        (("trial", "{run}", "--out=figure.gif"), "must end in .png"),
+        (("trial", "{run}", "{other}", "--out=figure.png"), "one file, but there are 2 runs"),
+        (("trial", "{run}", "{run}"), "given twice"),
+        (("trial", "{folder}/missing"), "there is no run"),
+        (("trial", "{folder}"), "has no metrics.jsonl"),
+        (("trial", "{empty}"), "has no record yet"),
+        (("trial", "{other}"), "other has recorded no return yet"),
+        (("trial", "{run}", "--out={run}/config.yaml/figure.png"), "cannot write"),
+        (("compare", "{run}"), "compare needs --x="),
+        (("compare", "{run}", "--x=steps"), "--x=steps: input should be 'per_worker_steps'"),
+        (("compare", "{run}", "--x=total_steps", "--group=("), "--group=(: input should be a valid regular expression"),
+        (("compare", "{other}", "--x=total_steps", "--metric=eval"), "other has recorded no evaluation"),
+        (("speedup", "{run}"), "at least two numbers of workers"),
+        (("speedup", "{run}", "--window=3"), "there is no setting --window"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, capsys, arguments, problem):
+    run = steady(tmp_path, "run", 2, 100, 1000)
+    other = write_run(tmp_path, "other", [{"env_steps": 0, "worker/0/env_steps": 0}])
+    names = {"run": run, "other": other, "empty": write_run(tmp_path, "empty", []), "folder": tmp_path}
+    code, out, err = call(capsys, *(argument.format(**names) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert problem in err
+    assert len(err.splitlines()) == 1
+
+
+def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, capsys, monkeypatch):
+    path = steady(tmp_path, "run", 1, 100, 1000)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else find(name))
+    code, out, err = call(capsys, "trial", path)
+    assert (code, out) == (2, "")
+    assert err == 'error: figures need matplotlib, which is not installed: pip install "asyncrl[plot]"\n'
+
+
+def test_help_names_every_command_and_flag(capsys):
+    code, out, _ = call(capsys, "trial", "--help")
+    assert code == 0
+    for text in ("trial:", "compare:", "speedup:", "--window", "--x", "--metric", "--group", "--out", "--json"):
+        assert text in out
