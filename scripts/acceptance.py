@@ -89,6 +89,15 @@ def _sac_precision() -> Iterator[Case]:
         yield Case(f"SAC HalfCheetah-v5 100k {precision}", flags, 0.0, needed=0)
 
 
+def _hogwild() -> Iterator[Case]:
+    yield Case("A3C CartPole-v1 300k", _flags("CartPole-v1", 300_000, "--algo=a3c", "--num_workers=2"), 400.0, needed=3)
+    combined = ("--algo=a2c", "--backend=hogwild", "--hogwild_mode=gradients", "--num_workers=2")
+    yield Case("A3C CartPole-v1 300k gradients", _flags("CartPole-v1", 300_000, *combined), 400.0, needed=3)
+    sac = ("--algo=sac", "--backend=hogwild", "--num_workers=2")
+    yield Case("Hogwild SAC Pendulum-v1 30k", _flags("Pendulum-v1", 30_000, *sac), -250.0, needed=3)
+    yield Case("Hogwild SAC HalfCheetah-v5 200k", _flags("HalfCheetah-v5", 200_000, *sac), 3000.0)
+
+
 SUITES: dict[str, list[Case]] = {
     "core": [
         *_cartpole(),
@@ -116,6 +125,7 @@ SUITES: dict[str, list[Case]] = {
         Case("A2C InvertedPendulum-v5 1M", _flags("InvertedPendulum-v5", 1_000_000, "--algo=a2c"), 900.0),
     ],
     "resume": list(_resumed()),
+    "hogwild": list(_hogwild()),
     "sac": list(_sac()),
     "sac_precision": list(_sac_precision()),
 }

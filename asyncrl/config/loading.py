@@ -122,7 +122,8 @@ def load(
     if saved is None:
         layers.put(DEFAULTS.get(algo, {}), f"default of {algo}", settings)
     if preset is not None:
-        layers.put(preset.values(algo), f"preset {preset.name}", settings)
+        backend = str(wanted.get("backend", TrainConfig().backend if saved is None else saved.backend))
+        layers.put(preset.values(algo, backend), f"preset {preset.name}", settings)
     layers.put(from_file, f"file {given.texts.get('config')}", settings)
     layers.put(from_flags, "flag", settings)
     config = _validate(layers, settings)

@@ -23,7 +23,7 @@ _FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
 _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
 _UPDATES_TO_BE_WAITED_FOR = 0.1
 _OFF_POLICY_ENVS = 4  # of each worker
-_HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 8, 1  # of each worker
+_HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
 
 PLACES_OF_A_WORKER = 2
 """Gradients that a Hogwild worker may have under way."""

@@ -35,9 +35,11 @@ class Preset:
     settings: dict[str, Any]
     for_algo: dict[str, dict[str, Any]]
 
-    def values(self, algo: str) -> dict[str, Any]:
-        """Values for an algorithm."""
-        return {**({} if algo in OFF_POLICY else self.settings), **self.for_algo.get(algo, {})}
+    def values(self, algo: str, backend: str) -> dict[str, Any]:
+        """Values for an algorithm; those for `a3c` lie over those for `a2c` in the Hogwild backend."""
+        general = {} if algo in OFF_POLICY else self.settings
+        own = self.for_algo.get("a3c", {}) if (algo, backend) == ("a2c", "hogwild") else {}
+        return {**general, **self.for_algo.get(algo, {}), **own}
 
 
 def presets_folder() -> Path:

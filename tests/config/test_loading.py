@@ -63,6 +63,14 @@ def test_an_algorithm_has_defaults_of_its_own_below_presets_and_flags() -> None:
 def test_values_for_one_algorithm_lie_over_the_preset() -> None:
     assert load(["--env=CartPole-v1", "--algo=a2c"]).config.num_epochs == 1
     assert load(["--env=CartPole-v1"]).config.num_epochs > 1
+    assert load(["--env=CartPole-v1", "--algo=a3c"]).config.rollout < load(["--env=CartPole-v1"]).config.rollout
+
+
+def test_a3c_is_short_for_a_backend_an_algorithm_and_a_mode() -> None:
+    config = load(["--env=CartPole-v1", "--algo=a3c"]).config
+    assert (config.algo, config.backend, config.hogwild_mode) == ("a2c", "hogwild", "synced")
+    refused = messages(["--env=CartPole-v1", "--algo=a3c", "--hogwild_mode=shared"])
+    assert refused == ["--algo=a3c means --hogwild_mode=synced, but --hogwild_mode=shared was given."]
 
 
 @pytest.mark.parametrize(
