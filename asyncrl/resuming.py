@@ -12,6 +12,7 @@ from typing import Any
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import LoadedConfig
+from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -99,7 +100,7 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
         try:
-            state = checkpoint.load(path).state
+            state = checkpoint.load(path, with_replay=True).state
             saved_spec = EnvSpec.from_data(state["spec"])
             found = Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped))
         except checkpoint.CheckpointError as error:
@@ -113,6 +114,24 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
     if skipped:
         raise checkpoint.CheckpointError("no checkpoint can be used: " + "; ".join(skipped))
     return None
+
+
+def check_replay(resumption: Resumption | None, plan: ResourcePlan) -> None:
+    """Looks whether a saved replay fits the plan.
+
+    Raises:
+        UsageError: it is of other workers or environments.
+    """
+    if resumption is None or plan.replay is None or not (resumption.checkpoint / checkpoint.REPLAY_FILE).exists():
+        return
+    state = checkpoint.load_state(resumption.checkpoint)
+    saved = int(state["replay_splits"]), int(state["replay_envs"])
+    if saved != (plan.num_splits, plan.envs_per_split):
+        raise UsageError(
+            f"cannot go on from {resumption.checkpoint}: its replay is of {saved[0]} groups of {saved[1]} "
+            f"environments, the run has {plan.num_splits} of {plan.envs_per_split}: give --num_workers and "
+            "--num_envs_per_worker as before"
+        )
 
 
 def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]:

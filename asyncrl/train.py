@@ -71,6 +71,7 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
     experiment = config.experiment or default_experiment(config.env, config.algo)
     with RunFolder.create(config.train_dir, experiment, config.restart_behavior) as folder, StopSignals() as stop:
         resumption = resuming.find_checkpoint(folder.checkpoints, spec)
+        resuming.check_replay(resumption, plan)
         resuming.announce(resumption, loaded)
         if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
             print(f"nothing to do: that is {limit} or more")

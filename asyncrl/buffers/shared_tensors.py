@@ -35,6 +35,7 @@ def shared_tensor_specs(sizes: Mapping[str, int], moments: Mapping[str, int], nu
     for name, size in moments.items():
         specs.append(ArraySpec(f"moments.{name}.values", "float64", (num_workers + 1, 1 + 2 * size)))
         specs.append(ArraySpec(f"moments.{name}.written", "int64", (num_workers + 1,)))
+    specs.append(ArraySpec("shared.resting", "int64", (num_workers,)))
     specs.append(ArraySpec("return_units.values", "float32", (2,)))
     specs.append(ArraySpec("return_units.written", "int64", (1,)))
     return specs

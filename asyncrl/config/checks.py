@@ -138,11 +138,19 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
     if config.inference_mode == "central":
         text = "--inference_mode=central: Hogwild workers act with the networks that they train."
         yield Problem(("inference_mode", "backend"), text, ("--inference_mode=local",))
-    most = PLACES_OF_A_WORKER * plan.num_workers
+    if config.lr_schedule.startswith("kl_adaptive"):
+        text = f"--lr_schedule={config.lr_schedule}: a rollout is one step of its own policy, without divergence."
+        yield Problem(("lr_schedule", "backend"), text, ("--lr_schedule=constant", "--lr_schedule=linear_decay"))
+    samples = plan.num_envs_per_worker * plan.rollout
+    if not config.is_off_policy and config.normalize_advantage and samples < 2:
+        text = "--rollout=1 of one environment leaves no deviation by which --normalize_advantage=True could divide."
+        yield Problem(("rollout", "num_envs_per_worker", "normalize_advantage"), text, ("--rollout=2",))
+    # One worker may stand still without holding up the others.
+    most = PLACES_OF_A_WORKER * max(1, plan.num_workers - 1)
     if hogwild.mode == "gradients" and hogwild.num_gradients_to_combine > most:
         text = (
             f"--num_gradients_to_combine={hogwild.num_gradients_to_combine} is more than {plan.num_workers} workers "
-            f"can have under way, {PLACES_OF_A_WORKER} each."
+            f"can have under way when one of them stands still, {PLACES_OF_A_WORKER} each."
         )
         yield Problem(("num_gradients_to_combine", "num_workers"), text, (f"--num_gradients_to_combine={most}",))
     for name in ("save_replay", "checkpoint_resets", "debug_forced_lag", "debug_skip_training", "with_vtrace"):
@@ -241,7 +249,8 @@ def _learning(config: TrainConfig) -> Iterator[Problem]:
         )
         fitting = (f"--learning_rate={min(max(rate, low), high):g}",)
         yield Problem(("learning_rate", "lr_adaptive_min", "lr_adaptive_max"), text, tuple(fitting))
-    if config.normalize_advantage and config.batch_size < 2 and not config.is_off_policy:
+    takes_batches = not config.is_off_policy and config.backend != "hogwild"
+    if config.normalize_advantage and config.batch_size < 2 and takes_batches:
         text = "--batch_size=1 leaves no deviation by which --normalize_advantage=True could divide."
         yield Problem(("batch_size", "normalize_advantage"), text, ("--normalize_advantage=False",))
 
@@ -253,6 +262,11 @@ def _warn_ignored(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.serial_mode and config.inference_mode == "central":
         text = "serial mode computes actions in its one process, although inference_mode=central."
         yield Problem(("inference_mode", "serial_mode"), text)
+    names = ("hogwild_mode", "hogwild_optimizer", "num_gradients_to_combine", "combine_gradients")
+    given = tuple(name for name in names if getattr(config, name) != TrainConfig.model_fields[name].default)
+    if plan.hogwild is None and given:
+        text = f"{', '.join(given)}: no effect with --backend={config.backend}."
+        yield Problem(given, text, ("--backend=hogwild",))
     if plan.inference_mode == "local" and config.num_inference_workers > 1:
         text = f"num_inference_workers={config.num_inference_workers} has no effect: inference is local."
         yield Problem(("num_inference_workers",), text, ("--inference_mode=central",))

@@ -241,7 +241,8 @@ def resolve(config: TrainConfig, machine: Machine | None = None) -> ResourcePlan
         machine: what to plan for; the machine this runs on if not given.
     """
     machine = machine or Machine.detect()
-    device = config.device if config.device != "auto" else ("cuda" if machine.cuda_is_usable else "cpu")
+    takes_cuda = machine.cuda_is_usable and config.backend != "hogwild"
+    device = config.device if config.device != "auto" else ("cuda" if takes_cuda else "cpu")
     inference_mode = _inference_mode(config, device)
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
     num_workers, num_envs = _workers_and_envs(config, machine.cores, prefer_even)

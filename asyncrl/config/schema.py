@@ -235,7 +235,7 @@ class TrainConfig(BaseModel):
         "auto is synced for A2C and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _setting(
-        "adam", "hogwild", "optimizer whose state all workers share (shared and synced)"
+        "adam", "hogwild", "optimizer of the shared parameters, whose state is shared as they are"
     )
     num_gradients_to_combine: AutoPositiveInt = _setting(
         "auto", "hogwild", "gradients that make one step (gradients); auto is the number of workers"

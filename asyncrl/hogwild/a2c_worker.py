@@ -70,12 +70,18 @@ class HogwildA2cWorker(WorkerReports):
         Returns:
             Seconds to wait, unless woken, before polling again.
         """
-        if self._clock.is_over or not self._has_room():
+        if self._clock.is_over:
+            self._clock.rest(self.worker_idx)
+            return WAIT_S
+        if not self._has_room():
             return WAIT_S
         self._learner.begin(self._pull)
         self.phases.charge(Phase.FETCH)
         self._collect()
         self._slots.take(_SLOT)
+        if self._learner.has_lost_its_units:
+            self._slots.free(_SLOT)
+            return 0.0
         dataset = self._batcher.collect([Columns(_SLOT, 0, self._slots.num_envs, is_last=True)])
         self.phases.charge(Phase.COPY)
         metrics = self._learner.train(dataset, self._clock.env_steps, after_epoch=_nothing)

@@ -26,6 +26,9 @@ class HogwildActorCritic(OnPolicyLearner):
         once = config.model_copy(update={"num_epochs": 1, "num_batches_per_epoch": 1, "shuffle_minibatches": False})
         super().__init__(model, once, torch.device("cpu"), storage)
         self._units = units
+        self._begun_at = 0
+        if units is not None:
+            self._take_units(units)
 
     def begin(self, pull: Callable[[], None]) -> None:
         """Takes over weights, units of returns and statistics, for the rollout that begins now.
@@ -40,6 +43,15 @@ class HogwildActorCritic(OnPolicyLearner):
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics = {self.policy_version: self._obs_statistics}
 
+    @property
+    def has_lost_its_units(self) -> bool:
+        """Whether the critic was rescaled since `begin`: values and returns of this rollout are in other units now."""
+        return self._units is not None and self._units.written != self._begun_at
+
+    def _take_units(self, units: ReturnUnits) -> None:
+        self.model.return_mean.fill_(float(units.values[0]))
+        self.model.return_std.fill_(float(units.values[1]))
+
     def take_published(self, block: Tensor, policy_version: int) -> None:
         """Takes over a publication: weights and statistics of one moment."""
         self.policy_version = policy_version
@@ -49,8 +61,8 @@ class HogwildActorCritic(OnPolicyLearner):
         for _ in range(_MOST_READS):
             before = units.written
             pull()
-            self.model.return_mean.fill_(float(units.values[0]))
-            self.model.return_std.fill_(float(units.values[1]))
+            self._take_units(units)
+            self._begun_at = before
             if before % 2 == 0 and units.written == before:
                 break
         if self._config.normalize_input:

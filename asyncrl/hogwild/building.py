@@ -224,7 +224,9 @@ def _pull_published(setup: RunSetup, learner: HogwildActorCritic) -> Callable[[]
 
 
 def _clock(setup: RunSetup) -> GlobalClock:
-    return GlobalClock(setup.control, setup.plan.num_workers, setup.first_env_steps, setup.config.train_for_env_steps)
+    return GlobalClock(
+        setup.arena, setup.control, setup.plan.num_workers, setup.first_env_steps, setup.config.train_for_env_steps
+    )
 
 
 def _acting_seed(setup: RunSetup, worker_idx: int) -> int:

@@ -29,6 +29,8 @@ from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport
 
 _PUBLISH_EVERY_S = 0.2
+_SETTLE_S = 2.0
+_LOOK_EVERY_S = 0.01
 _REPORT_EVERY_S = 0.25
 
 
@@ -77,6 +79,9 @@ class HogwildKeeper:
         self._clock = clock
         self._config = config
         self._phases = phases
+        # In one process nothing may follow the clock, and nobody is at work while the keeper is.
+        self._publish_every_s = 0.0 if config.serial_mode else _PUBLISH_EVERY_S
+        self._settle_s = 0.0 if config.serial_mode else _SETTLE_S
         self._block = torch.empty(learner.block_size)
         self._num_updates = refresh()
         self._reported_at = self._published_at = time.monotonic()
@@ -94,14 +99,22 @@ class HogwildKeeper:
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Looks after the parameters once."""
-        self._waker.wait(min(timeout_s, _PUBLISH_EVERY_S))
+        self._waker.wait(min(timeout_s, self._publish_every_s))
         self._phases.charge(Phase.WAIT_SAMPLES)
         now = time.monotonic()
-        if now - self._published_at >= _PUBLISH_EVERY_S:
+        if now - self._published_at >= self._publish_every_s:
             self._published_at = now
             self._num_updates = self._refresh()
             self._publish()
         return self.take_report() if now - self._reported_at >= _REPORT_EVERY_S else None
+
+    def settle(self) -> None:
+        """Waits until no worker has anything in hand, at most two seconds, and publishes what has become of it."""
+        deadline = time.monotonic() + self._settle_s
+        while not self._clock.do_all_rest and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
+        self._num_updates = self._refresh()
+        self._publish()
 
     def take_report(self) -> LearnerReport | None:
         """What was done since the last report; losses come in the workers' own."""

@@ -48,7 +48,15 @@ class SharedAdam(FlatAdam):
             steps.fill_(tensor.num_steps)
 
     def step(self, learning_rate: float) -> None:
-        """Takes one step; other processes may be taking theirs."""
+        """Takes one step; other processes may be taking theirs.
+
+        Raises:
+            FloatingPointError: a gradient is not finite; the shared parameters are as they were.
+        """
+        if not all(bool(torch.isfinite(gradient).all()) for gradient in self._gradients):
+            raise FloatingPointError(
+                "a gradient is not finite: look for observations or rewards that are not finite, or lower learning_rate"
+            )
         self.refresh()
         for tensor in self._shared:
             tensor.steps[self._owner] += 1

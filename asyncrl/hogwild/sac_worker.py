@@ -79,6 +79,7 @@ class HogwildSacWorker(WorkerReports):
             Seconds to wait, unless woken, before polling again.
         """
         if self._clock.is_over:
+            self._clock.rest(self.worker_idx)
             return WAIT_S
         num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
         if num_updates > 0:

@@ -37,7 +37,13 @@ class MergedMoments(RunningMoments):
         self.merge()
 
     def update(self, batch: Tensor) -> None:
-        """Takes in `batch: [N, D] float32`, and what others have taken in."""
+        """Takes in `batch: [N, D] float32`, and what others have taken in.
+
+        Raises:
+            FloatingPointError: the batch is not finite; the common moments are as they were.
+        """
+        if not bool(torch.isfinite(batch).all()):
+            raise FloatingPointError("an observation or a return is not finite: look at the environment's")
         self._own.update(batch)
         self._shared.write(self._owner, self._own.count, self._own.mean.numpy(), self._own.variance.numpy())
         self.merge()
@@ -72,6 +78,7 @@ class SharedStorage(Storage):
             owner: number of this process among those that train.
             is_private: act and differentiate with a copy of the values.
         """
+        self.is_shared = not is_private
         self._arena = arena
         self._owner = owner
         self._is_private = is_private

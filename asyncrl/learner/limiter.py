@@ -83,10 +83,13 @@ class ReplayLimiter:
         rows = (self._stripes.num_rows(split) - first for split, first in enumerate(self._first_rows))
         return min(rows) >= self._round
 
-    def state_dict(self) -> dict[str, int]:
-        """What goes on with the replay: updates, and the steps at which counting begins."""
-        return {"updates": self._updates, "start": self._start}
+    def state_dict(self) -> dict[str, int | float]:
+        """What goes on with the replay: updates, the steps at which counting begins, and the ratio."""
+        return {"updates": self._updates, "start": self._start, "ratio": float(self._ratio)}
 
     def load_state_dict(self, counters: Mapping[str, int | float]) -> None:
-        """Counts on, for a replay that was restored with its counts of steps."""
-        self._updates, self._start = int(counters["updates"]), int(counters["start"])
+        """Counts on, for a replay that was restored with its counts of steps; anew for another ratio."""
+        if Fraction(str(counters["ratio"])) == self._ratio:
+            self._updates, self._start = int(counters["updates"]), int(counters["start"])
+        else:
+            self._updates, self._start = 0, self._stripes.total_env_steps()

@@ -53,6 +53,7 @@ class OffPolicyLearner:
     ) -> None:
         """Starts with the actor as it is, on `device`, and new critics; all of them live where `storage` says."""
         storage = storage or Storage()
+        self._is_shared = storage.is_shared
         self.model = actor.to(device)
         self.critic = TwinCritic(spec, config).to(actor.statistics)
         self.policy_version = 0
@@ -128,6 +129,8 @@ class OffPolicyLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._critic_figures, self._actor_figures = [], []
         for batch in batches:
+            if self._is_shared:
+                self._refresh_copies()
             self._update(batch.to(self._device))
         return self._metrics()
 
@@ -150,13 +153,24 @@ class OffPolicyLearner:
     def load_state_dict(self, state: LearnerState) -> None:
         """Continue from `state`; publish before anything more is collected."""
         self.model.load_state_dict(state.model)
+        left_out = self._settings_of_its_own(state)
         for name, tensor in self._tensors().items():
-            tensor.copy_(state.optimizer[name])
-        self._generator.set_state(state.optimizer["generator"])
+            if name not in left_out:
+                tensor.copy_(state.optimizer[name])
+        generator = state.optimizer["generator"]
+        if generator.shape == self._generator.get_state().shape:  # of the same kind of device
+            self._generator.set_state(generator)
         self._refresh_copies()
         self.policy_version = int(state.scalars["policy_version"])
         self._learning_rate.value = float(state.scalars["learning_rate"])
         self._obs_moments.count = int(state.scalars["obs_count"])
+
+    def _settings_of_its_own(self, state: LearnerState) -> set[str]:
+        """What a checkpoint has of the entropy coefficient that this learner's `ent_coef` decides."""
+        adapted = {f"actor.{kind}.1" for kind in ("value", "exp_avg", "exp_avg_sq", "step")}
+        if self._config.ent_coef != "auto":
+            return {"log_ent_coef", *adapted}
+        return set() if adapted <= state.optimizer.keys() else adapted
 
     def _refresh_copies(self) -> None:
         for network in (self._actor, self._critic):

@@ -112,6 +112,9 @@ class OffPolicyTrainer:
             return None
         return self.take_report()
 
+    def settle(self) -> None:
+        """Nothing: nobody else trains."""
+
     def take_report(self) -> LearnerReport | None:
         """What was done since the last report."""
         now, phases = time.monotonic(), self._phases.take()
@@ -138,7 +141,8 @@ class OffPolicyTrainer:
         state = self._learner.state_dict()
         optimizer = {**state.optimizer, "replay_generator": self._sampler.generator.get_state()}
         limiter = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
-        return LearnerState(state.model, optimizer, {**state.scalars, **limiter})
+        layout = {"replay_splits": self._stripes.num_splits, "replay_envs": self._stripes.num_envs}
+        return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **layout})
 
     def replay(self) -> Mapping[str, npt.NDArray[np.generic]]:
         """The rows that are whole, if they are to be kept."""

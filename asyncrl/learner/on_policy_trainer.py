@@ -117,6 +117,9 @@ class OnPolicyTrainer:
         state = self._learner.state_dict()
         return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": self._num_samples})
 
+    def settle(self) -> None:
+        """Nothing: nobody else trains."""
+
     def take_report(self) -> None:
         """Nothing: each dataset was reported when it was trained on."""
 

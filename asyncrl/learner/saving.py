@@ -45,17 +45,20 @@ class CheckpointSaver:
     def save(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
         """Saves the newest state; a failure to write is reported, not raised."""
         self._saved_at, self._saved_steps = time.monotonic(), env_steps
-        return self._write("newest", self._folder, env_steps, content(), self._keep)
+        return self._write("newest", self._folder, env_steps, content, self._keep)
 
     def save_milestone(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
         """Saves a checkpoint that stays."""
         self._milestone_at = time.monotonic()
-        return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content(), None)
+        return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content, None)
 
     def save_best(self, env_steps: int, content: Callable[[], Checkpoint], mean_return: float) -> CheckpointReport:
         """Saves the best so far in the place of the one before."""
-        plain = content()
-        best = Checkpoint(plain.model, plain.optimizer, {**plain.state, "mean_return": mean_return})
+
+        def best() -> Checkpoint:
+            plain = content()
+            return Checkpoint(plain.model, plain.optimizer, {**plain.state, "mean_return": mean_return})
+
         report = self._write("best", self._folder / checkpoint.BEST, env_steps, best, 1)
         return dataclasses.replace(report, mean_return=mean_return)
 
@@ -65,11 +68,12 @@ class CheckpointSaver:
         return checkpoint.latest(self._folder)
 
     def _write(
-        self, kind: str, folder: Path, env_steps: int, content: Checkpoint, keep: int | None
+        self, kind: str, folder: Path, env_steps: int, content: Callable[[], Checkpoint], keep: int | None
     ) -> CheckpointReport:
         try:
-            path = checkpoint.save(folder, content, env_steps, keep)
-        except checkpoint.CheckpointError as error:
-            log.error("%s", error)
-            return CheckpointReport(str(folder), env_steps, str(error), kind)
+            path = checkpoint.save(folder, content(), env_steps, keep)
+        except (checkpoint.CheckpointError, MemoryError) as error:
+            reason = str(error) or "there is no memory left to make it in"
+            log.error("%s", reason)
+            return CheckpointReport(str(folder), env_steps, reason, kind)
         return CheckpointReport(str(path), env_steps, None, kind)

@@ -13,7 +13,13 @@ from asyncrl.learner.statistics import RunningMoments
 
 
 class Storage:
-    """A learner's own memory. Others override where values and the optimizer's state are."""
+    """A learner's own memory. Others override where values and the optimizer's state are.
+
+    Attributes:
+        is_shared: whether others change the values, too.
+    """
+
+    is_shared = False
 
     def hold(self, name: str, initial: Tensor) -> Tensor:
         """Returns the tensor that a network's weights, or another trained tensor, is to live in.

@@ -42,6 +42,9 @@ class Trainer(Protocol):
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Trains on what is there next, waiting for it at most `timeout_s`; a report if there is something to tell."""
 
+    def settle(self) -> None:
+        """Lets others end what they have in hand, in bounded time, before the last report and checkpoint."""
+
     def take_report(self) -> LearnerReport | None:
         """What was not reported yet."""
 
@@ -138,6 +141,7 @@ class LearnerWorker:
         A run that is to be repeatable to the bit is saved at its resets and at its end only: from anywhere else it
         would go on differently.
         """
+        self._trainer.settle()
         report = self._trainer.take_report()
         if report is not None:
             send(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from small_runs import BOX, CHOICE
 
 from asyncrl.buffers.shared_tensors import ReturnUnits, SharedTensor
 from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
@@ -26,6 +28,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import trained_sizes
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.run_setup import RunSetup
+from asyncrl.runtime import checkpoint
 
 ENV = "probe_envs:EndlessReward-v0"
 SETTINGS: dict[str, Any] = {
@@ -159,6 +162,89 @@ def test_new_units_of_returns_change_no_value_and_reach_the_workers(pair: Pair) 
     assert ReturnUnits(pair.setup.arena).values == pytest.approx([7.0, 3.0], rel=1e-4)
     assert not np.allclose(units, [7.0, 3.0])
     torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rollout_whose_critic_was_rescaled_meanwhile_teaches_nothing(pair: Pair) -> None:
+    worker = pair.workers[0]
+    step = worker._split.group.step
+
+    def step_while_units_move(*args: Any) -> int:
+        units = ReturnUnits(pair.setup.arena)
+        units.begin()
+        units.end()
+        return step(*args)
+
+    worker._split.group.step = step_while_units_move
+    before = pair.shared.value.copy()
+    worker.poll()
+    assert np.array_equal(before, pair.shared.value)
+    worker._split.group.step = step
+    worker.poll()
+    assert not np.array_equal(before, pair.shared.value)
+
+
+def test_what_is_not_finite_never_reaches_the_shared_parameters(pair: Pair) -> None:
+    worker = pair.workers[0]
+    step = worker._split.group.step
+
+    def step_to_infinity(actions: Any, rows: Any) -> int:
+        num_steps = step(actions, rows)
+        rows.reward[:] = np.inf
+        return num_steps
+
+    worker._split.group.step = step_to_infinity
+    before = pair.shared.value.copy()
+    with pytest.raises(FloatingPointError):
+        worker.poll()
+    assert np.array_equal(before, pair.shared.value)
+    assert np.isfinite(pair.setup.arena.array("moments.return.values")).all()
+
+
+def test_the_keeper_of_a_resumed_run_changes_no_value(tmp_path: Path, pair: Pair) -> None:
+    pair.setup.arena.array("moments.return.values")[1] = [100.0, 7.0, 9.0]
+    pair.keeper._refresh()
+    state = pair.keeper.state()
+    content = checkpoint.Checkpoint(
+        state.model, state.optimizer, {**state.scalars, "config": pair.setup.config.model_dump()}
+    )
+    path = checkpoint.save(tmp_path, content, 0, keep=1)
+    obs = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
+
+    def values(setup: RunSetup) -> torch.Tensor:
+        model = ActorCritic(PROBE, setup.config)
+        model.load_state_dict(dict(state.model))
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+        shared = torch.from_numpy(SharedTensor(setup.arena, "model").value)
+        torch.testing.assert_close(flat, shared)
+        return model.denormalize_value(model(obs).normalized_value)
+
+    resumed = RunSetup.create(pair.setup.config, pair.setup.plan, PROBE, Path("unused"), path)
+    waker = Waker()
+    build_hogwild_keeper(resumed, pair.setup.plan.hogwild, waker, [], PhaseTimer())
+    torch.testing.assert_close(values(resumed), values(pair.setup))
+    assert ReturnUnits(resumed.arena).values == pytest.approx([7.0, 3.0], rel=1e-4)
+    waker.close()
+    resumed.arena.close()
+
+
+def test_the_end_is_saved_after_workers_have_nothing_in_hand() -> None:
+    pair = Pair(train_for_env_steps=12)
+    pair.keeper._settle_s = 5.0
+
+    def work() -> None:
+        for worker in pair.workers:
+            while worker.poll() == 0.0:
+                pass
+
+    thread = threading.Timer(0.3, work)
+    thread.start()
+    pair.keeper.settle()
+    assert pair.keeper.env_steps >= 12
+    report = pair.keeper.take_report()
+    assert report.num_updates == sum(pair.shared.steps) > 0
+    assert WeightsChannel(pair.setup.arena).newest_env_steps == pair.keeper.env_steps
+    thread.join()
+    pair.close()
 
 
 def test_combined_gradients_make_one_step_of_the_keeper_which_workers_pull() -> None:

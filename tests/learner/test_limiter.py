@@ -190,3 +190,18 @@ def test_with_its_replay_a_run_counts_on_and_without_it_begins_with_the_warm_up(
         empty.publish(0, steps)
         due.append(anew.due)
     assert due == [0, 2, 12]
+
+
+def test_with_another_ratio_a_resumed_run_counts_from_where_it_is() -> None:
+    game = Game(1.0, 2, 2, warmup=20)
+    for _ in range(40):
+        game.step(0)
+        game.step(1)
+        game.update()
+    arena, stripes = new_replay(2, 2, 1000)
+    stripes.restore(game.stripes.content())
+    resumed = ReplayLimiter(ReplayLimits(arena), ReplayPlan(1000, 20, 0.25, 0.0), stripes, True, ENDLESS)
+    resumed.load_state_dict(game.limiter.state_dict())
+    assert resumed.due == 0
+    stripes.publish(0, 8)
+    assert resumed.due == 2

@@ -361,3 +361,26 @@ def test_the_reported_entropy_is_that_of_the_policy() -> None:
     parameters = learner.model(torch.cat([batch.obs for batch in batches])).detach()
     expected = float(SquashedGaussian(2).entropy(parameters).mean())
     assert learner.train(batches).entropy == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"), [("auto", 0.05, 0.05), (0.3, "auto", 0.3), (0.3, 0.05, 0.05), ("auto", "auto", None)]
+)
+def test_a_resumed_learner_has_the_entropy_coefficient_that_its_settings_say(
+    before: Any, now: Any, expected: float | None
+) -> None:
+    first, second = make(BOX, ent_coef=before), make(BOX, ent_coef=now)
+    first.train(draw(BOX, 5))
+    second.load_state_dict(first.state_dict())
+    found = float(second._log_ent_coef.exp())
+    assert found == pytest.approx(float(first._log_ent_coef.exp()) if expected is None else expected)
+    second.train(draw(BOX, 3))
+    assert (float(second._log_ent_coef.exp()) != pytest.approx(found)) == (now == "auto")
+
+
+def test_a_checkpoint_of_another_kind_of_device_is_taken_but_for_its_noise() -> None:
+    first, second = make(BOX), make(BOX)
+    state = first.state_dict()
+    state.optimizer["generator"] = torch.zeros(16, dtype=torch.uint8)  # as on CUDA
+    second.load_state_dict(state)
+    assert torch.equal(second.model.mlp.layers()[0].weight, first.model.mlp.layers()[0].weight)

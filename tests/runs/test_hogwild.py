@@ -86,7 +86,7 @@ def test_the_entropy_coefficient_and_the_targets_are_those_of_all_workers(tmp_pa
 
 
 def test_a_serial_run_repeats_to_the_bit(tmp_path: Path) -> None:
-    runs = [run(tmp_path / name, "serial", "CartPole-v1", **{**A2C, "train_for_env_steps": 2000}) for name in "ab"]
+    runs = [run(tmp_path / name, "serial", "CartPole-v1", **{**A2C, "train_for_env_steps": 20_000}) for name in "ab"]
     first, second = (checkpoint.load(Path(finished.outcome.checkpoint)) for finished in runs)
     assert all(torch.equal(tensor, second.model[name]) for name, tensor in first.model.items())
 
