@@ -4,8 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
+from asyncrl.monitoring.phases import Phase
 from asyncrl.monitoring.reports import (
     CheckpointReport,
     EpisodeRecord,
@@ -14,6 +16,7 @@ from asyncrl.monitoring.reports import (
     InferenceReport,
     LagMetrics,
     LearnerReport,
+    ReplayMetrics,
     RolloutReport,
     TrainMetrics,
 )
@@ -50,6 +53,7 @@ class Run:
     def __init__(self, path, **settings):
         settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
         earlier = settings.pop("earlier", None)
+        hogwild = HogwildPlan("synced", 2) if settings.get("backend") == "hogwild" else None
         self.folder = SimpleNamespace(
             metrics=path / "metrics.jsonl",
             tensorboard=path / "tensorboard",
@@ -60,7 +64,7 @@ class Run:
         self.monitor = Monitor(
             self.folder,
             TrainConfig(**settings),
-            SimpleNamespace(lag_bound=77),
+            SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild),
             clock=self.clock,
             started_at=self.clock.now - 3.0,
             progress=self.progress,
@@ -300,6 +304,7 @@ def test_the_summary_says_how_the_run_ended(run):
     assert written == pytest.approx(
         {
             "status": "interrupted",
+            "num_workers": 2,
             "env_steps": 3100,
             "num_updates": 16,
             "num_episodes": 1,
@@ -325,6 +330,39 @@ def test_the_summary_says_how_the_run_ended(run):
     assert "disk full" in run.progress.said[0]
     assert run.progress.is_closed
     assert run.records[-1]["env_steps"] == 3000
+
+
+def test_workers_that_train_themselves_have_a_curve_each(tmp_path):
+    run = Run(tmp_path, backend="hogwild")
+    reports = [
+        RolloutReport(idx, 1.0, 0.5, steps, (EpisodeRecord(value, 4),), train=None)
+        for idx, steps, value in ((0, 100, 1.0), (1, 300, 5.0), (0, 50, 3.0))
+    ]
+    run.at(6.0, *reports)
+    record = run.records[-1]
+    assert [record[f"worker/{idx}/env_steps"] for idx in range(2)] == [150, 300]
+    assert [record[f"worker/{idx}/ep_rew_mean"] for idx in range(2)] == [2.0, 5.0]
+    assert record["rollout/ep_rew_mean"] == 3.0
+
+
+def test_a_replay_and_who_waited_for_whom_are_published(run):
+    learner = LearnerReport(
+        500,
+        0,
+        40,
+        40,
+        2.0,
+        1.5,
+        None,
+        replay=ReplayMetrics(450, 0.5),
+        phases={Phase.TRAIN: 1.5, Phase.WAIT_SAMPLES: 0.5},
+    )
+    worker = RolloutReport(0, 1.0, 0.2, 500, (), phases={Phase.STEP: 0.2, Phase.WAIT_UPDATES: 0.6})
+    run.at(6.0, learner, worker)
+    record = run.records[-1]
+    assert (record["replay/size"], record["replay/updates_per_env_step"]) == (450, 0.5)
+    assert (record["replay/learner_blocked"], record["replay/workers_blocked"]) == (0.25, pytest.approx(0.75))
+    assert "lag/mean" not in record
 
 
 def test_a_run_that_never_trained_has_a_summary_too(run):
