@@ -50,11 +50,10 @@ class RunSetup:
         """
         env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config)))
-        if plan.hogwild is not None:
-            return cls(config, plan, spec, arena, checkpoints, resume_from, env_steps)
-        if plan.replay is None:
+        # Hogwild workers have slots and replays of their own.
+        if plan.hogwild is None and plan.replay is None:
             TrajectorySlots(arena).reset()
-        elif resume_from is not None:
+        elif plan.hogwild is None and resume_from is not None:
             replay = checkpoint.load(resume_from, with_replay=True).replay
             if replay:
                 ReplayStripes(arena).restore({name: tensor.numpy() for name, tensor in replay.items()})

@@ -11,6 +11,7 @@ import torch
 from asyncrl import resuming
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import LoadedConfig, load
+from asyncrl.config.plan import resolve
 from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
@@ -102,6 +103,22 @@ def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: 
     (older / "state.json").write_text((older / "state.json").read_text().replace("elapsed_s", "elapsed"))
     with pytest.raises(checkpoint.CheckpointError, match="no checkpoint can be used"):
         resuming.find_checkpoint(tmp_path, SPEC)
+
+
+def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environments_is_refused(tmp_path: Path) -> None:
+    layout = {"replay_splits": 1, "replay_envs": 4}
+    state = {"env_steps": 1, "elapsed_s": 0.0, "spec": SPEC.to_data(), **layout}
+    content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, {"reward.0": torch.ones(9)})
+    older, newer = (checkpoint.save(tmp_path, content, steps, keep=5) for steps in (1, 2))
+    (newer / checkpoint.REPLAY_FILE).write_bytes(b"cut short")
+    found = resuming.find_checkpoint(tmp_path, SPEC)
+    assert found is not None
+    assert (found.checkpoint, len(found.skipped)) == (older, 1)
+
+    sac = TrainConfig(algo="sac", num_workers=1, num_envs_per_worker=4)
+    resuming.check_replay(found, resolve(sac))
+    with pytest.raises(UsageError, match="1 groups of 4 environments, the run has 2 of 4"):
+        resuming.check_replay(found, resolve(sac.model_copy(update={"num_workers": 2})))
 
 
 def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:

@@ -55,7 +55,6 @@ def replay_specs(spec: EnvSpec, num_splits: int, envs_per_split: int, replay_siz
         *(ArraySpec(f"replay.{name}", "bool", rows) for name in ("terminated", "truncated", "valid")),
         *(ArraySpec(f"replay.{name}", "int64", (num_splits,)) for name in ("rows", "env_steps")),
         ArraySpec("mailbox.action", action_dtype, (*envs, *action_shape)),
-        ArraySpec("mailbox.policy_version", "int64", (num_splits,)),
         ArraySpec("replay.row_limits", "int64", (num_splits,)),
         ArraySpec("replay.step_limit", "int64", (1,)),
     ]
@@ -71,7 +70,6 @@ class ReplayStripes:
         self._num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
         self._mail = arena.array("mailbox.action")
-        self._versions = arena.words("mailbox.policy_version")
 
     @property
     def num_splits(self) -> int:
@@ -141,11 +139,10 @@ class ReplayStripes:
             place: split and row.
             envs: the split's part of the answer.
             answer: of one forward pass.
-            version: the policy's.
+            version: the policy's; not kept, for a replay is of many.
             now: not kept.
         """
         self._mail[place[0]] = answer.action[envs]
-        self._versions[place[0]] = version
 
     def content(self) -> dict[str, npt.NDArray[Any]]:
         """Copies all rows that are whole, oldest first (learner); workers may go on writing meanwhile.

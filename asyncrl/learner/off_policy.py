@@ -105,7 +105,7 @@ class OffPolicyLearner:
             self._take_statistics()
 
     def observe(self, obs: Tensor) -> None:
-        """Add fresh observations `[N, D]`, raw, to the statistics; without `normalize_input` nothing happens."""
+        """Add observations `[N, D]`, raw, to the statistics, those of a replay as often as they are drawn."""
         if not self._config.normalize_input:
             return
         self._obs_moments.update(obs.to(self._device, torch.float32))

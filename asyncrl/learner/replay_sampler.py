@@ -46,11 +46,6 @@ class ReplaySampler:
         self._truncated = _flat(stripes.truncated)
         self._valid = _flat(stripes.valid)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether there is a row that a transition can start from."""
-        return int(self._spans()[1].sum()) > 0
-
     def sample(self, num_batches: int, batch_size: int) -> list[Transitions]:
         """Draws batches with replacement; the memory of each call's tensors is its own.
 

@@ -132,9 +132,9 @@ class ActorCritic(nn.Module):
             statistics: [2D] means and deviations to use in place of the model's own.
         """
         if not self.normalizes_obs:
-            return obs if out is None or out is obs else out.copy_(obs)
+            return unchanged(obs, out)
         mean, std = (self._obs_mean, self._obs_std) if statistics is None else statistics.chunk(2)
-        return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
+        return normalize(obs, mean, std, out)
 
     def normalize_return(self, returns: Tensor) -> Tensor:
         """Returns in the units that the critic predicts."""
@@ -194,6 +194,16 @@ class ActorCritic(nn.Module):
             return torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
         mean, log_std = outputs.chunk(2, dim=-1)
         return torch.cat((mean, log_std.clamp(*LOG_STD_RANGE)), dim=-1)
+
+
+def normalize(obs: Tensor, mean: Tensor, std: Tensor, out: Tensor | None = None) -> Tensor:
+    """Observations `[..., D]` in units of their deviation, clipped to +-10, into `out` if given."""
+    return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
+
+
+def unchanged(obs: Tensor, out: Tensor | None = None) -> Tensor:
+    """Observations as they are, in `out` if given."""
+    return obs if out is None or out is obs else out.copy_(obs)
 
 
 def neutral_statistics(observation_size: int) -> Tensor:

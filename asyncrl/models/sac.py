@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, EnvSpec
-from asyncrl.models.actor_critic import OBS_CLIP
+from asyncrl.models.actor_critic import normalize, unchanged
 from asyncrl.models.distributions import ActionDistribution, FloatArray, make_distribution
 from asyncrl.models.stacked_mlp import StackedMlp
 
@@ -99,18 +99,14 @@ class SacActor(nn.Module):
         *hidden, head = self.mlp.layers()
         return *((layer.weight[0].t(), layer.bias[0, 0]) for layer in hidden), (head.weight[0], head.bias[0, :, 0])
 
-    def normalize_obs(self, obs: Tensor, out: Tensor | None = None, statistics: Tensor | None = None) -> Tensor:
+    def normalize_obs(self, obs: Tensor, out: Tensor | None = None) -> Tensor:
         """Observations `[..., D]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`.
 
         Args:
             obs: raw observations.
             out: where to write them, which may be `obs` itself; a new tensor if not given.
-            statistics: [2D] means and deviations to use in place of the model's own.
         """
-        if not self.normalizes_obs:
-            return obs if out is None or out is obs else out.copy_(obs)
-        mean, std = (self.statistics if statistics is None else statistics).chunk(2)
-        return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
+        return normalize(obs, self.obs_mean, self.obs_std, out) if self.normalizes_obs else unchanged(obs, out)
 
     def forward(self, normalized_obs: Tensor) -> Tensor:
         """Parameters `[B, P]` of the action distributions for `[B, D]` normalized observations."""

@@ -175,6 +175,33 @@ def test_learning_from_a_replay_knows_no_trajectories() -> None:
     assert warned(**SAC, max_policy_lag=1) == set()
 
 
+HOGWILD: dict[str, Any] = {"algo": "a2c", "backend": "hogwild", "num_workers": 3}
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"algo": "ppo"}, "algo"),
+        ({"algo": "sac", "hogwild_mode": "synced"}, "hogwild_mode"),
+        ({"lr_schedule": "kl_adaptive_epoch"}, "lr_schedule"),
+        ({"hogwild_mode": "gradients", "num_gradients_to_combine": 5}, "num_gradients_to_combine"),
+        ({"rollout": 1, "num_envs_per_worker": 1}, "rollout"),
+        ({"inference_mode": "central"}, "inference_mode"),
+        ({"with_vtrace": True}, "with_vtrace"),
+    ],
+)
+def test_the_hogwild_backend_has_rules_of_its_own(settings: dict[str, Any], name: str) -> None:
+    assert name in only(problems(**{**HOGWILD, **settings})).settings
+
+
+def test_the_hogwild_backend_takes_what_means_nothing_to_it_and_the_cpu_where_there_is_a_gpu() -> None:
+    gpu = Machine(cores=16, torch_has_cuda=True, num_cuda_devices=1)
+    assert problems(gpu, **HOGWILD) == []
+    assert problems(**HOGWILD, batch_size=1) == []
+    assert problems(**HOGWILD, hogwild_mode="gradients", num_gradients_to_combine=4) == []
+    assert "hogwild_mode" in warned(algo="a2c", num_epochs=1, hogwild_mode="shared")
+
+
 def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None:
     assert warned(num_workers=16, num_envs_per_worker=8) == set()
     assert "serial_mode" in warned(serial_mode=True)

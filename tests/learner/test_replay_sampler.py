@@ -123,8 +123,7 @@ def test_batches_are_parts_of_one_draw_and_the_generator_continues_it() -> None:
 
 def test_nothing_is_drawn_before_a_transition_is_whole() -> None:
     _, stripes = scripted([1.0, 2.0])
-    assert not ReplaySampler(stripes, 3, GAMMA, 1.0, None, seed=0).is_ready
-    assert ReplaySampler(stripes, 2, GAMMA, 1.0, None, seed=0).is_ready
+    assert drawn_by_row(stripes, 2).keys() == {0}
     with pytest.raises(RuntimeError, match="no transition of 3 steps is whole yet: the longest stripe has 2 rows"):
         ReplaySampler(stripes, 3, GAMMA, 1.0, None, seed=0).sample(1, 4)
 
