@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Returns:
-        0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+        0 done, 1 failed, 2 wrong usage, 3 environments failed too often, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
     """
     started_at = process_started_at()
     arguments = sys.argv[1:] if argv is None else argv
@@ -91,7 +91,7 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
             monitor.finish("failed", error=failure.summary)
             print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
             print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
-            return EXIT_FAILED
+            return failure.exit_code
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:

@@ -99,7 +99,7 @@ def arena_specs(
         specs.extend(ring_specs(f"ready.{worker_idx}", plan.num_slots))
         specs.extend(ring_specs(f"requests.{worker_idx}", plan.worker_num_splits))
         specs.append(ArraySpec(f"progress.{worker_idx}", "int64", (2,)))
-    specs.append(ArraySpec("control", "int64", (3,)))
+    specs.append(ArraySpec("control", "int64", (4,)))
     specs.append(ArraySpec("control.best_return", "float64", (1,)))
     specs.extend(weights_specs(num_weights))
     return specs

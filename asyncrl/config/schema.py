@@ -257,6 +257,24 @@ class TrainConfig(BaseModel):
         False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
     )
 
+    # What goes wrong
+    max_env_failures: Annotated[int, Field(ge=0)] = _setting(
+        10,
+        "supervision",
+        "environments of one worker that may fail and be made anew within restart_window_s; one more ends the run. "
+        "Before the run's first finished episode none may",
+    )
+    restart_window_s: PositiveFloat = _setting(600.0, "supervision", "seconds over which failures are counted")
+    nan_policy: Literal["drop", "fail"] = _setting(
+        "drop",
+        "supervision",
+        "what to do with a step whose reward or observation is not finite: leave it out and reset its environment "
+        "(drop), or end the run (fail)",
+    )
+    max_skipped_steps: PositiveInt = _setting(
+        10, "supervision", "optimizer steps in a row that may be left out because loss or gradient are not finite"
+    )
+
     # What is shown
     with_tensorboard: bool = _setting(True, "watching", "write TensorBoard event files")
     profile: bool = _setting(

@@ -20,6 +20,7 @@ SECTION_TITLES = {
     "hogwild": "the Hogwild backend",
     "model": "model",
     "watching": "what is shown",
+    "supervision": "what goes wrong",
 }
 
 

@@ -46,6 +46,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit
 from asyncrl.rollout.split import Split
 from asyncrl.run_setup import RunSetup, state_to_begin_with
@@ -143,7 +144,8 @@ def _build_a2c_worker(
     slots.reset()
     act = make_array_policy(learner.model, _acting_seed(setup, worker_idx)).act
     actions = OwnActions(act, slots, lambda: learner.policy_version)
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
+    failures = FailureLog(worker_idx, setup.config, setup.control)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps, failures)
     return HogwildA2cWorker(
         worker_idx=worker_idx,
         split=Split(0, group, slots, actions, phases),
@@ -172,7 +174,8 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, worker_idx: int, aren
         stripes,
         lambda: learner.policy_version,
     )
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
+    failures = FailureLog(worker_idx, setup.config, setup.control)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps, failures)
     return HogwildSacWorker(
         worker_idx=worker_idx,
         split=ReplaySplit(0, group, stripes, actions, phases),

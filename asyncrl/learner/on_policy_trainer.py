@@ -84,6 +84,9 @@ class OnPolicyTrainer:
             self._exchange.poll()  # slots that were dropped as too old are free now
             return None
         dataset = self._batcher.collect(columns)
+        if dataset.num_valid == 0:  # all of it was of environments that failed
+            self._exchange.release(columns)
+            return None
         lag = self._batcher.lag(self._learner.policy_version)
         self._phases.charge(Phase.COPY)
         skip = self._config.debug_skip_training

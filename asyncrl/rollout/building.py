@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.making import env_seed, make_env, make_vector_env
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.failures import FailureLog, Renewal
 from asyncrl.rollout.split import StepsEnvironments
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
 
 def build_env_group(
-    config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int, env_steps: int
+    config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int, env_steps: int, failures: FailureLog
 ) -> StepsEnvironments:
     """The environments of split `split_idx`, each with a seed of its own (a vectorized one has one for all).
 
@@ -22,12 +27,18 @@ def build_env_group(
         spec: what the probe found.
         split_idx: number of the split.
         env_steps: steps that the run was trained on before.
+        failures: of the worker that steps them.
     """
+    make: Callable[[], Any]
     first_env = split_idx * plan.envs_per_split
     last_env = first_env + plan.envs_per_split
     seeds = [env_seed(config.seed, env_idx, env_steps) for env_idx in range(first_env, last_env)]
+
+    def seed(env_idx: int, steps: int) -> int:
+        return env_seed(config.seed, env_idx, env_steps + steps)
+
     if spec.is_vectorized:
-        vector_env = make_vector_env(config.env, config.env_kwargs, plan.envs_per_split)
-        return VectorEnvGroup(vector_env, seeds[0], first_env, spec, config.squashes)
-    envs = [make_env(config.env, config.env_kwargs) for _ in seeds]
-    return EnvGroup(envs, seeds, first_env, spec, config.squashes)
+        make = partial(make_vector_env, config.env, config.env_kwargs, plan.envs_per_split)
+        return VectorEnvGroup(make(), seeds[0], first_env, spec, config.squashes, Renewal(failures, make, seed))
+    make = partial(make_env, config.env, config.env_kwargs)
+    return EnvGroup([make() for _ in seeds], seeds, first_env, spec, config.squashes, Renewal(failures, make, seed))

@@ -7,46 +7,55 @@ holds the final observation and is not valid, and the reset observation is the r
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import EnvironmentCallFailed, FloatArray, StepRows
+from asyncrl.rollout.env_group import FloatArray, StepRows
+from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Renewal
+from asyncrl.rollout.group import EnvironmentGroup
+from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
 
 
-class VectorEnvGroup:
-    """Steps one vectorized environment. Owns it and its episode counters."""
+class VectorEnvGroup(EnvironmentGroup):
+    """Steps one vectorized environment. Owns it and its episode counters.
+
+    Its environments cannot be reset or made anew one by one: where one fails, or gives what is not finite, the steps of
+    all are lost.
+    """
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], seed: int, first_env_idx: int, spec: EnvSpec, squash: bool
+        self,
+        env: VectorEnv[Any, Any, Any],
+        seed: int,
+        first_env_idx: int,
+        spec: EnvSpec,
+        squash: bool,
+        renewal: Renewal | None = None,
     ) -> None:
-        """Takes ownership of `env`, whose autoreset mode is `NEXT_STEP`; `seed` is used at the first reset only."""
+        """Takes ownership of `env`, whose autoreset mode is `NEXT_STEP`; arguments are as for `EnvGroup`."""
+        super().__init__(first_env_idx, (env.num_envs, spec.observation_size), spec, squash, renewal)
         self._env = env
         self._seed: int | None = seed
-        self._first_env_idx = first_env_idx
-        self._adapter = ActionAdapter(spec, squash)
         self._holds_final_obs = np.zeros(env.num_envs, dtype=np.bool_)
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, dtype=np.int64)
         self._num_steps = 0
-        self._episodes: list[EpisodeRecord] = []
 
     def __len__(self) -> int:
         return int(self._env.num_envs)
 
     def reset(self, obs: FloatArray) -> None:
         """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
-        seed, self._seed = self._seed, None
         try:
-            obs[:], _ = self._env.reset(seed=seed)
-        except Exception as error:
-            raise EnvironmentCallFailed(self._first_env_idx, self._num_steps, "reset") from error
-        self._holds_final_obs[:] = False
+            self._try_reset(obs)
+        except EnvironmentTrouble as trouble:
+            self._begin_in_new(trouble, obs)
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
         """Takes one step in every environment whose row is a step, and writes what came of it.
@@ -56,18 +65,28 @@ class VectorEnvGroup:
             rows: where to write.
 
         Returns:
-            Number of environment steps made.
+            Number of environment steps made; those that are lost are none.
+
+        Raises:
+            EnvironmentTrouble: an environment did what it should not, and the run cannot go on.
+            EnvironmentsKeepFailing: for the same reason.
         """
         try:
             obs, reward, terminated, truncated, _ = self._env.step(self._adapter.to_env_batch(actions))
         except Exception as error:
-            raise EnvironmentCallFailed(self._first_env_idx, self._num_steps, "step") from error
+            self._lose_all(rows, self._call_failed(0, self._num_steps, "step", error))
+            return 0
         valid = ~self._holds_final_obs
         np.multiply(reward, valid, out=rows.reward, casting="unsafe")
         np.logical_and(terminated, valid, out=rows.terminated)
         np.logical_and(truncated, valid & ~rows.terminated, out=rows.truncated)
         rows.valid[:] = valid
-        rows.next_obs[:] = obs
+        self._store_obs(obs, rows.next_obs, "step")
+        if not (is_surely_finite(rows.reward) and is_surely_finite(rows.next_obs)):
+            is_finite = np.isfinite(rows.reward) & np.isfinite(rows.next_obs).all(1)
+            if not is_finite.all():
+                self._lose_all(rows, self._not_finite(int(np.argmin(is_finite)), rows))
+                return 0
         self._returns += np.where(valid, reward, 0.0)
         self._lengths += valid
         np.logical_or(rows.terminated, rows.truncated, out=self._holds_final_obs)
@@ -83,17 +102,68 @@ class VectorEnvGroup:
         """
         np.copyto(first_obs, last_obs)
 
-    def take_episodes(self) -> tuple[EpisodeRecord, ...]:
-        """Episodes finished since the last call."""
-        episodes, self._episodes = tuple(self._episodes), []
-        return episodes
-
     def close(self) -> None:
         """Closes the environment."""
         self._env.close()
 
     def _finish_episodes(self) -> None:
         for env in np.flatnonzero(self._holds_final_obs):
-            self._episodes.append(EpisodeRecord(float(self._returns[env]), int(self._lengths[env])))
+            self._add_episode(int(env), EpisodeRecord(float(self._returns[env]), int(self._lengths[env])))
         self._returns[self._holds_final_obs] = 0.0
         self._lengths[self._holds_final_obs] = 0
+
+    def _lose_all(self, rows: StepRows, trouble: EnvironmentTrouble) -> None:
+        """The row is no sample of any environment; episodes begin anew in the next one."""
+        if self._renewal is None:
+            raise trouble
+        num_samples = int((~self._holds_final_obs).sum())
+        lengths = self._lengths.tolist()
+        if isinstance(trouble, NotFinite):
+            has_failed = self._renewal.failures.note_not_finite(trouble, lengths[trouble.env_idx - self._first_env_idx])
+            self.note_dropped(num_samples - 1)
+        else:
+            has_failed = True
+        rows.reward[:] = 0.0
+        rows.terminated[:] = rows.truncated[:] = rows.valid[:] = False
+        self.lost.extend(LostStep(env, length, has_failed) for env, length in enumerate(lengths))
+        if has_failed:
+            self._begin_in_new(trouble, rows.next_obs)
+        else:
+            self.reset(rows.next_obs)
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+
+    def _begin_in_new(self, trouble: EnvironmentTrouble, obs_rows: FloatArray) -> None:
+        """Begins episodes in an environment that is made in the place of the one that failed."""
+
+        def begin(renewal: Renewal) -> None:
+            with contextlib.suppress(Exception):  # what has failed may fail to close
+                self._env.close()
+            try:
+                self._env = renewal.make()
+            except Exception as error:
+                raise self._call_failed(0, self._num_steps, "being made anew", error) from error
+            self._seed = renewal.seed(self._first_env_idx, self._num_steps + self._num_renewals)
+            self._try_reset(obs_rows)
+
+        self._renew(trouble, begin)
+
+    def _try_reset(self, obs_rows: FloatArray) -> None:
+        seed, self._seed = self._seed, None
+        try:
+            obs, _ = self._env.reset(seed=seed)
+        except Exception as error:
+            raise self._call_failed(0, self._num_steps, "reset", error) from error
+        self._store_obs(obs, obs_rows, "reset")
+        self._holds_final_obs[:] = False
+
+    def _store_obs(self, obs: Any, obs_rows: FloatArray, call: str) -> None:
+        if not self._kind.is_known(obs):
+            self._check_kind(0, self._num_steps, obs, obs_rows.dtype, call)
+        obs_rows[:] = obs
+
+    def _not_finite(self, env: int, rows: StepRows) -> NotFinite:
+        is_reward = not np.isfinite(rows.reward[env])
+        text = f"gave a {'reward' if is_reward else 'observation'} that is not finite"
+        values = rows.reward[env] if is_reward else rows.next_obs[env]
+        return NotFinite(self._first_env_idx + env, self._num_steps, text, describe_not_finite(values))

@@ -16,7 +16,7 @@ from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import RolloutReport, SacMetrics, TrainMetrics, mean_metrics
+from asyncrl.monitoring.reports import EnvironmentFailures, RolloutReport, SacMetrics, TrainMetrics, mean_metrics
 from asyncrl.rollout.split import Split, StepsEnvironments
 
 WAIT_S = 0.1
@@ -57,6 +57,7 @@ class WorkerReports:
             episodes=tuple(episode for group in self._groups for episode in group.take_episodes()),
             phases=phases,
             train=mean_metrics(self._trained),
+            failures=_sum_failures([group.take_failures() for group in self._groups]),
         )
         self._report_started, self._env_steps, self._trained = now, 0, []
         return report
@@ -70,6 +71,15 @@ class WorkerReports:
         """Closes the environments."""
         for group in self._groups:
             group.close()
+
+
+def _sum_failures(parts: Sequence[EnvironmentFailures]) -> EnvironmentFailures:
+    return EnvironmentFailures(
+        num_failures=sum(part.num_failures for part in parts),
+        num_not_finite=sum(part.num_not_finite for part in parts),
+        num_dropped=sum(part.num_dropped for part in parts),
+        warnings=tuple(warning for part in parts for warning in part.warnings),
+    )
 
 
 class RolloutWorker(WorkerReports):

@@ -32,21 +32,33 @@ log = logging.getLogger(__name__)
 
 
 class RunFailed(Exception):
-    """A run cannot go on. `summary` is one line for the user; `details` a traceback, empty where it says no more."""
+    """A run cannot go on. `summary` is one line for the user; `details` a traceback, empty where it says no more.
 
-    def __init__(self, summary: str, details: str = "") -> None:
+    Attributes:
+        exit_code: what the command is to return.
+        is_final: starting the process again would not help.
+    """
+
+    def __init__(self, summary: str, details: str = "", exit_code: int = 1, is_final: bool = False) -> None:
         super().__init__(summary)
         self.summary = summary
         self.details = details
+        self.exit_code = exit_code
+        self.is_final = is_final
 
 
 @dataclass(frozen=True)
 class ChildFailure:
-    """What went wrong in a child: one line that says it, and the traceback as text."""
+    """What went wrong in a child: one line that says it, and the traceback as text.
+
+    `exit_code` and `is_final` are those of a `RunFailed` which the child raised.
+    """
 
     child: str
     summary: str
     details: str
+    exit_code: int = 1
+    is_final: bool = False
 
 
 def process_context(extra_modules: Sequence[str] = ()) -> BaseContext:
@@ -150,7 +162,9 @@ def _child_main(
         log.exception("failed")
         explained = error if isinstance(error, RunFailed) else explain(name, error)
         with contextlib.suppress(OSError):
-            messages.send(ChildFailure(name, explained.summary, explained.details))
+            messages.send(
+                ChildFailure(name, explained.summary, explained.details, explained.exit_code, explained.is_final)
+            )
         log_file.flush()
         os._exit(1)
     log.info("done")
