@@ -272,7 +272,9 @@ class TrainConfig(BaseModel):
         "(drop), or end the run (fail)",
     )
     max_skipped_steps: PositiveInt = _setting(
-        10, "supervision", "optimizer steps in a row that may be left out because loss or gradient are not finite"
+        10,
+        "supervision",
+        "the run ends when so many optimizer steps in a row were left out because loss or gradient were not finite",
     )
 
     # What is shown

@@ -89,7 +89,7 @@ class HogwildA2cWorker(WorkerReports):
             return 0.0
         metrics = self._learner.train(dataset, self._clock.env_steps, after_epoch=_nothing)
         self._slots.free(_SLOT)
-        self.note_training(metrics)
+        self.note_training(metrics, self._learner.skipped_steps)
         self.phases.charge(Phase.TRAIN)
         return 0.0
 

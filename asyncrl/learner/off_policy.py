@@ -7,6 +7,7 @@ every `policy_delay`-th update the policy and the entropy coefficient (Haarnoja 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from asyncrl.algorithms import sac
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.learner.divergence import SkippedSteps
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.precision import matmul_dtype
@@ -27,8 +29,8 @@ from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.reports import SacMetrics
 
-_NUM_ACTOR_FIGURES = 5
-
+_CRITIC_FIGURES = ("critic_loss", "q_mean", "sum of inputs", "grad_norm_critic")
+_ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
 
 ACTOR, CRITIC, TARGET_CRITIC, LOG_ENT_COEF = "actor", "critic", "target_critic", "log_ent_coef"
 """Names of what is trained, in a `Storage`."""
@@ -76,10 +78,17 @@ class OffPolicyLearner:
         self._learning_rate = LearningRate(config)
         self._obs_moments = storage.moments("obs", actor.observation_size, device)
         self._generator = torch.Generator(device).manual_seed(config.seed)
+        self._skipped_critic = SkippedSteps(config.max_skipped_steps)
+        self._skipped_actor = SkippedSteps(config.max_skipped_steps)
         self._critic_figures: list[Tensor] = []
         self._actor_figures: list[Tensor] = []
-        self._last_actor_figures = torch.zeros(_NUM_ACTOR_FIGURES, dtype=own, device=device)
+        self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)
         self._inputs = torch.empty(0)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps of critics and policy that were left out since this learner was made."""
+        return self._skipped_critic.total + self._skipped_actor.total
 
     @property
     def block_size(self) -> int:
@@ -116,15 +125,18 @@ class OffPolicyLearner:
         self.model.obs_std.copy_(self._obs_moments.std)
 
     @torch.no_grad()
-    def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> SacMetrics:
-        """Make one update for each batch.
+    def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> SacMetrics | None:
+        """Make one update for each batch; steps whose loss or gradient is not finite are left out.
 
         Args:
             batches: at least one, of raw transitions on any device.
             env_steps_before: environment steps collected before; the linear schedule of the learning rate reads it.
 
+        Returns:
+            Means over the steps that were taken, None if no critics' step was.
+
         Raises:
-            FloatingPointError: a loss or gradient was not finite; publish nothing any more.
+            RunFailed: too many steps in a row were left out.
         """
         self._learning_rate.start_dataset(env_steps_before)
         self._critic_figures, self._actor_figures = [], []
@@ -132,7 +144,7 @@ class OffPolicyLearner:
             if self._is_shared:
                 self._refresh_copies()
             self._update(batch.to(self._device))
-        return self._metrics()
+        return self._metrics(batches[-1])
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another.
@@ -264,10 +276,10 @@ class OffPolicyLearner:
     def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> None:
         """Step the critics down `gradient` of their outputs, then the target critics towards them."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
-        grad_norm = self._critic.step(self._learning_rate.value)
+        figures = torch.stack((loss.value, values.mean(), self._inputs.sum()))
+        self._critic_figures.append(self._critic.step(self._learning_rate.value, figures))
         self._target.lerp_(self._critic.flat.data, self._config.tau)
         self._target_weights.refresh()
-        self._critic_figures.append(torch.stack((loss.value, values.mean(), grad_norm, self._inputs.sum())))
 
     def _train_actor(
         self, loss: Tensor, gradient: Tensor, parameters: Tensor, entropy: Tensor, ent_coef: Tensor
@@ -277,22 +289,26 @@ class OffPolicyLearner:
         self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
         adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, self._target_entropy)
         self._ent_coef_gradient.copy_(adapting.gradient)
-        grad_norm = self._actor.step(self._learning_rate.value)
-        self._actor_figures.append(torch.stack((loss, ent_coef, adapting.value, entropy, grad_norm)))
+        figures = torch.stack((loss, ent_coef, adapting.value, entropy))
+        self._actor_figures.append(self._actor.step(self._learning_rate.value, figures))
 
-    def _metrics(self) -> SacMetrics:
-        """Bring every figure to the host in one transfer, and stop before weights that are not numbers go out."""
-        if self._actor_figures:
-            self._last_actor_figures.copy_(torch.stack(self._actor_figures).mean(0))
-        critic_figures = torch.stack(self._critic_figures).mean(0)
-        figures = torch.cat((self._last_actor_figures, critic_figures)).tolist()
-        if not all(map(math.isfinite, figures)):
-            raise FloatingPointError(
-                f"a loss or its gradient is not finite by update {self.policy_version}: "
-                "look for observations or rewards that are not finite, or lower learning_rate"
-            )
-        actor_loss, ent_coef, ent_coef_loss, entropy, grad_norm_actor, critic_loss, q_mean, grad_norm_critic, _ = (
-            figures
+    def _metrics(self, last_batch: Transitions) -> SacMetrics | None:
+        """Bring every figure to the host in one transfer; those of steps that were left out do not count."""
+        critic = torch.stack(self._critic_figures)
+        actor = torch.stack(self._actor_figures) if self._actor_figures else critic.new_empty((0, len(_ACTOR_FIGURES)))
+        critic_mean, critic_taken = _mean_of_finite(critic, torch.zeros_like(critic[0]))
+        actor_mean, actor_taken = _mean_of_finite(actor, self._last_actor_figures)
+        self._last_actor_figures.copy_(actor_mean)
+        flags = torch.cat((critic_taken, actor_taken)).to(critic_mean)
+        figures = torch.cat((actor_mean, critic_mean, flags)).tolist()
+        were_taken = [flag == 1.0 for flag in figures[len(_ACTOR_FIGURES) + len(_CRITIC_FIGURES) :]]
+        self._skipped_critic.note(were_taken[: len(critic)])
+        self._skipped_actor.note(were_taken[len(critic) :])
+        self._end_if_diverged(last_batch)
+        if not any(were_taken[: len(critic)]):
+            return None
+        actor_loss, ent_coef, ent_coef_loss, entropy, grad_norm_actor, critic_loss, q_mean, _, grad_norm_critic = (
+            figures[:9]
         )
         return SacMetrics(
             actor_loss=actor_loss,
@@ -305,6 +321,24 @@ class OffPolicyLearner:
             grad_norm_actor=grad_norm_actor,
             grad_norm_critic=grad_norm_critic,
         )
+
+    def _end_if_diverged(self, last_batch: Transitions) -> None:
+        for skipped, names, figures in (
+            (self._skipped_critic, _CRITIC_FIGURES, self._critic_figures),
+            (self._skipped_actor, _ACTOR_FIGURES, self._actor_figures),
+        ):
+            if skipped.are_too_many:
+                samples = {field.name: getattr(last_batch, field.name) for field in dataclasses.fields(last_batch)}
+                weights = {"policy's weights": self._actor.flat.data, "critics' weights": self._critic.flat.data}
+                last = dict(zip(names, figures[-1].tolist(), strict=True))
+                raise skipped.diagnosis(last, {**samples, **weights})
+
+
+def _mean_of_finite(rows: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean `[K]` of those rows of `[U, K]` that are finite, `otherwise` if none is; and which are, `[U]` bool."""
+    is_finite = torch.isfinite(rows).all(1)
+    mean = torch.where(is_finite.unsqueeze(1), rows, 0.0).sum(0) / is_finite.sum()
+    return torch.where(is_finite.any(), mean, otherwise), is_finite
 
 
 def _target_entropy(config: TrainConfig, spec: EnvSpec) -> float:

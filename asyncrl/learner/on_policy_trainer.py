@@ -110,6 +110,7 @@ class OnPolicyTrainer:
             lag=lag,
             slots_ready=self._exchange.num_ready,
             dropped_samples=self._exchange.dropped_samples,
+            skipped_steps=self._learner.skipped_steps,
             phases=phases,
         )
         self._report_started = now

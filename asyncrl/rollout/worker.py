@@ -36,10 +36,18 @@ class WorkerReports:
         self._report_started = time.monotonic()
         self._env_steps = 0
         self._trained: list[TrainMetrics | SacMetrics] = []
+        self._skipped_steps = self._skipped_steps_reported = 0
 
-    def note_training(self, metrics: TrainMetrics | SacMetrics) -> None:
-        """Keeps what training says of itself for the next report, where workers train."""
-        self._trained.append(metrics)
+    def note_training(self, metrics: TrainMetrics | SacMetrics | None, skipped_steps: int) -> None:
+        """Keeps what training says of itself for the next report, where workers train.
+
+        Args:
+            metrics: of one call; None if it took no step.
+            skipped_steps: optimizer steps that were left out so far.
+        """
+        if metrics is not None:
+            self._trained.append(metrics)
+        self._skipped_steps = skipped_steps
 
     def count_steps(self, num_steps: int) -> None:
         """Adds environment steps, for the next report and for the run."""
@@ -57,9 +65,11 @@ class WorkerReports:
             episodes=tuple(episode for group in self._groups for episode in group.take_episodes()),
             phases=phases,
             train=mean_metrics(self._trained),
+            skipped_steps=self._skipped_steps - self._skipped_steps_reported,
             failures=_sum_failures([group.take_failures() for group in self._groups]),
         )
         self._report_started, self._env_steps, self._trained = now, 0, []
+        self._skipped_steps_reported = self._skipped_steps
         return report
 
     @property

@@ -32,7 +32,7 @@ def step_times(arena: Arena, owner: int, numbers: list[int], learning_rate: floa
     value = torch.from_numpy(shared.value)
     for number in numbers:
         gradient.copy_(gradient_of(value, number))
-        stepper.step(learning_rate)
+        stepper.step(learning_rate, torch.zeros(()))
 
 
 def observe_times(arena: Arena, owner: int, num_batches: int) -> None:

@@ -71,7 +71,7 @@ def test_shared_storage_is_the_shared_memory_and_a_private_one_a_copy_until_it_i
     assert direct.tolist() == copy.tolist() == [1.0, 2.0, 3.0]
     gradient = torch.ones(3)
     optimizer = private.optimizer(["model"], [copy], [gradient], TrainConfig())
-    optimizer.step(0.5)
+    optimizer.step(0.5, torch.zeros(()))
     np.testing.assert_allclose(direct.numpy(), [0.5, 1.5, 2.5], atol=1e-4)
     assert copy.tolist() == [1.0, 2.0, 3.0]
     private.pull()
