@@ -95,7 +95,7 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
 
     Raises:
         CheckpointError: there are checkpoints, and none of them can be read.
-        UsageError: the environment's spaces are not those of the checkpoint.
+        UsageError: the environment's spaces are not those of the checkpoint, or it is none of ours.
     """
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
@@ -103,6 +103,8 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
             state = checkpoint.load(path, with_replay=True).state
             saved_spec = EnvSpec.from_data(state["spec"])
             found = Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped))
+        except checkpoint.ForeignCheckpointError as error:
+            raise UsageError(str(error)) from error
         except checkpoint.CheckpointError as error:
             skipped.append(str(error))
             continue

@@ -91,7 +91,7 @@ class CheckpointSaver:
             self._num_failed += 1
             if self._num_failed == MOST_FAILED:
                 raise RunFailed(
-                    f"{MOST_FAILED} checkpoints in a row failed, the last: {reason}", is_final=True
+                    f"{MOST_FAILED} checkpoints in a row could not be saved, the last: {reason}", is_final=True
                 ) from error
             return CheckpointReport(str(folder), env_steps, reason, kind)
         self._num_failed = 0

@@ -1,8 +1,8 @@
 """Checkpoints: written whole or not at all, verified when read, and never able to run code.
 
 A checkpoint is a folder `checkpoint_<env_steps>/` with safetensors files for model and optimizer, one for the replay if
-that is kept, and `state.json`, which also carries the checksums of the others. It is written under a temporary name,
-synced and renamed, so that a folder of that name is complete whenever the machine stops.
+that is kept, `state.json`, and `SHA256SUMS` with the checksums of them all (`sha256sum -c` reads it). It is written
+under a temporary name, synced and renamed, so that a folder of that name is complete whenever the machine stops.
 
     checkpoints/checkpoint_*               the newest, from which a run goes on
     checkpoints/milestones/checkpoint_*    kept for ever
@@ -24,20 +24,37 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 REPLAY_FILE = "replay.safetensors"
 STATE_FILE = "state.json"
+CHECKSUMS_FILE = "SHA256SUMS"
 MILESTONES = "milestones"
 BEST = "best"
 
 _NAME = re.compile(r"checkpoint_(\d{12,})")
 _TEMPORARY_PREFIX = ".tmp_"
+_REPLACED_PREFIX = f"{_TEMPORARY_PREFIX}replaced_"
+_CHECKSUM = re.compile(r"([0-9a-f]{64})  (\S+)")
+_WITHOUT_CHECKSUMS_FILE = 2  # a format whose state.json has the checksums of the other files
 
 
 class CheckpointError(Exception):
     """A checkpoint could not be written, or what was found cannot be used; the text is for the user."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """What stands in a checkpoint's place is of another kind, such as a pickle. It was not opened."""
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What `state.json` says, and the checksums of the tensors' files."""
+
+    env_steps: int
+    state: dict[str, Any]
+    checksums: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -76,6 +93,7 @@ def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None)
     temporary = folder / f"{_TEMPORARY_PREFIX}{target.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _restore_replaced(folder)
         _delete_leftovers(folder)
         temporary.mkdir()
         _write_files(temporary, checkpoint, env_steps)
@@ -128,8 +146,7 @@ def load_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: as for `load`.
     """
-    state: dict[str, Any] = _read_manifest(path)["state"]
-    return state
+    return _read_manifest(path).state
 
 
 def best_return(checkpoints: Path) -> float | None:
@@ -152,14 +169,15 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged or of a newer format.
+        ForeignCheckpointError: its tensors are in no safetensors file.
     """
     manifest = _read_manifest(path)
-    has_replay = with_replay and REPLAY_FILE in manifest["sha256"]
+    has_replay = with_replay and REPLAY_FILE in manifest.checksums
     return Checkpoint(
-        model=_read_tensors(path / MODEL_FILE, manifest, device),
-        optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest, device),
-        state=manifest["state"],
-        replay=_read_tensors(path / REPLAY_FILE, manifest, "cpu") if has_replay else {},
+        model=_read_tensors(path / MODEL_FILE, manifest.checksums, device),
+        optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest.checksums, device),
+        state=manifest.state,
+        replay=_read_tensors(path / REPLAY_FILE, manifest.checksums, "cpu") if has_replay else {},
     )
 
 
@@ -169,7 +187,7 @@ def saved_env_steps(path: Path) -> int:
     Raises:
         CheckpointError: as for `load`, the tensors not looked at.
     """
-    return int(_read_manifest(path)["env_steps"])
+    return _read_manifest(path).env_steps
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
@@ -182,10 +200,11 @@ def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
     manifest = {
         "format_version": FORMAT_VERSION,
         "env_steps": env_steps,
-        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
         "state": dict(checkpoint.state),
     }
     contents[STATE_FILE] = (json.dumps(manifest, indent=1) + "\n").encode()
+    checksums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items()]
+    contents[CHECKSUMS_FILE] = "".join(checksums).encode()
     for name, content in contents.items():
         with open(folder / name, "wb") as file:
             file.write(content)
@@ -213,7 +232,7 @@ def _serialize_owned(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 def _replace(temporary: Path, target: Path) -> None:
     """Gives a complete folder its name; one that had the name before is of the same step and gives way."""
-    replaced = target.parent / f"{_TEMPORARY_PREFIX}replaced_{target.name}"
+    replaced = target.parent / f"{_REPLACED_PREFIX}{target.name}"
     if target.exists():
         os.rename(target, replaced)
     os.rename(temporary, target)
@@ -227,6 +246,14 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _restore_replaced(folder: Path) -> None:
+    """Gives back the name of a checkpoint whose successor a killed run had not named yet."""
+    for path in folder.glob(f"{_REPLACED_PREFIX}*"):
+        target = folder / path.name.removeprefix(_REPLACED_PREFIX)
+        if not target.exists():
+            os.rename(path, target)
 
 
 def _delete_leftovers(folder: Path) -> None:
@@ -249,42 +276,79 @@ def _prune(folder: Path, keep: int, just_saved: int) -> None:
 
 
 def _list(folder: Path) -> list[tuple[int, Path]]:
-    """Returns (environment steps, path) of each checkpoint, oldest first."""
+    """Returns (environment steps, path) of each checkpoint, oldest first.
+
+    One whose successor of the same steps was never named, because the run was killed just then, counts as well.
+    """
     if not folder.is_dir():
         return []
-    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match.group(1)), path) for match, path in matches if match)
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir()):  # those that were replaced come first, and give way
+        match = _NAME.fullmatch(path.name.removeprefix(_REPLACED_PREFIX))
+        if match:
+            found[int(match.group(1))] = path
+    return sorted(found.items())
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> _Manifest:
+    content = _read(path / STATE_FILE)
+    checksums = _read_checksums(path) if (path / CHECKSUMS_FILE).exists() else None
+    if checksums is not None:
+        _verify(path / STATE_FILE, content, checksums)
     try:
-        manifest = json.loads(_read(path / STATE_FILE))
+        manifest = json.loads(content)
     except ValueError as error:
         raise CheckpointError(f"the checkpoint {path} is damaged: its {STATE_FILE} is not JSON ({error})") from None
     if not isinstance(manifest, dict) or "format_version" not in manifest:
         raise CheckpointError(f"{path / STATE_FILE} does not describe a checkpoint: it has no format_version")
     version = manifest["format_version"]
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, _WITHOUT_CHECKSUMS_FILE):
         raise CheckpointError(
             f"the checkpoint {path} has format version {version}, this asyncrl reads version {FORMAT_VERSION}: "
             "use the asyncrl that wrote it"
         )
-    missing = {"env_steps", "sha256", "state"} - manifest.keys()
+    if version == _WITHOUT_CHECKSUMS_FILE:
+        checksums = manifest.get("sha256")
+    if checksums is None:
+        raise CheckpointError(f"the checkpoint {path} is damaged: it has no {CHECKSUMS_FILE}")
+    missing = {"env_steps", "state"} - manifest.keys()
     if missing:
         raise CheckpointError(f"the checkpoint {path} is damaged: {STATE_FILE} lacks {', '.join(sorted(missing))}")
-    return manifest
+    return _Manifest(int(manifest["env_steps"]), manifest["state"], checksums)
 
 
-def _read_tensors(path: Path, manifest: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
+def _read_checksums(path: Path) -> dict[str, str]:
+    *lines, rest = _read(path / CHECKSUMS_FILE).decode(errors="replace").split("\n")
+    matches = [_CHECKSUM.fullmatch(line) for line in lines]
+    if rest or not all(matches):
+        raise CheckpointError(f"the checkpoint {path} is damaged: its {CHECKSUMS_FILE} holds something else")
+    checksums = {match.group(2): match.group(1) for match in matches if match}
+    missing = [name for name in checksums if not (path / name).exists()]
+    if missing:
+        raise CheckpointError(f"the checkpoint {path} is damaged: it has no {missing[0]}")
+    return checksums
+
+
+def _verify(path: Path, content: bytes, checksums: Mapping[str, str]) -> None:
+    if hashlib.sha256(content).hexdigest() != checksums.get(path.name):
+        raise CheckpointError(
+            f"the checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one that was saved; "
+            "use an older checkpoint"
+        )
+
+
+def _read_tensors(path: Path, checksums: Mapping[str, str], device: str) -> dict[str, torch.Tensor]:
     import safetensors.torch
 
     content = _read(path)
-    if hashlib.sha256(content).hexdigest() != manifest["sha256"].get(path.name):
-        raise CheckpointError(
-            f"the checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one in {STATE_FILE}; "
-            "use an older checkpoint"
-        )
-    return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
+    _verify(path, content, checksums)
+    try:
+        tensors = safetensors.torch.load(content)
+    except safetensors.SafetensorError as error:
+        raise ForeignCheckpointError(
+            f"{path} is no safetensors file ({error}), so asyncrl has not written it, and opens no other kind"
+        ) from None
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _read(path: Path) -> bytes:
