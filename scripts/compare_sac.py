@@ -148,6 +148,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm_up_s", type=float, default=5.0)
     parser.add_argument("--measure_s", type=float, default=15.0)
+    parser.add_argument(
+        "--precisions",
+        type=lambda text: text.split(","),
+        default=["float32", "bf16"],
+        help="asyncrl's; leave out bf16 where the processor has no instructions for it",
+    )
     parser.add_argument("--table", action="store_true", help="show what was measured and measure nothing")
     options = parser.parse_args()
     for name, value in (("simulate_s", 0.0), ("num_workers", 0), ("num_envs_per_worker", 0)):
@@ -155,8 +161,9 @@ def main() -> int:
     comparison, path = Comparison(options), options.work_dir / "sac.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     results = {(entry["key"], entry["round"]): entry["per_s"] for entry in map(json.loads, lines)}
+    rows = [row for row in ROWS if row.precision in ("", *options.precisions)]
     for round_idx in range(0 if options.table else options.rounds):
-        for row in ROWS if round_idx % 2 == 0 else reversed(ROWS):
+        for row in rows if round_idx % 2 == 0 else reversed(rows):
             if (row.key, round_idx) in results:
                 continue
             per_s = results[row.key, round_idx] = measure(row, round_idx, comparison, options)
@@ -166,7 +173,7 @@ def main() -> int:
     text = to_markdown(results, options)
     (options.work_dir / "sac.md").write_text(text, encoding="utf-8")
     print(text)
-    return 0 if len(results) >= options.rounds * len(ROWS) else 1
+    return 0 if len(results) >= options.rounds * len(rows) else 1
 
 
 if __name__ == "__main__":

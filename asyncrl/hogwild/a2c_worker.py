@@ -39,6 +39,7 @@ class HogwildA2cWorker(WorkerReports):
         control: RunControl,
         phases: PhaseTimer,
         arena: Arena,
+        recurrence: int,
     ) -> None:
         """Takes ownership of the split.
 
@@ -53,11 +54,12 @@ class HogwildA2cWorker(WorkerReports):
             control: the run's words.
             phases: its time goes here.
             arena: the memory of its own, which goes with it.
+            recurrence: steps of a sequence that is trained as one.
         """
         super().__init__(worker_idx, [split.group], control, phases)
         self._split = split
         self._slots = slots
-        self._batcher = Batcher(slots, slots.num_envs)
+        self._batcher = Batcher(slots, slots.num_envs, recurrence)
         self._learner = learner
         self._pull = pull
         self._has_room = has_room

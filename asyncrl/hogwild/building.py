@@ -40,8 +40,9 @@ from asyncrl.learner.on_policy import MODEL, LearnerState, OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.storage import Storage
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.acting import make_act
 from asyncrl.models.array_policy import make_array_policy
+from asyncrl.models.making import make_actor_critic
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import PhaseTimer
@@ -84,7 +85,7 @@ def build_hogwild_keeper(
 
         return HogwildKeeper(sac, follow_sac, publisher, waker, clock, config, phases)
     units = ReturnUnits(setup.arena)
-    learner = KeptActorCritic(ActorCritic(setup.spec, config), config, storage, units)
+    learner = KeptActorCritic(make_actor_critic(setup.spec, config), config, storage, units)
 
     def follow() -> int:
         storage.refresh()
@@ -137,18 +138,19 @@ def _build_a2c_worker(
         def has_room() -> bool:
             return places.free_place(worker_idx) is not None
 
-    learner = HogwildActorCritic(ActorCritic(setup.spec, config), config, storage, units)
+    learner = HogwildActorCritic(make_actor_critic(setup.spec, config), config, storage, units)
     if hogwild.mode == "gradients":
         pull = _pull_published(setup, learner)
     slots = TrajectorySlots(arena)
     slots.reset()
-    act = make_array_policy(learner.model, _acting_seed(setup, worker_idx)).act
+    act = make_act(learner.model, _CPU, _acting_seed(setup, worker_idx))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
     failures = FailureLog(worker_idx, setup.config, setup.control)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps, failures)
     return HogwildA2cWorker(
         worker_idx=worker_idx,
         split=Split(0, group, slots, actions, phases),
+        recurrence=setup.plan.recurrence,
         slots=slots,
         learner=learner,
         pull=pull,
@@ -170,7 +172,7 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, worker_idx: int, aren
     trained = make_array_policy(actor, config.seed)
     untrained = UniformPolicy(actor.distribution, config.seed)
     actions = OwnActions(
-        lambda obs: trained.act(obs) if learner.policy_version > 0 else untrained.act(obs),
+        lambda obs, state: trained.act(obs) if learner.policy_version > 0 else untrained.act(obs),
         stripes,
         lambda: learner.policy_version,
     )
@@ -203,7 +205,7 @@ def _initialize(setup: RunSetup) -> None:
         if saved is not None:
             sac.load_state_dict(saved)
     else:
-        learner = OnPolicyLearner(ActorCritic(setup.spec, config), config, _CPU, storage)
+        learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, _CPU, storage)
         if saved is not None:
             learner.load_state_dict(saved)
         ReturnUnits(setup.arena).values[:] = learner.model.statistics[-2:].numpy()

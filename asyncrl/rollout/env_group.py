@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.rollout.failures import EnvironmentCallFailed, EnvironmentTrouble, LostStep, NotFinite, Renewal
@@ -26,6 +27,8 @@ from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
 NO_LIMIT = 2**62
 
 FloatArray = npt.NDArray[np.float32]
+ObsArray = npt.NDArray[Any]
+"""Rows of observations, see `asyncrl.envs.spec.ObservationLayout`."""
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -37,7 +40,7 @@ class StepRows:
     terminated: BoolArray
     truncated: BoolArray
     valid: BoolArray
-    next_obs: FloatArray
+    next_obs: ObsArray
 
 
 class EnvGroup(EnvironmentGroup):
@@ -62,7 +65,7 @@ class EnvGroup(EnvironmentGroup):
             squash: see `ActionAdapter`.
             renewal: how they are made anew when they fail; without it all trouble is raised.
         """
-        super().__init__(first_env_idx, (spec.observation_size,), spec, squash, renewal)
+        super().__init__(first_env_idx, spec, squash, renewal)
         self._envs = list(envs)
         inner = [without_bookkeeping(env) for env in envs]
         self._steps = [env.step for env, _ in inner]
@@ -79,8 +82,8 @@ class EnvGroup(EnvironmentGroup):
     def __len__(self) -> int:
         return len(self._envs)
 
-    def reset(self, obs: FloatArray) -> None:
-        """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
+    def reset(self, obs: ObsArray) -> None:
+        """Starts an episode in every environment and writes the observations into `obs [E, row_size]`."""
         for env in range(len(self._envs)):
             self._holds_final_obs[env] = False
             self._reset_one(env, obs)
@@ -107,6 +110,7 @@ class EnvGroup(EnvironmentGroup):
         num_skipped = 0
         returns, holds_final_obs, next_obs = self._returns, self._holds_final_obs, rows.next_obs
         steps, last_rows, row = self._steps, self._last_rows, self._num_rows
+        writer, array_type = self._writer, np.ndarray
         for env, action in enumerate(self._adapter.to_env_batch(actions)):
             if holds_final_obs[env]:
                 self._skip_final_row(env, rows)
@@ -121,11 +125,15 @@ class EnvGroup(EnvironmentGroup):
             rewards[env] = reward
             returns[env] += float(reward)
             if not terminated:
-                self._store_obs(env, obs, next_obs, "step")
+                if type(obs) is array_type and obs.dtype is writer.dtype and obs.shape == writer.shape:
+                    next_obs[env] = obs
+                else:
+                    self._store_obs(env, obs, next_obs, "step")
             if terminated or truncated or row == last_rows[env]:
                 ending.append((env, bool(terminated), info))
         rows.reward[:] = rewards
-        if not (is_surely_finite(rows.reward) and is_surely_finite(next_obs)):
+        floats = next_obs if writer.dtype is not None else writer.floats(next_obs)
+        if not (is_surely_finite(rows.reward) and is_surely_finite(floats)):
             num_skipped += self._drop_what_is_not_finite(rows)
         for env, has_terminated, info in ending:
             if rows.valid[env]:
@@ -133,17 +141,21 @@ class EnvGroup(EnvironmentGroup):
         self._num_rows += 1
         return len(rewards) - num_skipped
 
-    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
-        """Writes the first row of a new slot, `first_obs [E, D]`, from the last row of the one before.
+    def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
+        """Writes the first row of a new slot, `first_obs [E, row_size]`, from the last row of the one before.
 
         Where an episode was truncated by the last step, the last row holds its final observation and has served; the
         new slot begins with the reset observation.
+
+        Returns:
+            The environments of which this is so.
         """
         np.copyto(first_obs, last_obs)
-        for env, holds_final_obs in enumerate(self._holds_final_obs):
-            if holds_final_obs:
-                self._holds_final_obs[env] = False
-                self._reset_one(env, first_obs)
+        begun = [env for env, holds_final_obs in enumerate(self._holds_final_obs) if holds_final_obs]
+        for env in begun:
+            self._holds_final_obs[env] = False
+            self._reset_one(env, first_obs)
+        return begun
 
     def close(self) -> None:
         """Closes the environments."""
@@ -193,11 +205,12 @@ class EnvGroup(EnvironmentGroup):
 
     def _drop_what_is_not_finite(self, rows: StepRows) -> int:
         """Loses the steps whose reward or observation is not finite; returns how many there are."""
-        is_finite = np.isfinite(rows.reward) & np.isfinite(rows.next_obs).all(1)
+        floats = self._writer.floats(rows.next_obs)
+        is_finite = np.isfinite(rows.reward) & np.isfinite(floats).all(1)
         bad = np.flatnonzero(~is_finite).tolist()
         for env in bad:
             if np.isfinite(rows.reward[env]):
-                trouble = self._not_finite(env, "observation", rows.next_obs[env])
+                trouble = self._not_finite(env, "observation", floats[env])
             else:
                 trouble = self._not_finite(env, "reward", rows.reward[env])
             episode_steps = self._episode_steps(env)
@@ -211,14 +224,14 @@ class EnvGroup(EnvironmentGroup):
             self._begin_episode(env, episode_steps)
         return len(bad)
 
-    def _reset_one(self, env: int, obs_rows: FloatArray) -> None:
+    def _reset_one(self, env: int, obs_rows: ObsArray) -> None:
         """Begins an episode, in a new environment if this one cannot."""
         try:
             self._try_reset(env, obs_rows)
         except EnvironmentTrouble as trouble:
             self._begin_in_new(env, trouble, obs_rows)
 
-    def _begin_in_new(self, env: int, trouble: EnvironmentTrouble, obs_rows: FloatArray) -> None:
+    def _begin_in_new(self, env: int, trouble: EnvironmentTrouble, obs_rows: ObsArray) -> None:
         """Begins an episode in an environment that is made in the place of one that failed."""
 
         def begin(renewal: Renewal) -> None:
@@ -235,7 +248,7 @@ class EnvGroup(EnvironmentGroup):
 
         self._renew(trouble, begin)
 
-    def _try_reset(self, env: int, obs_rows: FloatArray) -> None:
+    def _try_reset(self, env: int, obs_rows: ObsArray) -> None:
         seed, self._seeds[env] = self._seeds[env], None
         try:
             obs, _ = self._resets[env](seed=seed)
@@ -243,13 +256,16 @@ class EnvGroup(EnvironmentGroup):
             raise self._failed(env, "reset", error) from error
         self._returns[env] = 0.0
         self._store_obs(env, obs, obs_rows, "reset")
-        if not np.isfinite(obs_rows[env]).all():
-            raise self._not_finite(env, "first observation", obs_rows[env])
+        floats = self._writer.floats(obs_rows[env : env + 1])[0]
+        if not np.isfinite(floats).all():
+            raise self._not_finite(env, "first observation", floats)
 
-    def _store_obs(self, env: int, obs: Any, obs_rows: FloatArray, call: str) -> None:
-        if not self._kind.is_known(obs):
-            self._check_kind(env, self._steps_made(env), obs, obs_rows.dtype, call)
-        obs_rows[env] = obs
+    def _store_obs(self, env: int, obs: Any, obs_rows: ObsArray, call: str) -> None:
+        try:
+            self._writer.write(obs, obs_rows[env])
+        except ObservationMismatch as error:
+            raise self._wrong_observation(env, self._steps_made(env), call, error) from None
+        self._tell_news(env)
 
     def _episode_steps(self, env: int) -> int:
         return self._num_rows - self._first_rows[env]

@@ -122,7 +122,7 @@ class FailureLog:
                 f"{window_s:g} s, --max_env_failures={limit} allows {limit}; the last: {trouble}",
                 f"the first failure: {_details(self._recent[0][1])}\n\nthe last failure: {_details(trouble)}",
             )
-        self._warn(f"{_details(trouble)}\nit is made anew, and what was collected of its unfinished episode left out")
+        self.warn(f"{_details(trouble)}\nit is made anew, and what was collected of its unfinished episode left out")
 
     def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
         """Notes that a step is left out.
@@ -148,19 +148,12 @@ class FailureLog:
         if self._warned_at is None or now - self._warned_at >= _WARN_EVERY_S:
             count, self._not_finite_since_warning, self._warned_at = self._not_finite_since_warning, 0, now
             others = f" ({count} since the last such warning)" if count > 1 else ""
-            self._warn(f"{trouble}{others}; the step is left out and the environment reset (--nan_policy=drop)")
+            self.warn(f"{trouble}{others}; the step is left out and the environment reset (--nan_policy=drop)")
         return in_a_row > _MOST_DROPS_IN_A_ROW
 
     def note_dropped(self, num_samples: int) -> None:
         """Notes that samples are not trained on."""
         self._num_dropped += num_samples
-
-    def warn_of_cast(self, env_idx: int, found: str, promised: str) -> None:
-        """Says that an environment's observations are converted."""
-        self._warn(
-            f"environment {env_idx} gives observations of {found}, its observation_space says {promised}: "
-            "they are converted"
-        )
 
     def take(self) -> EnvironmentFailures:
         """What was noted since the last call."""
@@ -179,7 +172,8 @@ class FailureLog:
             return self._config.nan_policy == "fail"
         return isinstance(trouble, WrongObservation)
 
-    def _warn(self, text: str) -> None:
+    def warn(self, text: str) -> None:
+        """Has the user told something of an environment."""
         text = f"rollout worker {self._worker_idx}: {text}"
         log.info("%s", text)  # a child's log keeps it though the report that carries it may be dropped
         self._warnings.append(text)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EnvironmentFailures, EpisodeRecord
 from asyncrl.rollout.failures import EnvironmentCallFailed, EnvironmentTrouble, LostStep, Renewal, WrongObservation
-from asyncrl.rollout.observations import ObservationKind
+from asyncrl.rollout.observations import ObservationWriter
 
 
 class EnvironmentGroup:
@@ -21,14 +19,11 @@ class EnvironmentGroup:
         lost: steps that came to nothing, until they are taken.
     """
 
-    def __init__(
-        self, first_env_idx: int, obs_shape: tuple[int, ...], spec: EnvSpec, squash: bool, renewal: Renewal | None
-    ) -> None:
+    def __init__(self, first_env_idx: int, spec: EnvSpec, squash: bool, renewal: Renewal | None) -> None:
         """Starts with no episode.
 
         Args:
             first_env_idx: number of the group's first environment in the run.
-            obs_shape: shape of what a step returns.
             spec: the environments' spaces.
             squash: see `ActionAdapter`.
             renewal: how environments are made anew when they fail; without it all trouble is raised.
@@ -36,7 +31,7 @@ class EnvironmentGroup:
         self.lost: list[LostStep] = []
         self._first_env_idx = first_env_idx
         self._adapter = ActionAdapter(spec, squash)
-        self._kind = ObservationKind(obs_shape, spec.observation_dtype)
+        self._writer = ObservationWriter(spec.observation)
         self._renewal = renewal
         self._num_renewals = 0
         self._episodes: list[EpisodeRecord] = []
@@ -78,15 +73,15 @@ class EnvironmentGroup:
             except EnvironmentTrouble as another:
                 trouble = another
 
-    def _check_kind(self, env: int, step: int, obs: Any, stored: np.dtype[Any], call: str) -> None:
-        """Looks at an observation of a kind that was not seen before."""
-        env_idx = self._first_env_idx + env
-        problem = self._kind.find_problem(obs, stored)
-        if problem is not None:
-            raise WrongObservation(env_idx, step, f"returned an observation of another kind from {call}", problem)
-        found = self._kind.take_news()
-        if found is not None and self._renewal is not None:
-            self._renewal.failures.warn_of_cast(env_idx, found, self._kind.dtype)
+    def _wrong_observation(self, env: int, step: int, call: str, error: ObservationMismatch) -> WrongObservation:
+        text = f"returned an observation of another kind from {call}"
+        return WrongObservation(self._first_env_idx + env, step, text, str(error))
+
+    def _tell_news(self, env: int) -> None:
+        """Warns of observations that are converted."""
+        news = self._writer.take_news()
+        if news is not None and self._renewal is not None:
+            self._renewal.failures.warn(f"environment {self._first_env_idx + env} gives observations {news}")
 
     def _call_failed(self, env: int, step: int, call: str, error: Exception) -> EnvironmentCallFailed:
         failed = EnvironmentCallFailed(self._first_env_idx + env, step, f"failed in {call}")

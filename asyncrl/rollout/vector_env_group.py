@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
+from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import FloatArray, StepRows
+from asyncrl.rollout.env_group import FloatArray, ObsArray, StepRows
 from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Renewal
 from asyncrl.rollout.group import EnvironmentGroup
 from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
@@ -39,7 +40,7 @@ class VectorEnvGroup(EnvironmentGroup):
         renewal: Renewal | None = None,
     ) -> None:
         """Takes ownership of `env`, whose autoreset mode is `NEXT_STEP`; arguments are as for `EnvGroup`."""
-        super().__init__(first_env_idx, (env.num_envs, spec.observation_size), spec, squash, renewal)
+        super().__init__(first_env_idx, spec, squash, renewal)
         self._env = env
         self._seed: int | None = seed
         self._holds_final_obs = np.zeros(env.num_envs, dtype=np.bool_)
@@ -50,7 +51,7 @@ class VectorEnvGroup(EnvironmentGroup):
     def __len__(self) -> int:
         return int(self._env.num_envs)
 
-    def reset(self, obs: FloatArray) -> None:
+    def reset(self, obs: ObsArray) -> None:
         """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
         try:
             self._try_reset(obs)
@@ -72,7 +73,7 @@ class VectorEnvGroup(EnvironmentGroup):
             EnvironmentsKeepFailing: for the same reason.
         """
         try:
-            obs, reward, terminated, truncated, _ = self._env.step(self._adapter.to_env_batch(actions))
+            obs, reward, terminated, truncated, _ = self._env.step(self._adapter.to_vector_env(actions))
         except Exception as error:
             self._lose_all(rows, self._call_failed(0, self._num_steps, "step", error))
             return 0
@@ -82,10 +83,11 @@ class VectorEnvGroup(EnvironmentGroup):
         np.logical_and(truncated, valid & ~rows.terminated, out=rows.truncated)
         rows.valid[:] = valid
         self._store_obs(obs, rows.next_obs, "step")
-        if not (is_surely_finite(rows.reward) and is_surely_finite(rows.next_obs)):
-            is_finite = np.isfinite(rows.reward) & np.isfinite(rows.next_obs).all(1)
+        floats = self._writer.floats(rows.next_obs)
+        if not (is_surely_finite(rows.reward) and is_surely_finite(floats)):
+            is_finite = np.isfinite(rows.reward) & np.isfinite(floats).all(1)
             if not is_finite.all():
-                self._lose_all(rows, self._not_finite(int(np.argmin(is_finite)), rows))
+                self._lose_all(rows, self._not_finite(int(np.argmin(is_finite)), rows.reward, floats))
                 return 0
         self._returns += np.where(valid, reward, 0.0)
         self._lengths += valid
@@ -95,12 +97,16 @@ class VectorEnvGroup(EnvironmentGroup):
         self._num_steps += 1
         return int(valid.sum())
 
-    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
-        """Writes the first row of a new slot from the last row of the one before, both `[E, D]`.
+    def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
+        """Writes the first row of a new slot from the last row of the one before, both `[E, row_size]`.
 
         A final observation stands in both: the environment is reset by the step that follows it.
+
+        Returns:
+            Environments that were reset: none.
         """
         np.copyto(first_obs, last_obs)
+        return []
 
     def close(self) -> None:
         """Closes the environment."""
@@ -133,7 +139,7 @@ class VectorEnvGroup(EnvironmentGroup):
         self._returns[:] = 0.0
         self._lengths[:] = 0
 
-    def _begin_in_new(self, trouble: EnvironmentTrouble, obs_rows: FloatArray) -> None:
+    def _begin_in_new(self, trouble: EnvironmentTrouble, obs_rows: ObsArray) -> None:
         """Begins episodes in an environment that is made in the place of the one that failed."""
 
         def begin(renewal: Renewal) -> None:
@@ -148,7 +154,7 @@ class VectorEnvGroup(EnvironmentGroup):
 
         self._renew(trouble, begin)
 
-    def _try_reset(self, obs_rows: FloatArray) -> None:
+    def _try_reset(self, obs_rows: ObsArray) -> None:
         seed, self._seed = self._seed, None
         try:
             obs, _ = self._env.reset(seed=seed)
@@ -157,13 +163,14 @@ class VectorEnvGroup(EnvironmentGroup):
         self._store_obs(obs, obs_rows, "reset")
         self._holds_final_obs[:] = False
 
-    def _store_obs(self, obs: Any, obs_rows: FloatArray, call: str) -> None:
-        if not self._kind.is_known(obs):
-            self._check_kind(0, self._num_steps, obs, obs_rows.dtype, call)
-        obs_rows[:] = obs
+    def _store_obs(self, obs: Any, obs_rows: ObsArray, call: str) -> None:
+        try:
+            self._writer.write_batch(obs, obs_rows)
+        except ObservationMismatch as error:
+            raise self._wrong_observation(0, self._num_steps, call, error) from None
 
-    def _not_finite(self, env: int, rows: StepRows) -> NotFinite:
-        is_reward = not np.isfinite(rows.reward[env])
+    def _not_finite(self, env: int, reward: FloatArray, floats: FloatArray) -> NotFinite:
+        is_reward = not np.isfinite(reward[env])
         text = f"gave a {'reward' if is_reward else 'observation'} that is not finite"
-        values = rows.reward[env] if is_reward else rows.next_obs[env]
+        values = reward[env] if is_reward else floats[env]
         return NotFinite(self._first_env_idx + env, self._num_steps, text, describe_not_finite(values))
