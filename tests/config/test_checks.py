@@ -220,5 +220,5 @@ def test_a_memory_learns_from_whole_parts_of_trajectories() -> None:
     assert problems(rollout=32, recurrence=12) == []  # nothing has a memory
     uneven = only(problems(use_rnn=True, rollout=32, recurrence=12))
     assert uneven.settings == ("recurrence", "rollout")
-    assert "--recurrence=8" in uneven.fitting
+    assert "--recurrence=8" in uneven.suggestions
     assert only(problems(algo="sac", use_rnn=True)).settings == ("use_rnn", "algo")
