@@ -184,6 +184,9 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
     if config.checkpoint_resets and not config.save_replay:
         text = "--checkpoint_resets=True goes on from each checkpoint, which needs the replay in it."
         yield Problem(("checkpoint_resets", "save_replay"), text, ("--save_replay=True",))
+    if config.compile == "cuda_graph" and not plan.device.startswith("cuda"):
+        text = f"--compile=cuda_graph needs a CUDA device, but updates run on --device={plan.device}."
+        yield Problem(("compile", "device"), text, ("--compile=auto",))
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = "debug_forced_lag, debug_skip_training and with_vtrace are for algorithms that learn from trajectories."
         yield Problem(("debug_forced_lag", "debug_skip_training", "with_vtrace", "algo"), text)

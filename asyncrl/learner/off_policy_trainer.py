@@ -132,6 +132,7 @@ class OffPolicyTrainer:
                 updates_per_env_step=self._limiter.achieved_ratio,
             ),
             phases=phases,
+            notice=self._learner.take_notice(),
         )
         self._report_started, self._unreported = now, []
         return report
