@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,7 +109,8 @@ def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: 
 def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environments_is_refused(tmp_path: Path) -> None:
     layout = {"replay_splits": 1, "replay_envs": 4}
     state = {"env_steps": 1, "elapsed_s": 0.0, "spec": SPEC.to_data(), **layout}
-    content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, {"reward.0": torch.ones(9)})
+    replay = checkpoint.KeptReplay({"reward.0": [np.ones(9, np.float32)]}, lambda: [0])
+    content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, replay)
     older, newer = (checkpoint.save(tmp_path, content, steps, keep=5) for steps in (1, 2))
     (newer / checkpoint.REPLAY_FILE).write_bytes(b"cut short")
     found = resuming.find_checkpoint(tmp_path, SPEC)

@@ -134,7 +134,7 @@ def test_reports_come_now_and_then_with_the_means_since_the_last(monkeypatch: py
 
 
 def test_the_replay_is_kept_only_if_asked() -> None:
-    assert Fakes().trainer.replay() == {}
+    assert Fakes().trainer.replay() is None
     kept = Fakes(save_replay=True)
     kept.writer.write_rows(3)
-    assert len(kept.trainer.replay()["reward.0"]) == 3
+    assert sum(map(len, kept.trainer.replay().columns["reward.0"])) == 3
