@@ -85,6 +85,16 @@ def test_a_run_goes_on_with_other_settings_but_not_with_another_model(
         assert "--restart_behavior=restart" in str(problem)
 
 
+def test_what_the_algorithm_does_not_read_may_change_on_the_way(tmp_path: Path) -> None:
+    config = TrainConfig(env="CartPole-v1", algo="sac", experiment="run")
+    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
+        folder.write_config(config)
+    save(folder.checkpoints, 100)
+    for flag in ("--normalize_returns=False", "--adaptive_stddev=True", "--actor_critic_share_weights=True"):
+        assert resuming.find_problems(load_again(folder, flag)) == []
+    assert resuming.find_problems(load_again(folder, "--critic_layer_norm=True")) != []
+
+
 def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:
     state: dict[str, Any] = {"spec": spec.to_data(), "env_steps": env_steps, "elapsed_s": 7.5}
     content = checkpoint.Checkpoint({"weight": torch.zeros(3)}, {}, state)
