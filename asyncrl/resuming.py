@@ -56,12 +56,14 @@ class Resumption:
         env_steps: environment steps that it was trained on.
         elapsed_s: seconds that it has taken.
         skipped: one sentence for each newer checkpoint that cannot be used.
+        updates_due: updates that are still to be made for these steps, from the replay that the checkpoint holds.
     """
 
     checkpoint: Path
     env_steps: int
     elapsed_s: float
     skipped: tuple[str, ...] = ()
+    updates_due: int = 0
 
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
@@ -101,9 +103,11 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
         try:
-            state = checkpoint.load(path, with_replay=True).state
+            content = checkpoint.load(path, with_replay=True)
+            state = content.state
             saved_spec = EnvSpec.from_data(state["spec"])
-            found = Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped))
+            updates_due = 0 if content.replay is None else int(state["updates_due"])
+            found = Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped), updates_due)
         except checkpoint.CheckpointError as error:
             skipped.append(str(error))
             continue

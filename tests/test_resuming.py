@@ -117,7 +117,7 @@ def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: 
 
 
 def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environments_is_refused(tmp_path: Path) -> None:
-    layout = {"replay_splits": 1, "replay_envs": 4}
+    layout = {"replay_splits": 1, "replay_envs": 4, "updates_due": 3}
     state = {"env_steps": 1, "elapsed_s": 0.0, "spec": SPEC.to_data(), **layout}
     replay = checkpoint.KeptReplay({"reward.0": [np.ones(9, np.float32)]}, lambda: [0])
     content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, replay)
@@ -125,7 +125,7 @@ def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environmen
     (newer / checkpoint.REPLAY_FILE).write_bytes(b"cut short")
     found = resuming.find_checkpoint(tmp_path, SPEC)
     assert found is not None
-    assert (found.checkpoint, len(found.skipped)) == (older, 1)
+    assert (found.checkpoint, len(found.skipped), found.updates_due) == (older, 1, 3)
 
     sac = TrainConfig(algo="sac", num_workers=1, num_envs_per_worker=4)
     resuming.check_replay(found, resolve(sac))

@@ -142,8 +142,12 @@ class OffPolicyTrainer:
         state = self._learner.state_dict()
         optimizer = {**state.optimizer, "replay_generator": self._sampler.generator.get_state()}
         limiter = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
-        layout = {"replay_splits": self._stripes.num_splits, "replay_envs": self._stripes.num_envs}
-        return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **layout})
+        about = {
+            "replay_splits": self._stripes.num_splits,
+            "replay_envs": self._stripes.num_envs,
+            "updates_due": self._limiter.due,
+        }
+        return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **about})
 
     def replay(self) -> KeptReplay | None:
         """The rows that are whole, if they are to be kept."""
