@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from run_helper import FinishedRun, run
+from replay_checks import checking_learner_main, slow_learner_main
+from run_helper import SMALL, FinishedRun, run
 
+from asyncrl import runner
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import LearnerState
@@ -100,6 +103,40 @@ def test_the_asked_ratio_is_kept(ratio: float, tmp_path: Path) -> None:
     assert updates_per_step(finished) == pytest.approx(ratio, rel=0.02)
     report = finished.learner_reports[-1]
     assert report.num_updates == pytest.approx(ratio * (finished.outcome.env_steps - 200), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "learner_main", "step_delay_s"),
+    [
+        ("async-local", checking_learner_main, 0.0),
+        ("async-central", checking_learner_main, 0.0),
+        ("async-local", slow_learner_main, 0.0),
+        ("async-local", checking_learner_main, 0.02),
+    ],
+    ids=["local", "central", "slow-learner", "slow-workers"],
+)
+def test_four_workers_fill_a_replay_whose_every_sample_is_a_step_and_the_ratio_is_kept(
+    mode: str, learner_main: Any, step_delay_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_learner_main", learner_main)
+    settings: dict[str, Any] = {
+        **SAC,
+        "num_workers": 4,
+        "replay_size": 400,  # overwritten several times
+        "train_for_env_steps": 2500,
+        "updates_per_env_step": 0.5,
+        "replay_ratio_tolerance": 0.0,
+    }
+    finished = run(
+        tmp_path, mode, "Sentinel", **settings, env_kwargs={"run_seed": SMALL["seed"], "delay_s": step_delay_s}
+    )
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert sorted(map(int, seen)) == list(range(8))
+    late = [report for report in finished.learner_reports if report.env_steps >= 1200]
+    ratios = [report.replay.updates_per_env_step for report in late if report.replay is not None]
+    assert ratios
+    assert ratios == pytest.approx([0.5] * len(ratios), rel=0.02)
+    assert sum(seen.values()) == 32 * finished.learner_reports[-1].num_updates
 
 
 def test_the_warm_up_covers_the_whole_range_of_actions_and_learning_starts_after_it(tmp_path: Path) -> None:
