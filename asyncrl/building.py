@@ -192,6 +192,7 @@ def _build_off_policy_trainer(
         stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=config.seed
     )
     is_free = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
+    is_free = is_free and config.compile != "inductor"  # compiled code is for a number of threads
     most_env_steps = config.train_for_env_steps - setup.first_env_steps + stripes.total_env_steps()
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:

@@ -55,8 +55,8 @@ class RunSetup:
             TrajectorySlots(arena).reset()
         elif plan.hogwild is None and resume_from is not None:
             replay = checkpoint.load(resume_from, with_replay=True).replay
-            if replay:
-                ReplayStripes(arena).restore({name: tensor.numpy() for name, tensor in replay.items()})
+            if replay is not None:
+                ReplayStripes(arena).restore(replay)
         return cls(config, plan, spec, arena, checkpoints, resume_from, env_steps)
 
     def continued(self, resume_from: Path) -> RunSetup:

@@ -95,8 +95,8 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:
-    """The limit that a run has reached already, as its flag."""
-    if resumption.env_steps >= config.train_for_env_steps:
+    """The limit that a run has reached already, as its flag; none while it owes updates for the last steps."""
+    if resumption.env_steps >= config.train_for_env_steps and resumption.updates_due == 0:
         return f"--train_for_env_steps={config.train_for_env_steps}"
     if config.train_for_seconds is not None and resumption.elapsed_s >= config.train_for_seconds:
         return f"--train_for_seconds={config.train_for_seconds:g}"

@@ -65,6 +65,34 @@ def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):
     assert (tmp_path / "out" / "results.jsonl").read_text() == results
 
 
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
+def test_learning_from_a_replay_is_compared_at_the_same_ratio(tmp_path, capfd):
+    flags = ["--env=Pendulum-v1", "--algo=sac", "--seeds=1", "--modes=sync,async", "--num_workers=1",
+             "--num_envs_per_worker=2", "--learner_threads=1", "--encoder_mlp_layers=[8]", "--batch_size=16",
+             "--warmup_env_steps=100", "--updates_per_env_step=0.5", "--replay_size=2000", "--warm_up_s=1",
+             "--measure_s=3", "--simulate_s=0.1", "--train_for_env_steps=600", "--episodes=1",
+             f"--output={tmp_path}/out"]  # fmt: skip
+    assert benchmark.main(flags) == 0, capfd.readouterr()
+    data = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    assert [variant["variant"]["name"] for variant in data["variants"]] == ["sync local 1 x 2", "async local 1 x 2"]
+    for variant in data["variants"]:
+        throughput, learning = variant["throughput"], variant["learning"]
+        steps_per_s = throughput["env_steps_per_s"]["median"]
+        assert throughput["sgd_steps_per_s"]["median"] == pytest.approx(0.5 * steps_per_s, rel=0.1)
+        assert throughput["samples_per_env_step"]["median"] == pytest.approx(0.5 * 16, rel=0.1)
+        blocked = [throughput["shares"][f"replay/{side}_blocked"]["median"] for side in ("learner", "workers")]
+        assert all(0.0 <= share <= 1.0 for share in blocked)
+        assert sum(blocked) > 0.0, "one side always waits for the other"
+        assert learning["env_steps"]["median"] >= 600
+        (curve,) = learning["curves"].values()
+        assert curve[-1][0] >= 400, "when the first episodes have ended"
+        assert learning["evaluated_return"]["median"] < 0.0
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "`replay/workers_blocked`" in report
+    assert "Return over wall-clock time" in report
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
 def test_an_interrupted_benchmark_keeps_what_it_measured(tmp_path):

@@ -13,7 +13,7 @@ from asyncrl.benchmarking.watch import Usage
 
 Record = Mapping[str, Any]
 
-_SHARE_PREFIXES = ("perf/", "profile/")
+_SHARE_PREFIXES = ("perf/", "profile/", "replay/")
 _LAG_FIGURES = ("lag/mean", "lag/p95", "lag/max")
 
 
@@ -37,7 +37,8 @@ class ThroughputFigures:
         peak_pss_bytes, peak_rss_bytes: see `asyncrl.benchmarking.watch.Usage`.
         startup_s: seconds from the command to the first environment step.
         lag: `lag/*` at first use by published name; means over the records, the largest for maxima.
-        shares: `perf/<role>_busy` and `profile/<role>/<phase>`, shares of time by published name.
+        shares: `perf/<role>_busy`, `profile/<role>/<phase>` and `replay/<side>_blocked`, shares of time by published
+            name.
         lag_records: mean, 95th percentile and maximum of the lag at first use, of every record in the window.
     """
 
@@ -174,7 +175,7 @@ def _names(records: Sequence[Record], prefixes: tuple[str, ...]) -> list[str]:
 
 
 def _is_share(name: str) -> bool:
-    return name.startswith("profile/") or name.endswith("_busy")
+    return name.startswith("profile/") or name.endswith(("_busy", "_blocked"))
 
 
 def _summed_up(records: Sequence[Record], name: str) -> float:

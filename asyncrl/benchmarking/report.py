@@ -167,7 +167,7 @@ def _roles(results: Results) -> str:
     rows = [[f"`{name}`", *(cell(figures.shares.get(name), percent) for _, figures in measured)] for name in names]
     how = (
         "Shares of time, means over the processes of a role: `_busy` at work, `profile/ROLE/PHASE` at what, or waiting "
-        "for whom."
+        "for whom; `_blocked` by the ratio of updates to steps."
     )
     return f"## What the roles do\n\n{how}\n\n{table(['share of time', *(name for name, _ in measured)], rows)}"
 

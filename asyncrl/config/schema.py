@@ -228,6 +228,12 @@ class TrainConfig(BaseModel):
         "numbers in the matrix products of training; weights and losses are float32 always. auto takes bf16 where the "
         "processor or the device multiplies it faster",
     )
+    compile: Literal["auto", "off", "inductor", "cuda_graph"] = _setting(
+        "auto",
+        "replay",
+        "run each update as one CUDA graph (cuda_graph) or by torch.compile (inductor); auto is cuda_graph on such a "
+        "device and off on a CPU, where torch.compile made updates slower",
+    )
 
     # The Hogwild backend
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _setting(

@@ -39,7 +39,7 @@ class GradientSender(FlatAdam):
         self._combiner = combiner
         self._number = 0
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float | Tensor) -> None:
         """Sends the gradient.
 
         Raises:

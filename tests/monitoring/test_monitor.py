@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import struct
 from types import SimpleNamespace
@@ -245,6 +246,11 @@ def test_the_time_left_of_a_run_that_goes_on_is_that_of_all_its_parts(tmp_path):
 def test_a_failed_evaluation_is_said(run):
     run.monitor.handle(EvaluationFailed("the wheels came off"))
     assert run.progress.said == ["the evaluation failed, training goes on: the wheels came off"]
+
+
+def test_what_the_learner_has_to_say_is_said(run):
+    run.at(1.0, dataclasses.replace(learner(100), notice="there is no compiler"))
+    assert run.progress.said == ["warning: there is no compiler"]
 
 
 def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
