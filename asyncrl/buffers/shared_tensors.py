@@ -91,10 +91,11 @@ class SharedMoments:
         entry = self._values[owner].copy()
         return None if before % 2 == 1 or self._written[owner] != before else entry
 
-    @property
-    def num_owners(self) -> int:
-        """Entries that there are."""
-        return len(self._written)
+    def read_all(self) -> DoubleArray | None:
+        """Copies all entries `[owners, 1 + 2 * size]`; None while one of them is being written."""
+        before = self._written.tolist()
+        entries = self._values.copy()
+        return None if any(number % 2 for number in before) or self._written.tolist() != before else entries
 
 
 class ReturnUnits:

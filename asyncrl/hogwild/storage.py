@@ -11,7 +11,7 @@ from torch import Tensor
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
+from asyncrl.hogwild.optimizers import SharedAdam, is_finite, make_shared_optimizer
 from asyncrl.learner.adam import FlatAdam
 from asyncrl.learner.statistics import RunningMoments
 from asyncrl.learner.storage import Storage
@@ -42,7 +42,7 @@ class MergedMoments(RunningMoments):
         Raises:
             FloatingPointError: the batch is not finite; the common moments are as they were.
         """
-        if not bool(torch.isfinite(batch).all()):
+        if not is_finite(batch):
             raise FloatingPointError("an observation or a return is not finite: look at the environment's")
         self._own.update(batch)
         self._shared.write(self._owner, self._own.count, self._own.mean.numpy(), self._own.variance.numpy())
@@ -50,11 +50,9 @@ class MergedMoments(RunningMoments):
 
     def merge(self) -> None:
         """Takes over what others have taken in (Chan et al. 1979); nothing while one of them is writing."""
-        read = (self._shared.read(owner) for owner in range(self._shared.num_owners))
-        entries = [entry for entry in read if entry is not None]
-        if len(entries) < self._shared.num_owners:
+        table = self._shared.read_all()
+        if table is None:
             return
-        table = np.stack(entries)
         size, counts = self._shared.size, table[:, :1]
         total = counts.sum()
         if total == 0:
