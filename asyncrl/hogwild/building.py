@@ -33,15 +33,15 @@ from asyncrl.hogwild.clock import GlobalClock
 from asyncrl.hogwild.gradients import SendingStorage
 from asyncrl.hogwild.keeper import GradientCombiner, HogwildKeeper
 from asyncrl.hogwild.sac_worker import HogwildSacWorker
-from asyncrl.hogwild.storage import InitialStorage, SharedStorage
+from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import CRITIC, OffPolicyLearner
 from asyncrl.learner.on_policy import MODEL, LearnerState, OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.storage import Storage
+from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import make_array_policy
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import PhaseTimer
@@ -122,7 +122,8 @@ def _build_a2c_worker(
 ) -> HogwildA2cWorker:
     config, phases = setup.config, PhaseTimer()
     owner = worker_idx + 1
-    shared = SharedStorage(setup.arena, owner, is_private=hogwild.mode == "synced")
+    device = torch.device(setup.plan.device)
+    shared = SharedStorage(setup.arena, owner, Copies.PULLED if hogwild.mode == "synced" else _copies_on(device))
     storage: Storage = shared
     units: ReturnUnits | None = ReturnUnits(setup.arena)
     has_room: Callable[[], bool] = _always
@@ -136,12 +137,12 @@ def _build_a2c_worker(
         def has_room() -> bool:
             return places.free_place(worker_idx) is not None
 
-    learner = HogwildActorCritic(ActorCritic(setup.spec, config), config, storage, units)
+    learner = HogwildActorCritic(ActorCritic(setup.spec, config), config, storage, units, device)
     if hogwild.mode == "gradients":
         pull = _pull_published(setup, learner)
     slots = TrajectorySlots(arena)
     slots.reset()
-    act = make_array_policy(learner.model, _acting_seed(setup, worker_idx)).act
+    act = make_act(learner.model, device, _acting_seed(setup, worker_idx))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
     return HogwildA2cWorker(
@@ -162,13 +163,15 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, worker_idx: int, aren
     config, phases = setup.config, PhaseTimer()
     config = config.model_copy(update={"seed": _acting_seed(setup, worker_idx)})  # noise of its own
     actor = SacActor(setup.spec, config)
-    learner = OffPolicyLearner(actor, config, setup.spec, _CPU, SharedStorage(setup.arena, worker_idx + 1))
+    device = torch.device(setup.plan.device)
+    storage = SharedStorage(setup.arena, worker_idx + 1, _copies_on(device))
+    learner = OffPolicyLearner(actor, config, setup.spec, device, storage)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(arena), ReplayLimits(arena)
-    trained = make_array_policy(actor, config.seed)
-    untrained = UniformPolicy(actor.distribution, config.seed)
+    act_trained = make_act(actor, device, config.seed)
+    act_untrained = UniformPolicy(actor.distribution, config.seed).act
     actions = OwnActions(
-        lambda obs: trained.act(obs) if learner.policy_version > 0 else untrained.act(obs),
+        lambda obs: (act_trained if learner.policy_version > 0 else act_untrained)(obs),
         stripes,
         lambda: learner.policy_version,
     )
@@ -221,6 +224,11 @@ def _pull_published(setup: RunSetup, learner: HogwildActorCritic) -> Callable[[]
             learner.take_published(torch.from_numpy(block), news.version)
 
     return pull
+
+
+def _copies_on(device: torch.device) -> Copies:
+    """What stands for the shared values, which are the CPU's."""
+    return Copies.NONE if device.type == "cpu" else Copies.FOLLOWING
 
 
 def _clock(setup: RunSetup) -> GlobalClock:

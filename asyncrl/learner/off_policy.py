@@ -53,7 +53,7 @@ class OffPolicyLearner:
     ) -> None:
         """Starts with the actor as it is, on `device`, and new critics; all of them live where `storage` says."""
         storage = storage or Storage()
-        self._is_shared = storage.is_shared
+        self._storage = storage
         self.model = actor.to(device)
         self.critic = TwinCritic(spec, config).to(actor.statistics)
         self.policy_version = 0
@@ -129,7 +129,8 @@ class OffPolicyLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._critic_figures, self._actor_figures = [], []
         for batch in batches:
-            if self._is_shared:
+            if self._storage.is_shared:
+                self._storage.pull()
                 self._refresh_copies()
             self._update(batch.to(self._device))
         return self._metrics()
@@ -265,7 +266,7 @@ class OffPolicyLearner:
         """Step the critics down `gradient` of their outputs, then the target critics towards them."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         grad_norm = self._critic.step(self._learning_rate.value)
-        self._target.lerp_(self._critic.flat.data, self._config.tau)
+        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
         self._target_weights.refresh()
         self._critic_figures.append(torch.stack((loss.value, values.mean(), grad_norm, self._inputs.sum())))
 

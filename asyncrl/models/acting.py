@@ -22,7 +22,28 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 
-_Act = Callable[[npt.NDArray[Any]], ActionAnswer]
+Act = Callable[[npt.NDArray[Any]], ActionAnswer]
+"""From raw observations `[B, D] float32` to actions and what goes with them."""
+
+
+def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
+    """What acts with the weights that a model on `device` has at every moment, drawing from a generator of its own.
+
+    Args:
+        model: its parameters flat already (`asyncrl.models.flat.FlatParameters`).
+        device: where it is.
+        seed: of the generator.
+    """
+    if device.type == "cpu":
+        return make_array_policy(model, seed).act
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def act(obs: npt.NDArray[Any]) -> ActionAnswer:
+        tensor = torch.from_numpy(obs).to(device, torch.float32)
+        arrays = (tensor.cpu().numpy() for tensor in model.act(tensor, generator))
+        return ArraySacActResult(*arrays) if isinstance(model, SacActor) else ArrayActResult(*arrays)
+
+    return act
 
 
 class ActingPolicy:
@@ -47,8 +68,8 @@ class ActingPolicy:
         self._device = device
         self._publication = 0
         self._version = -1
-        self._act = self._make_act(seed)
-        self._act_untrained: _Act = self._act
+        self._act = make_act(self._model, device, seed)
+        self._act_untrained: Act = self._act
         if isinstance(model, SacActor):
             # The replay is filled with actions of the whole range until the first update.
             self._act_untrained = UniformPolicy(model.distribution, seed).act
@@ -96,15 +117,3 @@ class ActingPolicy:
             envs = slice(position * num_envs, (position + 1) * num_envs)
             desk.answer(place, envs, result, self._version, now)
         self._phases.charge(Phase.COPY)
-
-    def _make_act(self, seed: int) -> _Act:
-        if self._device.type == "cpu":
-            return make_array_policy(self._model, seed).act
-        generator = torch.Generator(device=self._device).manual_seed(seed)
-
-        def act(obs: npt.NDArray[Any]) -> ActionAnswer:
-            tensor = torch.from_numpy(obs).to(self._device, torch.float32)
-            arrays = (tensor.cpu().numpy() for tensor in self._model.act(tensor, generator))
-            return ArraySacActResult(*arrays) if isinstance(self._model, SacActor) else ArrayActResult(*arrays)
-
-        return act

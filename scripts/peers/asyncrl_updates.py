@@ -28,7 +28,7 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.actions import OwnActions
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
-from asyncrl.hogwild.storage import InitialStorage, SharedStorage
+from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.off_policy import OffPolicyLearner
@@ -101,7 +101,7 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
     dataset, model = collect(config, spec), ActorCritic(spec, config)
     if is_shared:
         arena = shared_arena(spec, config, lambda begun: OnPolicyLearner(model, once, CPU, begun))
-        storage, units = SharedStorage(arena, owner=1, is_private=True), ReturnUnits(arena)
+        storage, units = SharedStorage(arena, owner=1, copies=Copies.PULLED), ReturnUnits(arena)
         units.values[:] = [0.0, 1.0]
         hogwild = HogwildActorCritic(model, config, storage, units)
 

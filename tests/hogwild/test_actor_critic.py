@@ -18,8 +18,10 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.hogwild import building
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.keeper import HogwildKeeper
+from asyncrl.hogwild.storage import Copies
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.storage import Storage
@@ -69,9 +71,13 @@ class Pair:
         self.setup.arena.close()
 
 
-@pytest.fixture(params=["shared", "synced"])
-def pair(request: pytest.FixtureRequest) -> Any:
-    found = Pair(hogwild_mode=request.param)
+@pytest.fixture(params=["shared", "shared, copied", "synced"])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In each mode in which workers step; "copied" is what workers do whose networks are on another device."""
+    mode, _, is_copied = request.param.partition(", ")
+    if is_copied:
+        monkeypatch.setattr(building, "_copies_on", lambda device: Copies.FOLLOWING)
+    found = Pair(hogwild_mode=mode)
     yield found
     found.close()
 

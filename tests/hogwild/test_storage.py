@@ -11,7 +11,7 @@ from hogwild.shared import batch_of, observe_times, shared_arena
 
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.storage import InitialStorage, MergedMoments, SharedStorage
+from asyncrl.hogwild.storage import Copies, InitialStorage, MergedMoments, SharedStorage
 from asyncrl.learner.statistics import RunningMoments
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
@@ -66,7 +66,7 @@ def test_a_process_in_the_place_of_another_goes_on_with_its_entry() -> None:
 def test_shared_storage_is_the_shared_memory_and_a_private_one_a_copy_until_it_is_pulled() -> None:
     arena = shared_arena(2, size=3)
     InitialStorage(arena).hold("model", torch.tensor([1.0, 2.0, 3.0]))
-    shared, private = SharedStorage(arena, 1), SharedStorage(arena, 2, is_private=True)
+    shared, private = SharedStorage(arena, 1), SharedStorage(arena, 2, Copies.PULLED)
     direct, copy = shared.hold("model", torch.zeros(3)), private.hold("model", torch.zeros(3))
     assert direct.tolist() == copy.tolist() == [1.0, 2.0, 3.0]
     gradient = torch.ones(3)
@@ -76,6 +76,28 @@ def test_shared_storage_is_the_shared_memory_and_a_private_one_a_copy_until_it_i
     assert copy.tolist() == [1.0, 2.0, 3.0]
     private.pull()
     assert torch.equal(copy, direct)
+    arena.close()
+
+
+def test_a_copy_that_follows_is_where_the_shared_values_are_after_each_step_of_its_own() -> None:
+    arena = shared_arena(2, size=3)
+    InitialStorage(arena).hold("model", torch.tensor([1.0, 2.0, 3.0]))
+    other, following = SharedStorage(arena, 1), SharedStorage(arena, 2, Copies.FOLLOWING)
+    direct, copy = other.hold("model", torch.zeros(3)), following.hold("model", torch.zeros(3))
+    gradient = torch.ones(3)
+    mine = following.optimizer(["model"], [copy], [gradient], TrainConfig())
+    others = other.optimizer(["model"], [direct], [gradient], TrainConfig())
+    mine.step(0.5)
+    assert torch.equal(copy, direct)
+    others.step(0.5)
+    assert not torch.equal(copy, direct)
+    following.pull()
+    assert torch.equal(copy, direct)
+    others.step(0.5)
+    before = direct.clone()
+    mine.step(0.0)
+    assert torch.equal(copy, before)  # it takes in what others have done, and undoes nothing of it
+    assert torch.equal(direct, before)
     arena.close()
 
 

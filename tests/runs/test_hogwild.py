@@ -107,6 +107,23 @@ def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
     assert after["obs_count"] > before["obs_count"]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize(
+    ("algo", "mode"), [("a2c", "shared"), ("a2c", "synced"), ("a2c", "gradients"), ("sac", "shared")]
+)
+def test_workers_whose_networks_are_on_a_gpu_train_to_the_end(
+    algo: str, mode: str, start: Callable[..., Command]
+) -> None:
+    command = start(
+        "asyncrl.train", "--env=CartPole-v1", f"--algo={algo}", "--backend=hogwild", f"--hogwild_mode={mode}",
+        "--device=cuda", "--num_workers=2", "--train_for_env_steps=3000", "--with_tensorboard=False",
+    )  # fmt: skip
+    code, _, stderr = command.finish()
+    assert code == 0, stderr
+    assert json.loads((command.folder / "summary.json").read_text())["num_updates"] > 10
+
+
 FLAGS = (
     "--env=CartPole-v1",
     "--algo=a3c",
