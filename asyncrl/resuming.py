@@ -16,6 +16,7 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.runtime import checkpoint
 
 FIXED = (
@@ -55,12 +56,14 @@ class Resumption:
         env_steps: environment steps that it was trained on.
         elapsed_s: seconds that it has taken.
         skipped: one sentence for each newer checkpoint that cannot be used.
+        worker_env_steps: environment steps of each worker, in the Hogwild backend.
     """
 
     checkpoint: Path
     env_steps: int
     elapsed_s: float
     skipped: tuple[str, ...] = ()
+    worker_env_steps: tuple[int, ...] = ()
 
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
@@ -102,7 +105,8 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
         try:
             state = checkpoint.load(path, with_replay=True).state
             saved_spec = EnvSpec.from_data(state["spec"])
-            found = Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped))
+            done = int(state["env_steps"]), float(state["elapsed_s"])
+            found = Resumption(path, *done, tuple(skipped), saved_worker_steps(state))
         except checkpoint.CheckpointError as error:
             skipped.append(str(error))
             continue

@@ -16,6 +16,7 @@ from command import Command
 from run_helper import FinishedRun, run
 from runs.test_sac import GREEDY, SAC, learner_of, values
 
+from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
 
@@ -101,6 +102,10 @@ def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
     second = run(tmp_path / "second", "async-local", "ContextualBandit", resume_from=path, **settings)
     before, after = (checkpoint.load(Path(finished.outcome.checkpoint)).state for finished in (first, second))
     assert 4000 <= after["env_steps"] < 4200
+    counts = saved_worker_steps(before), saved_worker_steps(after)
+    assert [len(steps) for steps in counts] == [2, 2]
+    assert [sum(steps) for steps in counts] == [before["env_steps"], after["env_steps"]]
+    assert all(now > then for then, now in zip(*counts, strict=True))
     made = after["policy_version"] - before["policy_version"]
     expected = (after["env_steps"] - before["env_steps"]) / 64 if algo == "a2c" else 2000 - 200
     assert made == pytest.approx(expected, rel=0.1)
