@@ -29,6 +29,7 @@ class MergedMoments(RunningMoments):
         super().__init__(shared.size, torch.device("cpu"))
         self._shared = shared
         self._owner = owner
+        self._entries = shared.new_entries()
         self._own = RunningMoments(shared.size, torch.device("cpu"))
         entry = shared.read(owner)
         if entry is not None and entry[0] > 0:  # of a process before this one
@@ -51,11 +52,10 @@ class MergedMoments(RunningMoments):
         self.merge()
 
     def merge(self) -> None:
-        """Takes over what others have taken in (Chan et al. 1979); nothing while one of them is writing."""
-        table = self._shared.read_all()
-        if table is None:
-            return
-        size, counts = self._shared.size, table[:, :1]
+        """Takes over what others have taken in (Chan et al. 1979); of one who is writing, what was last read."""
+        self._shared.read_all(self._entries)
+        table, size = self._entries, self._shared.size
+        counts = table[:, :1]
         total = counts.sum()
         if total == 0:
             return

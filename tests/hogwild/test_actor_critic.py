@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Pair:
             self.setup, plan.hogwild, self.wakers[0], self.wakers[1:], PhaseTimer()
         )
         self.workers = [build_hogwild_worker(self.setup, plan.hogwild, idx, self.wakers[0]) for idx in range(2)]
-        self.shared = SharedTensor(self.setup.arena, "model")
+        self.shared = SharedTensor(self.setup.arena, "critic" if config.is_off_policy else "model")
 
     def close(self) -> None:
         for worker in self.workers:
@@ -254,7 +255,7 @@ def test_the_end_is_saved_after_workers_have_nothing_in_hand() -> None:
 
 
 def test_combined_gradients_make_one_step_of_the_keeper_which_workers_pull() -> None:
-    pair = Pair(hogwild_mode="gradients", num_gradients_to_combine=2)
+    pair = Pair(hogwild_mode="gradients", num_gradients_to_combine=2, normalize_returns=False)
     before = pair.shared.value.copy()
     first, second = pair.workers
     first.poll()
@@ -271,6 +272,70 @@ def test_combined_gradients_make_one_step_of_the_keeper_which_workers_pull() -> 
     for _ in range(2):
         assert first.poll() == 0.0
     assert first.poll() > 0.0  # two of its own are under way
+    pair.close()
+
+
+SAC: dict[str, Any] = {
+    "algo": "sac",
+    "num_envs_per_worker": 3,
+    "batch_size": 8,
+    "warmup_env_steps": 240,
+    "replay_size": 2000,
+    "precision": "float32",
+    "ent_coef": 1e-4,
+    "learning_rate": 1e-6,
+}
+
+
+def first_actions(worker: Any, num_rows: int) -> list[float]:
+    """What a worker of SAC does in its next rows of three environments."""
+    actions: list[float] = []
+    step = worker._split.group.step
+
+    def noting_step(action: Any, rows: Any) -> int:
+        actions.extend(np.asarray(action).tolist())
+        return step(action, rows)
+
+    worker._split.group.step = noting_step
+    while len(actions) < 3 * num_rows:
+        worker.poll()
+    worker._split.group.step = step
+    return actions
+
+
+def test_a_worker_acts_at_random_until_its_first_update_whatever_the_policy_says() -> None:
+    pair = Pair(**SAC)
+    actor = SharedTensor(pair.setup.arena, "actor")
+    actor.value[:] = 0.0
+    actor.value[-2:] = [50.0, -50.0]  # logits of the two actions
+    worker = pair.workers[0]
+    warm_up = first_actions(worker, 40)
+    assert worker._learner.policy_version == 0
+    assert 35 < sum(warm_up) < 85  # of 120
+    first_actions(worker, 40)  # rows that hold the last observation of an episode are no steps
+    assert worker._learner.policy_version > 0
+    assert sum(first_actions(worker, 20)) == 0
+    pair.close()
+
+
+def test_each_worker_and_each_resumption_draws_random_numbers_of_its_own() -> None:
+    pair = Pair(**SAC)
+    plan = pair.setup.plan.hogwild
+    assert plan is not None
+    resumed = dataclasses.replace(pair.setup, first_env_steps=1000)
+    again = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
+    third = build_hogwild_worker(resumed, plan, 0, pair.wakers[0])
+
+    def drawn(worker: Any) -> tuple[Any, ...]:
+        generators = worker._sampler.generator, worker._learner._generator
+        return (*(torch.rand(3, generator=generator).tolist() for generator in generators), first_actions(worker, 20))
+
+    first, *others = (drawn(worker) for worker in (*pair.workers, third))
+    assert drawn(again) == first
+    for other in others:
+        assert all(mine != theirs for mine, theirs in zip(first, other, strict=True))
+    for worker in (again, third):
+        worker.close()
     pair.close()
 
 

@@ -53,6 +53,18 @@ def test_an_entry_that_is_being_written_is_not_read_and_one_left_so_is_written_a
     arena.close()
 
 
+def test_one_who_stands_still_while_writing_keeps_nobody_from_learning_more() -> None:
+    arena = shared_arena(2)
+    shared = SharedMoments(arena, "obs")
+    MergedMoments(shared, owner=1).update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+    other = MergedMoments(shared, owner=2)
+    arena.words("moments.obs.written")[1] += 1  # a writer stops here,
+    arena.array("moments.obs.values")[1] = 99.0  # half done
+    other.update(torch.tensor([[5.0, 1.0]]))
+    assert (other.count, other.mean.tolist()) == (3, [3.0, 3.0])
+    arena.close()
+
+
 def test_a_process_in_the_place_of_another_goes_on_with_its_entry() -> None:
     arena = shared_arena(1)
     shared = SharedMoments(arena, "obs")

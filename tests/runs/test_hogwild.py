@@ -165,6 +165,17 @@ def test_one_worker_that_stands_still_stops_nobody(start: Callable[..., Command]
     assert command.finish()[0] == 130
 
 
+def test_the_curves_of_workers_go_on_where_the_run_was_stopped(start: Callable[..., Command]) -> None:
+    first = start("asyncrl.train", *FLAGS, "--train_for_env_steps=4000")
+    assert first.finish()[0] == 0
+    before = worker_steps(first)
+    again = start("asyncrl.train", *FLAGS, "--train_for_env_steps=6000")
+    assert again.finish()[0] == 0
+    after = worker_steps(again)
+    assert all(now > then > 0 for then, now in zip(before, after, strict=True))
+    assert 6000 <= sum(after) < 6500
+
+
 def test_a_worker_that_is_killed_ends_the_run_by_name_and_what_was_learned_is_saved(
     start: Callable[..., Command],
 ) -> None:
