@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from pathlib import Path
@@ -126,13 +127,26 @@ def test_both_workers_step_the_same_parameters_and_count_their_own_steps(pair: P
     assert pair.keeper.env_steps == sum(pair.setup.control.collected_steps(worker) for worker in range(2)) > 0
 
 
-def test_gradients_do_not_add_up_from_one_update_to_the_next() -> None:
-    pair = Pair(hogwild_mode="shared", learning_rate=0.0, normalize_returns=False, normalize_advantage=False)
+@pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
+def test_gradients_do_not_add_up_from_one_update_to_the_next(mode: str) -> None:
+    still: dict[str, Any] = {"normalize_input": False, "normalize_returns": False, "max_grad_norm": 0.0}
+    pair = Pair(hogwild_mode=mode, learning_rate=0.0, num_gradients_to_combine=1, **still)
+    worker, datasets = pair.workers[0], []
+    collect = worker._batcher.collect
+
+    def collect_the_first(columns: Any) -> Any:
+        datasets.append(copy.deepcopy(collect(columns)))  # the batcher takes its memory again
+        datasets[0].policy_version.fill_(worker._learner.policy_version)
+        return datasets[0]
+
+    worker._batcher.collect = collect_the_first
     norms = []
-    for _ in range(8):
-        pair.workers[0].poll()
-        norms.append(pair.workers[0]._trained[-1].grad_norm)
-    assert max(norms) < 3 * min(norms)
+    for _ in range(5):
+        worker.poll()
+        norms.append(worker._trained[-1].grad_norm)
+        pair.keeper.train_once(0.0)
+    assert norms == pytest.approx([norms[0]] * 5, rel=1e-5)
+    assert norms[0] > 0.0
     pair.close()
 
 
