@@ -39,8 +39,7 @@ from asyncrl.learner.slot_ledger import SlotLedger
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, Trainer
 from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.making import make_acting_model
+from asyncrl.models.making import make_acting_model, make_actor_critic
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.rollout.actions import LocalActions, RemoteActions
@@ -165,12 +164,12 @@ def _build_on_policy_trainer(
     setup: RunSetup, exchange: SlotExchange, saved: LearnerState | None, phases: PhaseTimer
 ) -> OnPolicyTrainer:
     config, plan = setup.config, setup.plan
-    learner = OnPolicyLearner(ActorCritic(setup.spec, config), config, torch.device(plan.device))
+    learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, torch.device(plan.device))
     if saved is not None:
         learner.load_state_dict(saved)
     return OnPolicyTrainer(
         learner=learner,
-        batcher=Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset),
+        batcher=Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset, plan.recurrence),
         exchange=exchange,
         publisher=WeightsPublisher(WeightsChannel(setup.arena), plan.forced_lag),
         config=config,

@@ -15,6 +15,7 @@ import numpy as np
 
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.making import env_seed, make_env
+from asyncrl.envs.observations import ObservationCodec
 from asyncrl.policy import Policy
 
 # Far from the indices of a run's own environments, so that no episode begins as one that was trained on.
@@ -178,18 +179,25 @@ def _play(
     lanes: list[_Lane], policy: Policy, deterministic: bool, report: Callable[[int, int], None], report_every_s: float
 ) -> None:
     """Steps all environments in turn until each has played its episodes."""
-    obs = np.empty((len(lanes), policy.spec.observation_size), dtype=np.float32)
+    layout = policy.spec.observation
+    codec = ObservationCodec(layout)
+    obs = np.zeros((len(lanes), layout.row_size), dtype=layout.row_dtype)
+    state = policy.initial_state(len(lanes))
     for row, lane in enumerate(lanes):
-        obs[row] = lane.reset()
+        codec.write(lane.reset(), obs[row])
     playing, reported_at = list(lanes), time.monotonic()
     while playing:
-        actions = policy.act(obs, deterministic)
+        actions, state = policy.step(obs, state, deterministic)
         for row, lane in enumerate(playing):
+            num_finished = len(lane.finished)
             next_obs = lane.step(actions[row])
             if next_obs is not None:
-                obs[row] = next_obs
+                codec.write(next_obs, obs[row])
+            if len(lane.finished) > num_finished:
+                state[row] = 0.0
         if any(lane.is_done for lane in playing):
-            obs = obs[[not lane.is_done for lane in playing]]
+            goes_on = [not lane.is_done for lane in playing]
+            obs, state = obs[goes_on], state[goes_on]
             playing = [lane for lane in playing if not lane.is_done]
         if time.monotonic() - reported_at >= report_every_s:
             reported_at = time.monotonic()

@@ -13,7 +13,9 @@ from pydantic import ValidationError
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.actor_critic import ActResult
 from asyncrl.models.making import ActingModel, make_acting_model
 from asyncrl.runtime import checkpoint as checkpoints
 
@@ -36,38 +38,79 @@ class Policy:
         self._device = model.statistics.device
         self._adapter = ActionAdapter(spec, config.squashes)
         self._generator = torch.Generator(self._device).manual_seed(seed)
+        self._codec = ObservationCodec(spec.observation)
+        self._state: npt.NDArray[np.float32] | None = None
 
-    def act(self, obs: npt.ArrayLike, deterministic: bool = False) -> Any:
-        """Chooses actions.
+    def act(self, obs: Any, deterministic: bool = False) -> Any:
+        """Chooses actions, and remembers what it saw if it has a memory: call `reset` where an episode begins.
 
         Args:
-            obs: one observation `[D]` or several `[B, D]`, as the environment gives them.
+            obs: one observation, or several as a vectorized environment gives them (B as first axis of every part).
             deterministic: take the most likely action instead of drawing one.
 
         Returns:
-            What the environment's `step` takes: for one observation one action, for several an array of them with B
-            as its first axis.
+            What the environment's `step` takes: for one observation one action; for several an array of them with B
+            as its first axis, or a list of them where actions are Dict or Tuple.
 
         Raises:
-            ValueError: the observations have another shape.
+            ValueError: the observations have another shape, or there are more or fewer of them than were remembered.
         """
-        batch = np.asarray(obs, dtype=np.float32)
-        size = self.spec.observation_size
-        if batch.ndim not in (1, 2) or batch.shape[-1] != size:
-            raise ValueError(f"expected observations of shape ({size},) or (B, {size}), got {batch.shape}")
-        actions = self._act(np.atleast_2d(batch), deterministic)
-        return actions[0] if batch.ndim == 1 else actions
+        rows = self._rows_of(obs)
+        batch = np.atleast_2d(rows)
+        state = self.initial_state(len(batch)) if self._state is None else self._state
+        if len(state) != len(batch):
+            raise ValueError(f"the policy remembers {len(state)} environments, got {len(batch)}: call reset() between")
+        actions, after = self.step(batch, state, deterministic)
+        if self._model.rnn_state_size > 0:
+            self._state = after
+        return actions[0] if rows.ndim == 1 else actions
 
-    def reset(self) -> None:
-        """Begins an episode. A policy without memory, as all are now, has nothing to forget."""
+    def reset(self, which: npt.ArrayLike | None = None) -> None:
+        """Begins an episode, in all environments or in those of a mask `[B]`; a policy without memory needs none."""
+        if which is None:
+            self._state = None
+        elif self._state is not None:
+            self._state[np.asarray(which, dtype=np.bool_)] = 0.0
 
-    def _act(self, obs: npt.NDArray[np.float32], deterministic: bool) -> Any:
-        tensor = torch.from_numpy(obs).to(self._device)
-        if deterministic:
-            action = self._model.act_deterministic(tensor)
+    def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
+        """States of memory `[num_envs, S]` at the beginning of episodes, for `step`."""
+        return np.zeros((num_envs, self._model.rnn_state_size), dtype=np.float32)
+
+    def step(
+        self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
+    ) -> tuple[Any, npt.NDArray[np.float32]]:
+        """What `act` does, on encoded observations and with the memory in the caller's hands.
+
+        Args:
+            rows: [B, row_size], see `asyncrl.envs.observations.ObservationCodec`.
+            state: [B, S], before these observations.
+            deterministic: as for `act`.
+
+        Returns:
+            The actions and the states `[B, S]` after the observations.
+        """
+        before = torch.from_numpy(state).to(self._device)
+        result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
+        after = result.rnn_state if isinstance(result, ActResult) else before
+        return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(after.cpu().numpy())
+
+    def _rows_of(self, obs: Any) -> npt.NDArray[Any]:
+        """One row `[row_size]`, or several `[B, row_size]`."""
+        layout = self.spec.observation
+        if layout.is_vector:
+            rows = np.asarray(obs, dtype=np.float32)
+            size = layout.row_size
+            if rows.ndim not in (1, 2) or rows.shape[-1] != size:
+                raise ValueError(f"expected observations of shape ({size},) or (B, {size}), got {rows.shape}")
+            return rows
+        num_envs = self._codec.batch_size(obs)
+        shape = (layout.row_size,) if num_envs is None else (num_envs, layout.row_size)
+        rows = np.zeros(shape, dtype=layout.row_dtype)
+        if num_envs is None:
+            self._codec.write(obs, rows)
         else:
-            action = self._model.act(tensor, self._generator).action
-        return self._adapter.to_env_batch(action.cpu().numpy())
+            self._codec.write_batch(obs, rows)
+        return rows
 
 
 def find_checkpoint(path: Path, which: Which = "newest") -> Path:

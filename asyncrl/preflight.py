@@ -23,7 +23,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.probe import probe
-from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, num_deviations
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime.memory import available_bytes
 
@@ -125,12 +125,19 @@ def _names(problems: tuple[Problem, ...]) -> set[str]:
 
 
 def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
-    if isinstance(spec.action, BoxAction):
+    is_simple = isinstance(spec.action, (BoxAction, DiscreteAction)) and not spec.observation.num_mask
+    if config.is_off_policy and not is_simple:
+        text = f"--algo={config.algo} takes Box or Discrete actions and no mask, unlike {spec.env_id}: {spec.action}."
+        return [Problem(("algo", "env"), text, ("--algo=ppo",))]
+    if config.is_off_policy and spec.observation.num_pixels:
+        text = f"--algo={config.algo} has no convolutions, but {spec.env_id} observes images ({spec.observation})."
+        return [Problem(("algo", "env"), text, ("--algo=ppo",))]
+    if num_deviations(spec.action) > 0:
         fits = not config.squashes or can_squash(spec.action)
         found = "not all of them are"
     else:
         fits = not config.squash_actions
-        found = f"it takes one of {spec.action.n} choices"
+        found = "all of its actions are choices"
     if fits:
         return []
     name, fitting = ("squash_actions", "--squash_actions=False") if config.squash_actions else ("algo", "--algo=ppo")

@@ -22,7 +22,16 @@ from asyncrl.runtime import checkpoint
 FIXED = (
     "env",
     "critic_layer_norm",
+    "encoder",
+    "core",
+    "model",
     "encoder_mlp_layers",
+    "encoder_conv_architecture",
+    "encoder_conv_mlp_layers",
+    "use_rnn",
+    "rnn_type",
+    "rnn_size",
+    "rnn_num_layers",
     "nonlinearity",
     "actor_critic_share_weights",
     "adaptive_stddev",
@@ -194,9 +203,14 @@ def _checkpoints(config: TrainConfig) -> Path:
 
 
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
-    if (saved.observation_size, saved.action) == (present.observation_size, present.action):
+    if _shape_of(saved) == _shape_of(present):
         return
     raise UsageError(
-        f"cannot go on from {path}: it was trained on {saved.observation_size} observed numbers and {saved.action}, "
-        f"but {present.env_id} has {present.observation_size} and {present.action}"
+        f"cannot go on from {path}: it was trained on {saved.observation} and {saved.action}, "
+        f"but {present.env_id} has {present.observation} and {present.action}"
     )
+
+
+def _shape_of(spec: EnvSpec) -> tuple[object, ...]:
+    """What networks depend on: not the dtypes of numbers, which are stored as float32 in any case."""
+    return [(part.path, part.kind, part.size, part.shape) for part in spec.observation.parts], spec.action

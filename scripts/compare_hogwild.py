@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 
 from compare_peers import STABLE_BASELINES3
-from compare_sac import ENV, PEERS, PRECISIONS, SB3, asyncrl_updates, run_peer, stable_baselines3
+from compare_sac import ENV, PEERS, SB3, asyncrl_updates, run_peer, stable_baselines3
 from rounds import Row, carry_out, parser
 
 UPDATES, STEPS = "SAC updates/s", "A3C environment steps/s"
@@ -43,7 +43,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
     group = f"{UPDATES}, two cores"
     found.append(Row(group, f"{SB3}, updates alone", stable_baselines3("updates", 2, options)))
     found.append(Row(group, f"{SB3}, a run", stable_baselines3("run", 2, options)))
-    for precision in PRECISIONS:
+    for precision in options.precisions:
         measure = workers(options, "sac", ENV, num_runs=1, num_workers=2, precision=precision)
         found.append(Row(group, f"two Hogwild workers {precision}", measure))
     return found

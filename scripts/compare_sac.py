@@ -23,7 +23,6 @@ from rounds import Row, carry_out, parser
 
 ENV = "HalfCheetah-v5"
 SB3 = "Stable-Baselines3"
-PRECISIONS = ("float32", "bf16")
 TIMEOUT_S = 300.0
 PEERS = Path(__file__).resolve().parent / "peers"
 
@@ -34,11 +33,11 @@ def rows(options: argparse.Namespace) -> list[Row]:
     for threads in (1, 2):
         group = f"updates/s, {threads} thread{'s' * (threads > 1)}"
         found.append(Row(group, SB3, stable_baselines3("updates", threads, options)))
-        for precision in PRECISIONS:
+        for precision in options.precisions:
             found.append(Row(group, f"asyncrl {precision}", asyncrl_updates(options, threads, precision=precision)))
     group = "environment steps/s of a run, 2 threads"
     found.append(Row(group, SB3, stable_baselines3("run", 2, options)))
-    for precision in PRECISIONS:
+    for precision in options.precisions:
         found.append(Row(group, f"asyncrl {precision}", functools.partial(run_asyncrl, options, precision)))
     return found
 

@@ -14,10 +14,10 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 
-BOX = EnvSpec("Box", 2, "float64", BoxAction((1,), (-0.5,), (0.5,), "float32"), None)
-CHOICE = EnvSpec("Choice", 2, "float64", DiscreteAction(3, 0), None)
+BOX = EnvSpec("Box", vector_observation(2, "float64"), BoxAction((1,), (-0.5,), (0.5,), "float32"), None)
+CHOICE = EnvSpec("Choice", vector_observation(2, "float64"), DiscreteAction(3, 0), None)
 
 
 def planned(**settings: Any) -> ResourcePlan:

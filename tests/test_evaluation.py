@@ -8,7 +8,7 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.making import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation import EvaluationResult, evaluate, student_t_975
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.actor_critic import ActorCritic, ActResult
 from asyncrl.policy import Policy
 
 
@@ -45,9 +45,11 @@ class Reader:
     """A model that reads the number and names it."""
 
     statistics = torch.zeros(1)
+    rnn_state_size = 0
 
-    def act_deterministic(self, obs):
-        return obs[:, 0].long()
+    def act(self, obs, generator, rnn_state, deterministic):
+        action = obs[:, 0].long()
+        return ActResult(action, obs[:, 0], obs[:, 0], obs, rnn_state)
 
 
 def reader(**settings):

@@ -14,7 +14,7 @@ from asyncrl import evaluation_worker as module
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.evaluation import EvaluationResult
 from asyncrl.evaluation_worker import EvaluationWorker
 from asyncrl.models.actor_critic import ActorCritic
@@ -22,7 +22,7 @@ from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint
 
-SPEC = EnvSpec("CartPole-v1", 4, "float32", DiscreteAction(2, 0), 500)
+SPEC = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
 
 
 class Evaluating:

@@ -12,15 +12,20 @@ import torch
 import asyncrl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.evaluation import evaluate
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder
 
-CHOICE = EnvSpec("CartPole-v1", 4, "float32", DiscreteAction(2, 0), 500)
-BOX = EnvSpec("gone:Gone-v0", 3, "float64", BoxAction((2, 1), (-0.5, -1.0), (0.5, float("inf")), "float32"), None)
+CHOICE = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
+BOX = EnvSpec(
+    "gone:Gone-v0",
+    vector_observation(3, "float64"),
+    BoxAction((2, 1), (-0.5, -1.0), (0.5, float("inf")), "float32"),
+    None,
+)
 
 
 def save(folder: Path, spec: EnvSpec, bias: float = 0.0, env_steps: int = 100) -> Policy:

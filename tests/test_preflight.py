@@ -8,7 +8,7 @@ from asyncrl import preflight
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 
 INF = float("inf")
 MACHINE = Machine(cores=2)
@@ -18,9 +18,9 @@ MACHINE = Machine(cores=2)
 def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvSpec]:
     """Environments as the probe would find them, by id."""
     specs = {
-        "Choice-v0": EnvSpec("Choice-v0", 4, "float32", DiscreteAction(2, 0), None),
-        "Bounded-v0": EnvSpec("Bounded-v0", 4, "float32", BoxAction((1,), (-1.0,), (1.0,), "float32"), None),
-        "Free-v0": EnvSpec("Free-v0", 4, "float32", BoxAction((1,), (-INF,), (INF,), "float32"), None),
+        "Choice-v0": EnvSpec("Choice-v0", vector_observation(4), DiscreteAction(2, 0), None),
+        "Bounded-v0": EnvSpec("Bounded-v0", vector_observation(4), BoxAction((1,), (-1.0,), (1.0,), "float32"), None),
+        "Free-v0": EnvSpec("Free-v0", vector_observation(4), BoxAction((1,), (-INF,), (INF,), "float32"), None),
     }
     monkeypatch.setattr(preflight, "probe", lambda env_id, env_kwargs, env_backend: specs[env_id])
     return specs

@@ -14,11 +14,11 @@ from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.plan import resolve
 from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
 
-SPEC = EnvSpec("CartPole-v1", 4, "float32", DiscreteAction(2, 0), 500)
+SPEC = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
 
 
 @pytest.fixture
@@ -124,9 +124,12 @@ def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environmen
 
 def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 100)
-    same = EnvSpec("my:CartPole-v7", 4, "float64", DiscreteAction(2, 0), None)
+    same = EnvSpec("my:CartPole-v7", vector_observation(4, "float64"), DiscreteAction(2, 0), None)
     assert resuming.find_checkpoint(tmp_path, same) is not None
-    for other in (EnvSpec("X", 5, "float32", SPEC.action, 500), EnvSpec("X", 4, "float32", DiscreteAction(3, 0), 500)):
+    for other in (
+        EnvSpec("X", vector_observation(5), SPEC.action, 500),
+        EnvSpec("X", vector_observation(4), DiscreteAction(3, 0), 500),
+    ):
         with pytest.raises(UsageError, match="cannot go on from"):
             resuming.find_checkpoint(tmp_path, other)
 
@@ -147,7 +150,5 @@ def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_
     assert "without an optimizer" in problems(evaluated)
     assert "nonlinearity: tanh -> relu" in problems(trained, nonlinearity="relu")
     assert "no such folder" in problems(tmp_path / "missing")
-    other = {**state, "spec": EnvSpec("X", 9, "float32", SPEC.action, None).to_data()}
-    assert "9 observed numbers" in problems(
-        checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, other), 300, 9)
-    )
+    other = {**state, "spec": EnvSpec("X", vector_observation(9), SPEC.action, None).to_data()}
+    assert "numbers (9,)" in problems(checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, other), 300, 9))

@@ -30,6 +30,10 @@ class CriticizedAnswer(ActionAnswer, Protocol):
     def action_parameters(self) -> npt.NDArray[Any]:
         """[B, P] float32."""
 
+    @property
+    def rnn_state(self) -> npt.NDArray[Any]:
+        """[B, S] float32, states of memory after the observations; not read where S is 0."""
+
 
 class ObservationDesk(Protocol):
     """Where observations of splits wait for actions: slots of trajectories, or stripes of the replay.
@@ -42,7 +46,10 @@ class ObservationDesk(Protocol):
         """Environments of a split E."""
 
     def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The observations `[E, D]` that wait there."""
+        """The observations `[E, row_size]` that wait there."""
+
+    def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
+        """The states of memory `[E, S]` before these observations; S is 0 without memory."""
 
     def answer(self, place: tuple[int, int], envs: slice, answer: Any, version: int, now: float) -> None:
         """Writes the split's part `envs` of a policy's answer where the split looks for it.

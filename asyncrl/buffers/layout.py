@@ -18,7 +18,7 @@ from asyncrl.buffers.rings import ring_specs
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.buffers.weights import weights_specs
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.envs.spec import EnvSpec, stored_action
 
 
 @dataclass(frozen=True)
@@ -31,19 +31,14 @@ class FieldSpec:
     has_extra_row: bool = False
 
 
-def trajectory_fields(spec: EnvSpec) -> tuple[FieldSpec, ...]:
+def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec, ...]:
     """Fields that each have a row for every environment: `[slots, T or T+1, envs, *row_shape]`."""
-    if isinstance(spec.action, BoxAction):
-        action = FieldSpec("action", "float32", (spec.action.size,))
-        num_parameters = 2 * spec.action.size
-    else:
-        action = FieldSpec("action", "int64", ())
-        num_parameters = spec.action.n
     return (
-        FieldSpec("obs", "float32", (spec.observation_size,), has_extra_row=True),
+        FieldSpec("obs", spec.observation.row_dtype, (spec.observation.row_size,), has_extra_row=True),
+        FieldSpec("rnn_state", "float32", (rnn_state_size,), has_extra_row=True),
         FieldSpec("value", "float32", (), has_extra_row=True),
-        action,
-        FieldSpec("action_parameters", "float32", (num_parameters,)),
+        FieldSpec("action", *stored_action(spec.action)),
+        FieldSpec("action_parameters", "float32", (spec.action.num_parameters,)),
         FieldSpec("log_prob", "float32", ()),
         FieldSpec("reward", "float32", ()),
         FieldSpec("terminated", "bool", ()),
@@ -61,7 +56,7 @@ def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
             field.dtype,
             (num_slots, rollout + int(field.has_extra_row), num_envs, *field.row_shape),
         )
-        for field in trajectory_fields(spec)
+        for field in trajectory_fields(spec, plan.rnn_state_size)
     ]
     specs.append(ArraySpec("slots.policy_version", "int64", (num_slots, rollout + 1)))
     specs.append(ArraySpec("slots.chosen_at", "float64", (num_slots, rollout + 1)))

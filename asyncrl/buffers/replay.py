@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from asyncrl.buffers.answers import ActionAnswer
 from asyncrl.buffers.arena import Arena, ArraySpec
-from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.envs.spec import EnvSpec, stored_action
 
 _UNLIMITED = 2**62
 _SPARE_ROWS = 2  # the row that is being written, and the one whose observation is
@@ -45,11 +45,9 @@ def replay_specs(spec: EnvSpec, num_splits: int, envs_per_split: int, replay_siz
     """Arrays of a replay of `replay_size` environment steps, of the mailbox for actions, and of the limits."""
     envs = (num_splits, envs_per_split)
     rows = (num_splits, rows_per_stripe(num_splits, envs_per_split, replay_size), envs_per_split)
-    action_dtype = "float32" if isinstance(spec.action, BoxAction) else "int64"
-    action_shape = (spec.action.size,) if isinstance(spec.action, BoxAction) else ()
-    obs_dtype = "uint8" if spec.observation_dtype == "uint8" else "float32"
+    action_dtype, action_shape = stored_action(spec.action)
     return [
-        ArraySpec("replay.obs", obs_dtype, (*rows, spec.observation_size)),
+        ArraySpec("replay.obs", spec.observation.row_dtype, (*rows, spec.observation.row_size)),
         ArraySpec("replay.action", action_dtype, (*rows, *action_shape)),
         ArraySpec("replay.reward", "float32", rows),
         *(ArraySpec(f"replay.{name}", "bool", rows) for name in ("terminated", "truncated", "valid")),
@@ -70,6 +68,7 @@ class ReplayStripes:
         self._num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
         self._mail = arena.array("mailbox.action")
+        self._no_state = np.empty((self.num_envs, 0), dtype=np.float32)
 
     @property
     def num_splits(self) -> int:
@@ -131,6 +130,10 @@ class ReplayStripes:
         split_idx, row = place
         obs: npt.NDArray[Any] = self.obs[split_idx, row % self.capacity]
         return obs
+
+    def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
+        """No states `[E, 0]`: what learns from a replay has no memory."""
+        return self._no_state
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActionAnswer, version: int, now: float) -> None:
         """Puts a split's actions into its mailbox (whoever acts).

@@ -39,6 +39,7 @@ class TrajectorySlots:
     def __init__(self, arena: Arena) -> None:
         """Views the arrays that `slot_specs` described."""
         self.obs = arena.array("slots.obs")
+        self.rnn_state = arena.array("slots.rnn_state")
         self.value = arena.array("slots.value")
         self.action = arena.array("slots.action")
         self.action_parameters = arena.array("slots.action_parameters")
@@ -67,6 +68,11 @@ class TrajectorySlots:
     def num_envs(self) -> int:
         """Environments of a split E."""
         return int(self.reward.shape[2])
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether states of a recurrent policy are kept."""
+        return bool(self.rnn_state.shape[3])
 
     def state(self, slot: int) -> SlotState:
         """Present state of a slot."""
@@ -117,9 +123,14 @@ class TrajectorySlots:
         self._state[slot] = SlotState.FREE
 
     def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The observations `[E, D]` of a (slot, row)."""
+        """The observations `[E, row_size]` of a (slot, row)."""
         obs: npt.NDArray[Any] = self.obs[place]
         return obs
+
+    def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
+        """The states of memory `[E, S]` before the observations of a (slot, row)."""
+        state: npt.NDArray[Any] = self.rnn_state[place]
+        return state
 
     def answer(self, place: tuple[int, int], envs: slice, answer: CriticizedAnswer, version: int, now: float) -> None:
         """Writes beside the observations of a (slot, row) what a policy says of them.
@@ -138,6 +149,8 @@ class TrajectorySlots:
             self.action[place] = answer.action[envs]
             self.action_parameters[place] = answer.action_parameters[envs]
             self.log_prob[place] = answer.log_prob[envs]
+            if self.has_memory:
+                self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
 
     def check_written(self, slot: int) -> None:
         """Raises `SlotStateError` if a row of the slot still holds poison."""

@@ -32,6 +32,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
         *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config),
+        *_memory(config, plan),
         *_saving(config),
     ]
 
@@ -44,6 +45,16 @@ def find_warnings(config: TrainConfig, plan: ResourcePlan) -> list[Problem]:
 def _environment(config: TrainConfig) -> Iterator[Problem]:
     if not config.env:
         yield Problem(("env",), "no environment was given.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
+
+
+def _memory(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if config.use_rnn and config.is_off_policy:
+        text = f"--algo={config.algo} draws single steps from a replay, which a memory (--use_rnn) cannot learn from."
+        yield Problem(("use_rnn", "algo"), text, ("--use_rnn=False", "--algo=ppo"))
+    elif config.use_rnn and plan.rollout % plan.recurrence != 0:
+        text = f"a rollout of {plan.rollout} steps cannot be cut into sequences of recurrence = {plan.recurrence}."
+        fitting = next(size for size in range(plan.recurrence, 0, -1) if plan.rollout % size == 0)
+        yield Problem(("recurrence", "rollout"), text, (f"--recurrence={fitting}", "--recurrence=auto"))
 
 
 def _processes(plan: ResourcePlan) -> Iterator[Problem]:

@@ -81,6 +81,8 @@ class ResourcePlan:
         num_batches_to_accumulate: datasets that may wait or be in training, A.
         max_policy_lag, debug_forced_lag: in policy versions, as in the settings.
         train_for_env_steps: environment steps of the whole run.
+        rnn_state_size: numbers of one environment's memory, of actor and critic together; 0 without memory.
+        recurrence: steps of a sequence that is trained as one; divides `rollout`.
         replay: what learning from a replay adds; None for algorithms that learn from trajectories.
         hogwild: what workers that train one set of parameters together add; None for the other backend.
     """
@@ -103,6 +105,8 @@ class ResourcePlan:
     max_policy_lag: int
     debug_forced_lag: int
     train_for_env_steps: int
+    rnn_state_size: int = 0
+    recurrence: int = 0
     replay: ReplayPlan | None = None
     hogwild: HogwildPlan | None = None
 
@@ -269,9 +273,17 @@ def resolve(config: TrainConfig, machine: Machine | None = None) -> ResourcePlan
         max_policy_lag=config.max_policy_lag,
         debug_forced_lag=config.debug_forced_lag,
         train_for_env_steps=config.train_for_env_steps,
+        rnn_state_size=_rnn_state_size(config),
+        recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
         replay=_replay(config),
         hogwild=_hogwild(config, num_workers),
     )
+
+
+def _rnn_state_size(config: TrainConfig) -> int:
+    if not config.use_rnn:
+        return 0
+    return config.rnn_state_size_of_core * (1 if config.actor_critic_share_weights else 2)
 
 
 def _hogwild(config: TrainConfig, num_workers: int) -> HogwildPlan | None:

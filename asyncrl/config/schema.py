@@ -38,6 +38,9 @@ class TrainConfig(BaseModel):
         "step environments one by one (gym), or all of a split at once by the vectorized implementation that Gymnasium "
         "has registered for the id (gym_vector); auto takes that where there is one with the same spaces",
     )
+    import_modules: list[str] = _setting(
+        [], "run", "modules of your own that register networks; each process that builds them imports these first"
+    )
     algo: Literal["ppo", "a2c", "sac"] = _setting("ppo", "run", "learning algorithm")
     backend: Literal["actor_learner", "hogwild"] = _setting(
         "actor_learner",
@@ -245,6 +248,22 @@ class TrainConfig(BaseModel):
     )
 
     # Model
+    encoder: str = _setting("default", "model", "name of a registered encoder")
+    core: str = _setting("default", "model", "name of a registered recurrent core (use_rnn)")
+    model: str = _setting("default", "model", "name of a registered model of actor and critic")
+    encoder_conv_architecture: Literal["auto", "nature", "impala"] = _setting(
+        "auto", "model", "convolutions over images; auto is nature from 36 x 36 pixels on, and impala for smaller ones"
+    )
+    encoder_conv_mlp_layers: list[PositiveInt] = _setting([512], "model", "widths of the layers behind convolutions")
+    use_rnn: bool = _setting(False, "model", "give the policy a memory: a recurrent core behind the encoder")
+    rnn_type: Literal["gru", "lstm"] = _setting("gru", "model", "kind of recurrent core")
+    rnn_size: PositiveInt = _setting(128, "model", "numbers of its memory, in each layer")
+    rnn_num_layers: PositiveInt = _setting(1, "model", "layers of the recurrent core")
+    recurrence: AutoPositiveInt = _setting(
+        "auto",
+        "model",
+        "steps through which gradients go back in time, a divisor of rollout; auto is rollout",
+    )
     encoder_mlp_layers: list[PositiveInt] = _setting([64, 64], "model", "widths of the hidden layers")
     nonlinearity: Literal["tanh", "relu", "elu"] = _setting("tanh", "model", "activation function")
     actor_critic_share_weights: bool = _setting(False, "model", "one network with two heads for actor and critic")
@@ -268,6 +287,11 @@ class TrainConfig(BaseModel):
     def is_off_policy(self) -> bool:
         """Whether the algorithm learns from a replay."""
         return self.algo in OFF_POLICY
+
+    @property
+    def rnn_state_size_of_core(self) -> int:
+        """Numbers of one environment's state in one recurrent core."""
+        return self.rnn_size * self.rnn_num_layers * (2 if self.rnn_type == "lstm" else 1)
 
     @property
     def squashes(self) -> bool:

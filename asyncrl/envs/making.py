@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
 import os
-import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,6 +17,7 @@ from gymnasium import error as gymnasium_error
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from asyncrl.config.errors import UsageError
+from asyncrl.runtime.user_modules import import_user_module
 
 _INSTALL = {
     "mujoco": 'pip install "asyncrl[mujoco]"',
@@ -143,16 +142,10 @@ def _import_registering_module(env_id: str) -> str:
         return env_id
     if not module or not registered_id:
         raise UsageError(f'env={env_id} is not of the form "module:Id".')
-    if not {"", os.getcwd()} & set(sys.path):
-        sys.path.append(os.getcwd())
     try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module + ".").startswith(error.name + "."):
-            raise
-        raise UsageError(
-            f"env={env_id}: there is no module {module!r} in the working directory {os.getcwd()} or on Python's path."
-        ) from error
+        import_user_module(module)
+    except UsageError as error:
+        raise UsageError(f"env={env_id}: {error}") from error
     return registered_id
 
 

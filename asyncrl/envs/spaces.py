@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -9,7 +10,26 @@ import numpy as np
 from gymnasium import spaces
 
 from asyncrl.config.errors import UsageError
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
+from asyncrl.envs.spec import (
+    Action,
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    LeafAction,
+    MultiDiscreteAction,
+    ObservationLayout,
+    ObservationPart,
+    Path,
+    TreeAction,
+    has_shape_of_image,
+)
+
+ACTION_MASK = "action_mask"
+"""Key of a Dict observation that says which choices are allowed: 1 or 0 for each, all choices in a row."""
+
+_MOST_CHOICES = 4096  # stored as one-hot numbers
+_MOST_INTEGERS = 1024  # of one element of a bounded Box of integers as an action
 
 
 def read_spec(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpec:
@@ -18,42 +38,140 @@ def read_spec(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpec:
     Raises:
         UsageError: a space that is not supported.
     """
-    observation = env.observation_space
-    if not isinstance(observation, spaces.Box) or len(observation.shape) != 1 or observation.shape[0] == 0:
-        raise UsageError(
-            f"the observations of {env_id} are {observation}: only Box observations of one dimension are supported."
-        )
-    return EnvSpec(
-        env_id=env_id,
-        observation_size=int(observation.shape[0]),
-        observation_dtype=np.dtype(observation.dtype).name,
-        action=_read_action(env.action_space, env_id),
-        max_episode_steps=env.spec.max_episode_steps if env.spec is not None else None,
+    return spec_of_spaces(
+        env.observation_space, env.action_space, env_id, None if env.spec is None else env.spec.max_episode_steps
     )
+
+
+def spec_of_spaces(
+    observation: spaces.Space[Any], action: spaces.Space[Any], env_id: str, max_episode_steps: int | None
+) -> EnvSpec:
+    """What an environment of these spaces observes and takes.
+
+    Raises:
+        UsageError: a space that is not supported.
+    """
+    read_action = _read_action(action, env_id)
+    return EnvSpec(env_id, _read_observation(observation, read_action, env_id), read_action, max_episode_steps)
+
+
+def _read_observation(space: spaces.Space[Any], action: Action, env_id: str) -> ObservationLayout:
+    mask = space.spaces.get(ACTION_MASK) if isinstance(space, spaces.Dict) else None
+    leaves = [(path, leaf) for path, leaf in _leaves(space) if mask is None or path[0] != ACTION_MASK]
+    parts = [_read_part(path, leaf, env_id) for path, leaf in leaves]
+    parts = [part for part in parts if part.size > 0]
+    if not parts:
+        raise UsageError(f"the observations of {env_id} are {space}: there is nothing in them to learn from.")
+    if mask is not None:
+        parts.append(_read_mask(mask, action, env_id))
+    return ObservationLayout(tuple(parts))
+
+
+def _read_part(path: Path, space: spaces.Space[Any], env_id: str) -> ObservationPart:
+    shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype).name
+    if isinstance(space, spaces.Box):
+        is_image = dtype == "uint8" and has_shape_of_image(shape)
+        return ObservationPart(path, "image" if is_image else "numbers", shape, dtype)
+    if isinstance(space, spaces.MultiBinary):
+        return ObservationPart(path, "flags", shape, dtype)
+    num_choices, starts = _choices_of(space)
+    if sum(num_choices) > _MOST_CHOICES:
+        raise UsageError(
+            f"the observations of {env_id} have {_where(path)}{space}: {sum(num_choices)} choices are more than the "
+            f"{_MOST_CHOICES} that are supported; a wrapper may turn them into a Box."
+        )
+    return ObservationPart(path, "choices", shape, dtype, num_choices, starts)
+
+
+def _read_mask(space: spaces.Space[Any], action: Action, env_id: str) -> ObservationPart:
+    shape = tuple(space.shape or ())
+    is_array = isinstance(space, (spaces.Box, spaces.MultiBinary))
+    if not is_array or action.num_logits == 0 or int(np.prod(shape)) != action.num_logits:
+        raise UsageError(
+            f"the observations of {env_id} have {ACTION_MASK} {space}: it must be a MultiBinary or Box with one "
+            f"number for each choice, and its actions have {action.num_logits} choices."
+        )
+    return ObservationPart((ACTION_MASK,), "mask", shape, np.dtype(space.dtype).name)
+
+
+def _read_action(space: spaces.Space[Any], env_id: str) -> Action:
+    if not isinstance(space, (spaces.Dict, spaces.Tuple)):
+        return _read_leaf_action(space, (), env_id)
+    found = list(_leaves(space))
+    if not found:
+        raise UsageError(f"the actions of {env_id} are {space}: there is nothing to choose.")
+    leaves = tuple(_read_leaf_action(leaf, path, env_id) for path, leaf in found)
+    return TreeAction(leaves, tuple(path for path, _ in found))
+
+
+def _read_leaf_action(space: spaces.Space[Any], path: Path, env_id: str) -> LeafAction:
+    if isinstance(space, spaces.Discrete):
+        return DiscreteAction(n=int(space.n), start=int(space.start))
+    shape, dtype = tuple(int(size) for size in space.shape or ()), np.dtype(space.dtype).name
+    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)) and int(np.prod(shape)) > 0:
+        num_choices, starts = _choices_of(space)
+        return MultiDiscreteAction(num_choices, starts, shape, dtype)
+    if isinstance(space, spaces.Box) and space.low.size > 0:
+        low, high = space.low.reshape(-1), space.high.reshape(-1)
+        if np.dtype(space.dtype).kind == "f":
+            return BoxAction(shape, tuple(map(float, low)), tuple(map(float, high)), dtype)
+        counts = tuple(int(most) - int(least) + 1 for least, most in zip(low, high, strict=True))
+        if max(counts) <= _MOST_INTEGERS:
+            return MultiDiscreteAction(counts, tuple(map(int, low)), shape, dtype)
+        raise UsageError(
+            f"the actions of {env_id} have {_where(path)}{space}: at most {_MOST_INTEGERS} integers an element are "
+            "supported."
+        )
+    raise UsageError(f"the actions of {env_id} have {_where(path)}{space}, which is not supported.")
+
+
+def _choices_of(space: spaces.Space[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How many choices each element has, and the first of each."""
+    if isinstance(space, spaces.Discrete):
+        return (int(space.n),), (int(space.start),)
+    if isinstance(space, spaces.MultiBinary):
+        size = int(np.prod(space.shape))
+        return (2,) * size, (0,) * size
+    assert isinstance(space, spaces.MultiDiscrete)
+    start = getattr(space, "start", np.zeros_like(space.nvec))
+    return tuple(int(n) for n in space.nvec.reshape(-1)), tuple(int(first) for first in start.reshape(-1))
+
+
+def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
+    """All spaces that are no Dict and no Tuple, in order.
+
+    Raises:
+        UsageError: one of them cannot become a row of numbers.
+    """
+    if isinstance(space, spaces.Dict):
+        for key, inner in space.spaces.items():
+            yield from _leaves(inner, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for position, inner in enumerate(space.spaces):
+            yield from _leaves(inner, (*path, position))
+    elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+        yield path, space
+    else:
+        raise UsageError(
+            f"{_where(path)}{space} is not supported: spaces may be Box, Discrete, MultiDiscrete, MultiBinary, and "
+            f"Dict and Tuple of them, but not {type(space).__name__}."
+        )
+
+
+def _where(path: Path) -> str:
+    return "/".join(map(str, path)) + ": " if path else ""
 
 
 def check_observation(observation: Any, spec: EnvSpec) -> None:
     """Compares what `reset` returned with what the space promised.
 
     Raises:
-        UsageError: another number of elements, or no numbers at all.
+        UsageError: a part is missing, has another shape, or holds no numbers.
     """
-    array = np.asarray(observation)
-    if array.shape != (spec.observation_size,) or array.dtype.kind not in "iufb":
+    row = np.zeros(spec.observation.row_size, dtype=spec.observation.row_dtype)
+    try:
+        ObservationCodec(spec.observation).write(observation, row)
+    except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
         raise UsageError(
-            f"{spec.env_id} returned an observation of shape {array.shape} and dtype {array.dtype} from reset(), but "
-            f"its observation_space promises shape ({spec.observation_size},) and dtype {spec.observation_dtype}."
-        )
-
-
-def _read_action(space: spaces.Space[Any], env_id: str) -> BoxAction | DiscreteAction:
-    if isinstance(space, spaces.Discrete):
-        return DiscreteAction(n=int(space.n), start=int(space.start))
-    if isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f" and space.low.size > 0:
-        return BoxAction(
-            shape=tuple(int(size) for size in space.shape),
-            low=tuple(float(bound) for bound in space.low.reshape(-1)),
-            high=tuple(float(bound) for bound in space.high.reshape(-1)),
-            dtype=np.dtype(space.dtype).name,
-        )
-    raise UsageError(f"the actions of {env_id} are {space}: only Discrete and Box (of floats) actions are supported.")
+            f"{spec.env_id} returned an observation from reset() that is not of its observation_space: {error}."
+        ) from error

@@ -33,6 +33,7 @@ class HogwildA2cWorker(HogwildWorker):
         learner: HogwildActorCritic,
         pull: Callable[[], None],
         has_room: Callable[[], bool],
+        recurrence: int,
     ) -> None:
         """Takes ownership of the split.
 
@@ -43,11 +44,12 @@ class HogwildA2cWorker(HogwildWorker):
             learner: computes gradients and hands them over.
             pull: copies the weights that the next rollout is collected with.
             has_room: whether the next gradient can be handed over.
+            recurrence: steps of a sequence that is trained as one.
         """
         super().__init__(parts, split.group)
         self._split = split
         self._slots = slots
-        self._batcher = Batcher(slots, slots.num_envs)
+        self._batcher = Batcher(slots, slots.num_envs, recurrence)
         self._learner = learner
         self._pull = pull
         self._has_room = has_room

@@ -16,7 +16,7 @@ class OwnActions:
         """Takes what acts.
 
         Args:
-            act: from observations to actions.
+            act: from observations, and states of memory, to actions.
             desk: where observations wait.
             version: the policy version that acts now.
         """
@@ -27,7 +27,7 @@ class OwnActions:
     def request(self, split_idx: int, slot: int, row: int) -> None:
         """Answers the request."""
         place = slot, row
-        answer = self._act(self._desk.obs_at(place))
+        answer = self._act(self._desk.obs_at(place), self._desk.rnn_state_at(place))
         self._desk.answer(place, slice(0, self._desk.num_envs), answer, self._version(), time.monotonic())
 
     def is_answered(self, split_idx: int) -> bool:

@@ -74,8 +74,7 @@ class HogwildActorCritic(OnPolicyLearner):
             if before % 2 == 0 and units.written == before:
                 break
         if self._config.normalize_input:
-            self.model.obs_mean.copy_(self._obs_moments.mean)
-            self.model.obs_std.copy_(self._obs_moments.std)
+            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
         """Adds the rollout to the common statistics; what acts and learns changes at the next `begin`."""
@@ -108,8 +107,7 @@ class KeptActorCritic(HogwildActorCritic):
         self.policy_version = policy_version
         self.keep_units()
         if self._config.normalize_input:
-            self.model.obs_mean.copy_(self._obs_moments.mean)
-            self.model.obs_std.copy_(self._obs_moments.std)
+            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
 
     def set_schedule(self, env_steps: int) -> None:
         """Moves the learning rate to where its schedule has it after so many steps."""

@@ -42,7 +42,7 @@ from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.storage import Storage
 from asyncrl.models.acting import make_act
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.making import make_actor_critic
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import PhaseTimer
@@ -83,7 +83,7 @@ def build_hogwild_keeper(
 
         return HogwildKeeper(sac, follow_sac, publisher, waker, clock, config, phases)
     units = ReturnUnits(setup.arena)
-    learner = KeptActorCritic(ActorCritic(setup.spec, config), config, storage, units)
+    learner = KeptActorCritic(make_actor_critic(setup.spec, config), config, storage, units)
 
     def follow() -> int:
         storage.refresh()
@@ -136,7 +136,7 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
         def has_room() -> bool:
             return places.free_place(worker_idx) is not None
 
-    learner = HogwildActorCritic(ActorCritic(setup.spec, config), config, storage, units, device)
+    learner = HogwildActorCritic(make_actor_critic(setup.spec, config), config, storage, units, device)
     if hogwild.mode == "gradients":
         pull = _pull_published(setup, learner)
     slots = TrajectorySlots(parts.arena)
@@ -147,6 +147,7 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
     return HogwildA2cWorker(
         parts,
         split=Split(0, group, slots, actions, parts.phases),
+        recurrence=setup.plan.recurrence,
         slots=slots,
         learner=learner,
         pull=pull,
@@ -164,9 +165,9 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, parts: WorkerParts) -
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
     act_trained = make_act(actor, device, config.seed)
-    act_untrained = UniformPolicy(actor.distribution, config.seed).act
+    untrained = UniformPolicy(actor.distribution, config.seed)
     actions = OwnActions(
-        lambda obs: (act_trained if learner.policy_version > 0 else act_untrained)(obs),
+        lambda obs, state: act_trained(obs, state) if learner.policy_version > 0 else untrained.act(obs),
         stripes,
         lambda: learner.policy_version,
     )
@@ -194,7 +195,7 @@ def _initialize(setup: RunSetup) -> None:
         if saved is not None:
             sac.load_state_dict(saved)
     else:
-        learner = OnPolicyLearner(ActorCritic(setup.spec, config), config, _CPU, storage)
+        learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, _CPU, storage)
         if saved is not None:
             learner.load_state_dict(saved)
         ReturnUnits(setup.arena).values[:] = learner.model.statistics[-2:].numpy()

@@ -21,10 +21,18 @@ _COPIED = [field.name for field in fields(Dataset) if field.name != "policy_vers
 class Batcher:
     """Copies columns into a dataset. Owns the dataset's memory, which the next dataset overwrites."""
 
-    def __init__(self, slots: TrajectorySlots, columns_per_dataset: int) -> None:
-        """Allocates room for one dataset of C columns."""
+    def __init__(self, slots: TrajectorySlots, columns_per_dataset: int, recurrence: int | None = None) -> None:
+        """Allocates room for one dataset.
+
+        Args:
+            slots: where the columns come from.
+            columns_per_dataset: how many, C.
+            recurrence: steps between the states of memory that are kept; those of a whole trajectory if not given.
+        """
         self._slots = slots
         rollout = slots.rollout
+        sources = {name: getattr(slots, name) for name in _COPIED}
+        sources["rnn_state"] = slots.rnn_state[:, : rollout : recurrence or rollout]
 
         def room(field: npt.NDArray[Any]) -> torch.Tensor:
             shape = (field.shape[1], columns_per_dataset, *field.shape[3:])
@@ -32,6 +40,7 @@ class Batcher:
 
         self._dataset = Dataset(
             obs=room(slots.obs),
+            rnn_state=room(sources["rnn_state"]),
             action=room(slots.action),
             action_parameters=room(slots.action_parameters),
             log_prob=room(slots.log_prob),
@@ -42,7 +51,7 @@ class Batcher:
             valid=room(slots.valid),
             policy_version=torch.zeros((rollout, columns_per_dataset), dtype=torch.int64),
         )
-        self._fields = [(getattr(slots, name), getattr(self._dataset, name).numpy()) for name in _COPIED]
+        self._fields = [(source, getattr(self._dataset, name).numpy()) for name, source in sources.items()]
         self._versions = self._dataset.policy_version.numpy()
         self._chosen_at = np.zeros((rollout, columns_per_dataset))
 

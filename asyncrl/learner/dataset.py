@@ -16,7 +16,9 @@ class Dataset:
     value, and the other fields mean nothing.
 
     Attributes:
-        obs: [T+1, C, D] float32, raw.
+        obs: [T+1, C, row_size], raw rows.
+        rnn_state: [T / recurrence, C, S] float32, states of memory before every first row of a sequence that is trained
+            as one; S is 0 without memory.
         action: [T, C, A] float32 or [T, C] int64, as the distribution produced it.
         action_parameters: [T, C, P] float32, of the distribution that produced it.
         log_prob: [T, C] float32, of exactly that action.
@@ -29,6 +31,7 @@ class Dataset:
     """
 
     obs: Tensor
+    rnn_state: Tensor
     action: Tensor
     action_parameters: Tensor
     log_prob: Tensor
@@ -38,6 +41,12 @@ class Dataset:
     truncated: Tensor
     valid: Tensor
     policy_version: Tensor
+
+    @property
+    def begins(self) -> Tensor:
+        """[T+1, C] bool: rows that begin an episode, as far as the dataset shows it; the first rows may as well."""
+        ends = self.terminated | ~self.valid
+        return torch.cat((torch.zeros_like(ends[:1]), ends))
 
     @property
     def num_rows(self) -> int:

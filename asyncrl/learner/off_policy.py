@@ -112,8 +112,7 @@ class OffPolicyLearner:
         self._take_statistics()
 
     def _take_statistics(self) -> None:
-        self.model.obs_mean.copy_(self._obs_moments.mean)
-        self.model.obs_std.copy_(self._obs_moments.std)
+        self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
 
     @torch.no_grad()
     def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> SacMetrics:

@@ -30,7 +30,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.storage import Storage
-from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.actor_critic import ActorCritic, ForwardResult
+from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 
@@ -56,23 +57,39 @@ class LearnerState:
 
 
 class _Samples(NamedTuple):
-    """Valid rows of a dataset, each `[N, ...]`, as the losses take them."""
+    """Rows of a dataset, as the losses take them, or sequences of rows for a policy with memory.
 
-    obs: Tensor
+    Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
+    are samples, with the states before them, `[N, S]`.
+    """
+
+    floats: Tensor
+    pixels: Tensor
     action: Tensor
     action_parameters: Tensor
     log_prob: Tensor
     advantage: Tensor
     normalized_return: Tensor
     normalized_value: Tensor
+    rnn_state: Tensor
+    begins: Tensor
+    valid: Tensor
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the networks see."""
+        return Inputs(self.floats, self.pixels)
 
     def at(self, indices: Tensor) -> _Samples:
         return _Samples(*(field.index_select(0, indices) for field in self))
 
     def minibatches(self, num_batches: int) -> Iterator[_Samples]:
         """Parts of nearly equal size, none of them empty."""
-        num_batches = min(num_batches, self.obs.shape[0])
+        num_batches = min(num_batches, self.floats.shape[0])
         return (_Samples(*parts) for parts in zip(*(field.tensor_split(num_batches) for field in self), strict=True))
+
+
+_BY_ROW = [name for name in _Samples._fields if name not in ("rnn_state", "begins")]
 
 
 class _Step(NamedTuple):
@@ -114,6 +131,9 @@ class OnPolicyLearner:
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._generator = torch.Generator().manual_seed(config.seed)
         self._clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
+        self._recurrence = 0
+        if model.rnn_state_size > 0:
+            self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
         self._needs_kl = config.kl_loss_coeff > 0.0 or self._learning_rate.is_adaptive
 
     @property
@@ -213,14 +233,14 @@ class OnPolicyLearner:
         return self.model.statistics[: 2 * self.model.observation_size].clone()
 
     def _normalize(self, obs: Tensor, versions: Tensor) -> Tensor:
-        """Normalize samples as the roles did that acted on them, in place.
+        """Normalize the numbers of samples as the roles did that acted on them, in place.
 
         So a policy that has not changed gives each action the probability that it had, though statistics have moved
         since. Returns need no such care: the slots hold values in units of rewards, and the critic's head always fits
         the newest statistics of returns.
 
         Args:
-            obs: [N, D] float32, raw.
+            obs: [N, F] float32, raw.
             versions: [N] int64, the policy version that acted on each.
         """
         present = torch.unique(versions).tolist()
@@ -248,48 +268,69 @@ class OnPolicyLearner:
         reward = dataset.reward * config.reward_scale
         if config.reward_clip is not None:
             reward.clamp_(-config.reward_clip, config.reward_clip)
-        # Rows that are no samples leave here, so that nothing they hold can reach a loss or a statistic.
-        rows = dataset.valid.flatten().nonzero().squeeze(-1)
-        raw_obs = dataset.obs[:-1].flatten(0, 1).index_select(0, rows)
-        obs = self._normalize(raw_obs.clone(), dataset.policy_version.flatten().index_select(0, rows))
+        # Rows that are no samples leave here, so that nothing they hold can reach a loss or a statistic. A memory is
+        # trained on whole sequences; what is no sample in them leaves when the memory has seen it.
+        samples = dataset.valid.flatten().nonzero().squeeze(-1)
+        rows = torch.arange(dataset.num_rows, device=self._device) if self._recurrence else samples
+        raw = split_tensor(self.model.layout, dataset.obs[:-1].flatten(0, 1)).at(rows)
+        versions = dataset.policy_version.flatten().index_select(0, rows)
+        inputs = raw._replace(floats=self._normalize(raw.floats.clone(), versions))
         action = dataset.action.flatten(0, 1).index_select(0, rows)
-        values, advantages, returns = self._estimate(dataset, reward, rows, obs, action)
-        raw_values = values[:-1].flatten().index_select(0, rows)
-        raw_returns = returns.flatten().index_select(0, rows)
+        values, advantages, returns = self._estimate(dataset, reward, rows, inputs, action)
+        raw_values = values[:-1].flatten().index_select(0, samples)
+        raw_returns = returns.flatten().index_select(0, samples)
+        raw_obs = raw.floats.index_select(0, samples) if self._recurrence else raw.floats
         self._take_in(raw_obs, raw_returns)
-        samples = _Samples(
-            obs=obs,
+        fields = _Samples(
+            floats=inputs.floats,
+            pixels=inputs.pixels,
             action=action,
             action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
             log_prob=dataset.log_prob.flatten().index_select(0, rows),
             advantage=advantages.flatten().index_select(0, rows),
-            normalized_return=self.model.normalize_return(raw_returns),
-            normalized_value=self.model.normalize_return(raw_values),
+            normalized_return=self.model.normalize_return(returns.flatten().index_select(0, rows)),
+            normalized_value=self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
+            rnn_state=dataset.rnn_state.flatten(0, 1) if self._recurrence else inputs.floats[:, :0],
+            begins=dataset.begins[:-1].flatten().index_select(0, rows),
+            valid=dataset.valid.flatten().index_select(0, rows),
         )
-        return samples, raw_values, raw_returns
+        return self._in_sequences(fields, dataset.valid.shape[1]), raw_values, raw_returns
+
+    def _in_sequences(self, samples: _Samples, num_columns: int) -> _Samples:
+        """Cuts the columns of rows into sequences `[N, L, ...]`, where the policy has a memory."""
+        length = self._recurrence
+        if not length:
+            return samples
+        cut = {
+            name: field.unflatten(0, (-1, length, num_columns)).transpose(1, 2).flatten(0, 1)
+            for name, field in samples._asdict().items()
+            if name != "rnn_state"
+        }
+        return _Samples(**cut, rnn_state=samples.rnn_state)
 
     def _estimate(
-        self, dataset: Dataset, reward: Tensor, rows: Tensor, obs: Tensor, action: Tensor
+        self, dataset: Dataset, reward: Tensor, rows: Tensor, inputs: Inputs, action: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Values `[T+1, C]`, advantages and returns `[T, C]`, in units of rewards.
 
         Args:
             dataset: the dataset.
             reward: [T, C], as it counts.
-            rows: [N] indices of the samples among the rows.
-            obs: [N, D], normalized.
+            rows: [N] indices among the rows of those that `inputs` and `action` are of.
+            inputs: normalized observations.
             action: [N, ...].
         """
         config = self._config
         values = dataset.value
         is_old = bool((dataset.policy_version < self.policy_version).any())
         if config.with_vtrace or (config.recompute_values and is_old):
-            values = self._present_values(dataset.obs)
+            values = self._present_values(dataset)
         rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
         if not config.with_vtrace:
             return (values, *gae(*rest))
         with torch.no_grad():
-            log_prob = self.model.distribution.log_prob(self.model(obs).action_parameters, action)
+            parameters, _ = self._run(inputs, dataset.rnn_state[0], dataset.begins[:-1])
+            log_prob = self.model.distribution.log_prob(parameters, action)
         log_ratios = torch.zeros_like(dataset.log_prob)
         log_ratios.view(-1)[rows] = log_prob - dataset.log_prob.flatten().index_select(0, rows)
         result = vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c)
@@ -298,17 +339,21 @@ class OnPolicyLearner:
         return values, advantages, result.returns
 
     @torch.no_grad()
-    def _present_values(self, obs: Tensor) -> Tensor:
-        """What the critic as it is now says of raw observations `[T+1, C, D]`, in units of rewards: `[T+1, C]`."""
-        _, normalized_value = self.model(self.model.normalize_obs(obs.flatten(0, 1)))
-        return self.model.denormalize_value(normalized_value).view(obs.shape[:2])
+    def _present_values(self, dataset: Dataset) -> Tensor:
+        """What the critic as it is now says of all observations, in units of rewards: `[T+1, C]`."""
+        inputs = self.model.inputs_of(dataset.obs.flatten(0, 1))
+        _, normalized_value = self._run(inputs, dataset.rnn_state[0], dataset.begins)
+        return self.model.denormalize_value(normalized_value).view(dataset.value.shape)
+
+    def _run(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
+        """The networks on rows of observations; with a memory on sequences that begin in these states."""
+        return self.model.unroll(inputs, rnn_state, begins) if self._recurrence else self.model(*inputs)
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
         """Add the dataset to the statistics, which go out with the next publication."""
         if self._config.normalize_input:
             self._obs_moments.update(raw_obs)
-            self.model.obs_mean.copy_(self._obs_moments.mean)
-            self.model.obs_std.copy_(self._obs_moments.std)
+            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
             self._obs_statistics = self._copy_obs_statistics()
         if self._config.normalize_returns:
             self._return_moments.update(raw_returns.unsqueeze(-1))
@@ -317,12 +362,12 @@ class OnPolicyLearner:
     def _shuffled(self, samples: _Samples) -> _Samples:
         if not self._config.shuffle_minibatches:
             return samples
-        return samples.at(torch.randperm(samples.obs.shape[0], generator=self._generator).to(self._device))
+        return samples.at(torch.randperm(samples.floats.shape[0], generator=self._generator).to(self._device))
 
     def _train_minibatch(self, batch: _Samples) -> tuple[_Step, Tensor | None]:
         """Take one optimizer step; also returns KL(behaviour || policy before the step) where something needs it."""
         config, distribution = self._config, self.model.distribution
-        parameters, values = self.model(batch.obs)
+        (parameters, values), batch = self._run_batch(batch)
         log_prob = distribution.log_prob(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         advantage = normalize_advantages(batch.advantage) if config.normalize_advantage else batch.advantage
@@ -353,6 +398,17 @@ class OnPolicyLearner:
             log_ratio.detach(),
         )
         return step, None if kl is None else kl.detach()
+
+    def _run_batch(self, batch: _Samples) -> tuple[ForwardResult, _Samples]:
+        """The networks on a minibatch; returns what they say of its samples, and the samples row by row."""
+        if not self._recurrence:
+            return self.model(*batch.inputs), batch
+        flat = {name: field.transpose(0, 1).flatten(0, 1) for name, field in batch._asdict().items() if name in _BY_ROW}
+        begins = batch.begins.t()
+        everything = self.model.unroll(Inputs(flat["floats"], flat["pixels"]), batch.rnn_state, begins)
+        rows = flat["valid"].nonzero().squeeze(-1)
+        result = ForwardResult(*(field.index_select(0, rows) for field in everything))
+        return result, batch._replace(**{name: field.index_select(0, rows) for name, field in flat.items()})
 
     def _value_loss(self, values: Tensor, batch: _Samples) -> Tensor:
         clip = self._config.ppo_clip_value

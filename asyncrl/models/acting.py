@@ -15,35 +15,15 @@ import torch
 
 from asyncrl.buffers.answers import ActionAnswer, ObservationDesk
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.models.array_policy import ArrayActResult, ArraySacActResult, make_array_policy
+from asyncrl.models.array_policy import ArrayActResult, ArraySacActResult, make_array_policy, runs_in_arrays
 from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.models.making import ActingModel
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 
-Act = Callable[[npt.NDArray[Any]], ActionAnswer]
-"""From raw observations `[B, D] float32` to actions and what goes with them."""
-
-
-def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
-    """What acts with the weights that a model on `device` has at every moment, drawing from a generator of its own.
-
-    Args:
-        model: its parameters flat already (`asyncrl.models.flat.FlatParameters`).
-        device: where it is.
-        seed: of the generator.
-    """
-    if device.type == "cpu":
-        return make_array_policy(model, seed).act
-    generator = torch.Generator(device=device).manual_seed(seed)
-
-    def act(obs: npt.NDArray[Any]) -> ActionAnswer:
-        tensor = torch.from_numpy(obs).to(device, torch.float32)
-        arrays = (tensor.cpu().numpy() for tensor in model.act(tensor, generator))
-        return ArraySacActResult(*arrays) if isinstance(model, SacActor) else ArrayActResult(*arrays)
-
-    return act
+Act = Callable[[npt.NDArray[Any], npt.NDArray[Any]], ActionAnswer]
+"""From observations and states of memory to what the policy says of them."""
 
 
 class ActingPolicy:
@@ -72,8 +52,9 @@ class ActingPolicy:
         self._act_untrained: Act = self._act
         if isinstance(model, SacActor):
             # The replay is filled with actions of the whole range until the first update.
-            self._act_untrained = UniformPolicy(model.distribution, seed).act
-        self._batch = np.empty((0, self._model.observation_size), dtype=np.float32)
+            uniform = UniformPolicy(model.distribution, seed).act
+            self._act_untrained = lambda obs, state: uniform(obs)
+        self._batch: list[npt.NDArray[Any]] = []
 
     @property
     def version(self) -> int:
@@ -102,18 +83,46 @@ class ActingPolicy:
         """
         desk, num_envs = self._desk, self._desk.num_envs
         if len(places) == 1:
-            obs = desk.obs_at(places[0])
+            obs, state = desk.obs_at(places[0]), desk.rnn_state_at(places[0])
         else:
-            size = len(places) * num_envs
-            if size > len(self._batch):
-                self._batch = np.empty((size, self._model.observation_size), dtype=np.float32)
-            obs = self._batch[:size]
-            np.concatenate([desk.obs_at(place) for place in places], out=obs)
+            obs, state = self._gather(places)
         self._phases.charge(Phase.GATHER)
-        result = self._act(obs) if self._version > 0 else self._act_untrained(obs)
+        result = self._act(obs, state) if self._version > 0 else self._act_untrained(obs, state)
         self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):
             envs = slice(position * num_envs, (position + 1) * num_envs)
             desk.answer(place, envs, result, self._version, now)
         self._phases.charge(Phase.COPY)
+
+    def _gather(self, places: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
+        """Observations and states of several places, one behind the other."""
+        rows = [(self._desk.obs_at(place), self._desk.rnn_state_at(place)) for place in places]
+        size = len(places) * self._desk.num_envs
+        if not self._batch or size > len(self._batch[0]):
+            self._batch = [np.empty((size, field.shape[1]), dtype=field.dtype) for field in rows[0]]
+        batch = [buffer[:size] for buffer in self._batch]
+        for fields, target in zip(zip(*rows, strict=True), batch, strict=True):
+            np.concatenate(fields, out=target)
+        return batch
+
+
+def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
+    """How a model acts: in NumPy on a CPU where that knows its networks, or by itself.
+
+    Args:
+        model: on `device`, its parameters flat.
+        device: where it is.
+        seed: of its random generator.
+    """
+    if device.type == "cpu" and runs_in_arrays(model):
+        in_arrays = make_array_policy(model, seed).act
+        return lambda obs, state: in_arrays(obs)
+    generator = torch.Generator(device=device).manual_seed(seed)
+
+    def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActionAnswer:
+        result = model.act(torch.from_numpy(obs).to(device), generator, torch.from_numpy(state).to(device))
+        arrays = (tensor.cpu().numpy() for tensor in result)
+        return ArraySacActResult(*arrays) if isinstance(model, SacActor) else ArrayActResult(*arrays)
+
+    return act

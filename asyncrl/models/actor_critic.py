@@ -1,4 +1,4 @@
-"""The policy and its value function: multilayer perceptrons over normalized observations."""
+"""The policy and its value function over rows of observations: encoders, perhaps memory, and heads."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, log_softmax
+from torch.nn.functional import linear
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, EnvSpec
-from asyncrl.models.activations import ACTIVATIONS
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.distributions import ActionDistribution, make_distribution
+from asyncrl.models.encoders import (
+    Inputs,
+    Layers,
+    ObservationEncoder,
+    initialize_orthogonal,
+    layers_of,
+    split_tensor,
+)
+from asyncrl.models.registry import make_core, make_encoder
 
 OBS_CLIP = 10.0
-LOG_STD_RANGE = (-5.0, 5.0)
 _POLICY_HEAD_GAIN = 0.01
-_Layers = tuple[tuple[Tensor, Tensor], ...]
 
 
 class ForwardResult(NamedTuple):
@@ -35,59 +41,69 @@ class ActResult(NamedTuple):
         log_prob: [B] float32, of exactly that action.
         value: [B] float32, in units of rewards.
         action_parameters: [B, P] float32.
+        rnn_state: [B, S] float32, after these observations; S is 0 without memory.
     """
 
     action: Tensor
     log_prob: Tensor
     value: Tensor
     action_parameters: Tensor
+    rnn_state: Tensor
 
 
 class ActorCritic(nn.Module):
     """Actor and critic, separate or one network with two heads.
 
-    Its initial weights follow from `config.seed` alone. `statistics` is a buffer [2D + 2] float32 that holds, in
-    order, the mean (D) and deviation (D) of observations, and the mean and deviation of returns. It is never trained:
-    the learner sets it, and it travels with the parameters.
+    Its initial weights follow from `config.seed` alone. `statistics` is a buffer [2F + 2] float32 that holds, in
+    order, the mean (F) and deviation (F) of an observation's numbers, and the mean and deviation of returns. It is
+    never trained: the learner sets it, and it travels with the parameters.
+
+    Attributes:
+        layout: what the rows of observations hold.
+        rnn_state_size: numbers S of the memory of one environment, 0 without memory.
     """
 
     statistics: Tensor
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
+        self.layout = spec.observation
         self.observation_size = spec.observation_size
         self.distribution: ActionDistribution = make_distribution(spec.action, config.squashes)
         self.normalizes_obs = config.normalize_input
-        self.is_gaussian = isinstance(spec.action, BoxAction)
         self._is_shared = config.actor_critic_share_weights
         self.nonlinearity = config.nonlinearity
-        self._activation = ACTIVATIONS[config.nonlinearity]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self._build(config)
-        size = spec.observation_size
-        self.register_buffer("statistics", neutral_statistics(size))
+        self.register_buffer("statistics", neutral_statistics(self.observation_size, 1))
         self._refresh_references()
 
     def _build(self, config: TrainConfig) -> None:
-        widths = [self.observation_size, *config.encoder_mlp_layers]
-        self.actor = _make_mlp(widths)
-        self.critic = None if self._is_shared else _make_mlp(widths)
+        self.actor = make_encoder(self.layout, config)
+        self.critic = None if self._is_shared else make_encoder(self.layout, config)
+        self.actor_core = make_core(self.actor.output_size, config) if config.use_rnn else None
+        self.critic_core = None
+        if config.use_rnn and self.critic is not None:
+            self.critic_core = make_core(self.critic.output_size, config)
+        cores = [core for core in (self.actor_core, self.critic_core) if core is not None]
+        self._state_sizes = [core.state_size for core in cores]
+        self.rnn_state_size = sum(self._state_sizes)
         num_outputs = self.distribution.num_parameters
         self.log_std: nn.Parameter | None = None
-        if self.is_gaussian and not config.adaptive_stddev:
-            num_outputs //= 2
-            self.log_std = nn.Parameter(torch.full((num_outputs,), math.log(config.initial_stddev)))
-        self.policy_head = nn.Linear(widths[-1], num_outputs)
-        self.value_head = nn.Linear(widths[-1], 1)
+        num_deviations = self.distribution.num_deviations
+        if num_deviations > 0 and not config.adaptive_stddev:
+            num_outputs -= num_deviations
+            self.log_std = nn.Parameter(torch.full((num_deviations,), math.log(config.initial_stddev)))
+        actor, critic = (self.actor_core or self.actor), (self.critic_core or self.critic)
+        self.policy_head = nn.Linear(actor.output_size, num_outputs)
+        self.value_head = nn.Linear((critic or actor).output_size, 1)
         if config.policy_initialization == "orthogonal":
-            for module in [*self.actor, *(self.critic or [])]:
-                _initialize_orthogonal(module, math.sqrt(2.0))
-            _initialize_orthogonal(self.policy_head, _POLICY_HEAD_GAIN)
-            _initialize_orthogonal(self.value_head, 1.0)
-        if self.is_gaussian and config.adaptive_stddev:
+            initialize_orthogonal(self.policy_head, _POLICY_HEAD_GAIN)
+            initialize_orthogonal(self.value_head, 1.0)
+        if num_deviations > 0 and config.adaptive_stddev:
             with torch.no_grad():
-                self.policy_head.bias[num_outputs // 2 :].fill_(math.log(config.initial_stddev))
+                self.policy_head.bias[self.distribution.deviation_positions] = math.log(config.initial_stddev)
 
     def _apply(self, fn: Any, recurse: bool = True) -> ActorCritic:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -96,21 +112,22 @@ class ActorCritic(nn.Module):
 
     def _refresh_references(self) -> None:
         """Keep weights and views at hand: looking them up in modules costs as much as a small layer's arithmetic."""
-        self.actor_layers = _layers_of(self.actor)
-        self.critic_layers = _layers_of(self.critic or [])
-        self.heads = _layers_of([self.policy_head, self.value_head])
+        self.heads: Layers = layers_of([self.policy_head, self.value_head])
         size, statistics = self.observation_size, self.statistics
         self._obs_mean, self._obs_std = statistics[:size], statistics[size : 2 * size]
         self._return_mean, self._return_std = statistics[-2:-1], statistics[-1:]
+        self._normalized = None
+        if not all(self.layout.normalized):
+            self._normalized = torch.tensor(self.layout.normalized, device=statistics.device)
 
     @property
     def obs_mean(self) -> Tensor:
-        """[D] view of `statistics`."""
+        """[F] view of `statistics`."""
         return self._obs_mean
 
     @property
     def obs_std(self) -> Tensor:
-        """[D] view of `statistics`."""
+        """[F] view of `statistics`."""
         return self._obs_std
 
     @property
@@ -123,18 +140,37 @@ class ActorCritic(nn.Module):
         """[1] view of `statistics`."""
         return self._return_std
 
+    @property
+    def runs_in_arrays(self) -> bool:
+        """Whether `asyncrl.models.array_policy` can act for it: perceptrons over numbers, without memory."""
+        encoders = [self.actor] if self.critic is None else [self.actor, self.critic]
+        are_known = all(type(encoder) is ObservationEncoder and encoder.vector_keys is not None for encoder in encoders)
+        return are_known and type(self) is ActorCritic and not self._state_sizes
+
+    def inputs_of(self, rows: Tensor, normalize: bool = True) -> Inputs:
+        """What the networks see of raw rows `[B, row_size]`."""
+        inputs = split_tensor(self.layout, rows)
+        return inputs._replace(floats=self.normalize_obs(inputs.floats)) if normalize else inputs
+
     def normalize_obs(self, obs: Tensor, out: Tensor | None = None, statistics: Tensor | None = None) -> Tensor:
-        """Observations `[..., D]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`.
+        """Numbers `[..., F]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`.
 
         Args:
-            obs: raw observations.
+            obs: raw numbers of observations.
             out: where to write them, which may be `obs` itself; a new tensor if not given.
-            statistics: [2D] means and deviations to use in place of the model's own.
+            statistics: [2F] means and deviations to use in place of the model's own.
         """
         if not self.normalizes_obs:
             return unchanged(obs, out)
         mean, std = (self._obs_mean, self._obs_std) if statistics is None else statistics.chunk(2)
         return normalize(obs, mean, std, out)
+
+    def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
+        """Puts new statistics `[F]` in force; choices, flags and masks stay as they are."""
+        if self._normalized is not None:
+            mean, std = mean.where(self._normalized, 0.0), std.where(self._normalized, 1.0)
+        self._obs_mean.copy_(mean)
+        self._obs_std.copy_(std)
 
     def normalize_return(self, returns: Tensor) -> Tensor:
         """Returns in the units that the critic predicts."""
@@ -159,71 +195,100 @@ class ActorCritic(nn.Module):
         """Inverse of `normalize_return`."""
         return torch.addcmul(self._return_mean, normalized_value, self._return_std)
 
-    def forward(self, normalized_obs: Tensor) -> ForwardResult:
-        """Run both networks on `[B, D]` normalized observations."""
-        features = self._run_mlp(self.actor_layers, normalized_obs)
-        critic_features = features if self._is_shared else self._run_mlp(self.critic_layers, normalized_obs)
-        weight, bias = self.heads[1]
-        value = linear(critic_features, weight, bias).squeeze(-1)
-        return ForwardResult(self._action_parameters(features), value)
+    def forward(self, floats: Tensor, pixels: Tensor | None = None) -> ForwardResult:
+        """Run both networks, which have no memory, on normalized observations.
+
+        Args:
+            floats: [B, F], their numbers.
+            pixels: [B, pixels] uint8, their images, if they have any.
+        """
+        inputs = Inputs(floats, floats.new_empty((len(floats), 0), dtype=torch.uint8) if pixels is None else pixels)
+        features = self.actor(inputs)
+        return self._heads(inputs, features, features if self.critic is None else self.critic(inputs))
+
+    def step(self, inputs: Inputs, rnn_state: Tensor) -> tuple[ForwardResult, Tensor]:
+        """Run both networks on B normalized observations.
+
+        Args:
+            inputs: the observations.
+            rnn_state: [B, S], before them.
+
+        Returns:
+            What `forward` does, and the states after them.
+        """
+        if not self._state_sizes:
+            return self.forward(*inputs), rnn_state
+        assert self.actor_core is not None
+        states = torch.split(rnn_state, self._state_sizes, dim=-1)
+        features, after = self.actor_core.step(self.actor(inputs), states[0])
+        if self.critic is None or self.critic_core is None:
+            return self._heads(inputs, features, features), after
+        critic_features, critic_after = self.critic_core.step(self.critic(inputs), states[1])
+        return self._heads(inputs, features, critic_features), torch.cat((after, critic_after), dim=-1)
+
+    def unroll(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
+        """Run both networks on sequences of T rows.
+
+        Args:
+            inputs: the normalized observations of T * B rows, those of one time side by side.
+            rnn_state: [B, S], before the first row.
+            begins: [T, B] bool, rows that begin an episode.
+
+        Returns:
+            Parameters `[T * B, P]` and values `[T * B]`.
+        """
+        if not self._state_sizes:
+            return self.forward(*inputs)
+        assert self.actor_core is not None
+        shape, states = begins.shape, torch.split(rnn_state, self._state_sizes, dim=-1)
+        features = self.actor_core.unroll(self.actor(inputs).unflatten(0, shape), states[0], begins).flatten(0, 1)
+        if self.critic is None or self.critic_core is None:
+            return self._heads(inputs, features, features)
+        encoded = self.critic(inputs).unflatten(0, shape)
+        return self._heads(inputs, features, self.critic_core.unroll(encoded, states[1], begins).flatten(0, 1))
 
     @torch.inference_mode()
-    def act(self, obs: Tensor, generator: torch.Generator | None = None) -> ActResult:
-        """Choose actions for raw observations `[B, D] float32` by drawing from the policy."""
-        parameters, normalized_value = self.forward(self.normalize_obs(obs))
-        action, log_prob = self.distribution.sample(parameters, generator)
-        return ActResult(action, log_prob, self.denormalize_value(normalized_value), parameters)
+    def act(
+        self,
+        rows: Tensor,
+        generator: torch.Generator | None = None,
+        rnn_state: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> ActResult:
+        """Choose actions for raw rows of observations `[B, row_size]`.
 
-    @torch.inference_mode()
-    def act_deterministic(self, obs: Tensor) -> Tensor:
-        """Choose the policy's mode for raw observations `[B, D] float32`."""
-        features = self._run_mlp(self.actor_layers, self.normalize_obs(obs))
-        return self.distribution.mode(self._action_parameters(features))
+        Args:
+            rows: the observations.
+            generator: of random numbers, on the model's device.
+            rnn_state: [B, S], before them; zeros if not given.
+            deterministic: take the policy's mode instead of drawing from it.
+        """
+        if rnn_state is None:
+            rnn_state = self.statistics.new_zeros(len(rows), self.rnn_state_size)
+        result, after = self.step(self.inputs_of(rows), rnn_state)
+        action, log_prob = self.distribution.choose(result.action_parameters, generator, deterministic)
+        value = self.denormalize_value(result.normalized_value)
+        return ActResult(action, log_prob, value, result.action_parameters, after)
 
-    def _run_mlp(self, layers: _Layers, features: Tensor) -> Tensor:
-        for weight, bias in layers:
-            features = self._activation(linear(features, weight, bias))
-        return features
-
-    def _action_parameters(self, features: Tensor) -> Tensor:
-        weight, bias = self.heads[0]
-        outputs = linear(features, weight, bias)
-        if not self.is_gaussian:
-            return log_softmax(outputs, dim=-1)
-        if self.log_std is not None:
-            return torch.cat((outputs, self.log_std.expand_as(outputs)), dim=-1)
-        mean, log_std = outputs.chunk(2, dim=-1)
-        return torch.cat((mean, log_std.clamp(*LOG_STD_RANGE)), dim=-1)
+    def _heads(self, inputs: Inputs, features: Tensor, critic_features: Tensor) -> ForwardResult:
+        (policy_weight, policy_bias), (value_weight, value_bias) = self.heads
+        outputs = linear(features, policy_weight, policy_bias)
+        mask = inputs.floats[:, self.layout.num_features :] if self.layout.num_mask else None
+        parameters = self.distribution.parameters_of(outputs, self.log_std, mask)
+        return ForwardResult(parameters, linear(critic_features, value_weight, value_bias).squeeze(-1))
 
 
 def normalize(obs: Tensor, mean: Tensor, std: Tensor, out: Tensor | None = None) -> Tensor:
-    """Observations `[..., D]` in units of their deviation, clipped to +-10, into `out` if given."""
+    """Numbers `[..., F]` in units of their deviation, clipped to +-10, into `out` if given."""
     return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
 
 
 def unchanged(obs: Tensor, out: Tensor | None = None) -> Tensor:
-    """Observations as they are, in `out` if given."""
+    """Numbers as they are, in `out` if given."""
     return obs if out is None or out is obs else out.copy_(obs)
 
 
-def neutral_statistics(observation_size: int) -> Tensor:
-    """Statistics `[2D + 2]` that change nothing: means 0, deviations 1."""
-    statistics = torch.zeros(2 * observation_size + 2)
-    statistics[observation_size : 2 * observation_size] = 1.0
-    statistics[-1] = 1.0
-    return statistics
-
-
-def _make_mlp(widths: list[int]) -> nn.ModuleList:
-    return nn.ModuleList(nn.Linear(num_in, num_out) for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
-
-
-def _initialize_orthogonal(layer: nn.Module, gain: float) -> None:
-    """Orthogonal weights and zero biases (Saxe et al. 2014; gains as in Andrychowicz et al. 2021)."""
-    assert isinstance(layer, nn.Linear)
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-
-
-def _layers_of(modules: Any) -> _Layers:
-    return tuple((module.weight, module.bias) for module in modules)
+def neutral_statistics(observation_size: int, num_others: int = 0) -> Tensor:
+    """Statistics that change nothing, means 0 and deviations 1: `[2F]` of observations, then those of others."""
+    pairs = [(torch.zeros(size), torch.ones(size)) for size in (observation_size, num_others)]
+    return torch.cat([tensor for pair in pairs for tensor in pair])

@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from asyncrl.models.actor_critic import LOG_STD_RANGE, OBS_CLIP, ActorCritic
+from asyncrl.models.actor_critic import OBS_CLIP, ActorCritic
+from asyncrl.models.encoders import ObservationEncoder
 from asyncrl.models.sac import SacActor, limit_log_std_array
 
 FloatArray = npt.NDArray[np.float32]
 _Layers = tuple[tuple[FloatArray, FloatArray], ...]
+_Key = tuple[list[slice], _Layers]
 _CLIP = np.float32(OBS_CLIP)
 
 
@@ -45,6 +47,7 @@ class ArrayActResult(NamedTuple):
     log_prob: FloatArray
     value: FloatArray
     action_parameters: FloatArray
+    rnn_state: FloatArray
 
 
 class ArraySacActResult(NamedTuple):
@@ -61,7 +64,6 @@ class _ArrayMlp:
     def __init__(self, model: ActorCritic | SacActor, seed: int) -> None:
         self._distribution = model.distribution
         self._normalizes_obs = model.normalizes_obs
-        self._is_gaussian = model.is_gaussian
         self._activation = _ACTIVATIONS[model.nonlinearity]
         self._obs_mean, self._obs_std = _array_of(model.obs_mean), _array_of(model.obs_std)
         self._generator = np.random.Generator(np.random.SFC64(seed))
@@ -82,15 +84,12 @@ class _ArrayMlp:
             self._activation(features)
         return features
 
-    def _run_head(self, layer: tuple[FloatArray, FloatArray], features: FloatArray) -> FloatArray:
-        """A Gaussian's outputs, or normalized logits."""
-        weight, bias = layer
-        outputs: FloatArray = np.dot(features, weight.T)
-        outputs += bias
-        if not self._is_gaussian:
-            outputs -= outputs.max(-1, keepdims=True)
-            outputs -= np.log(np.exp(outputs).sum(-1, keepdims=True))
-        return outputs
+
+def _run_head(layer: tuple[FloatArray, FloatArray], features: FloatArray) -> FloatArray:
+    weight, bias = layer
+    outputs: FloatArray = np.dot(features, weight.T)
+    outputs += bias
+    return outputs
 
 
 class ArrayPolicy(_ArrayMlp):
@@ -102,37 +101,40 @@ class ArrayPolicy(_ArrayMlp):
     def __init__(self, model: ActorCritic, seed: int) -> None:
         """Views the parameters of `model`, which must be flat already (`FlatParameters`)."""
         super().__init__(model, seed)
-        self._actor = _arrays_of(model.actor_layers)
-        self._critic = _arrays_of(model.critic_layers)
-        (self._policy_head, self._value_head) = _arrays_of(model.heads)
+        self._actor = _keys_of(model.actor)
+        self._critic = None if model.critic is None else _keys_of(model.critic)
+        layout = model.layout
+        self._mask = slice(layout.num_features, layout.num_floats) if layout.num_mask else None
+        self._no_state = np.empty((0, 0), dtype=np.float32)
+        self._policy_head, self._value_head = _arrays_of(model.heads)
         self._log_std = None if model.log_std is None else _array_of(model.log_std)
         self._return_mean, self._return_std = _array_of(model.return_mean), _array_of(model.return_std)
 
     def act(self, obs: FloatArray) -> ArrayActResult:
         """Choose actions for raw observations `[B, D]` by drawing from the policy."""
         obs = self._normalize(obs)
-        features = self._run_mlp(self._actor, obs)
-        parameters = self._action_parameters(features)
+        features = self._run_keys(self._actor, obs)
+        mask = None if self._mask is None else obs[:, self._mask]
+        outputs = _run_head(self._policy_head, features)
+        parameters = self._distribution.parameter_arrays_of(outputs, self._log_std, mask)
         action, log_prob = self._distribution.sample_arrays(parameters, self._generator)
         weight, bias = self._value_head
-        value = np.dot(self._run_mlp(self._critic, obs) if self._critic else features, weight[0])
+        value = np.dot(features if self._critic is None else self._run_keys(self._critic, obs), weight[0])
         value += bias
         value *= self._return_std
         value += self._return_mean
-        return ArrayActResult(action, log_prob, value, parameters)
+        return ArrayActResult(action, log_prob, value, parameters, self._no_state)
 
-    def _action_parameters(self, features: FloatArray) -> FloatArray:
-        outputs = self._run_head(self._policy_head, features)
-        if not self._is_gaussian:
-            return outputs
-        num_actions = self._distribution.num_parameters // 2
-        if self._log_std is None:
-            np.clip(outputs[:, num_actions:], *LOG_STD_RANGE, out=outputs[:, num_actions:])
-            return outputs
-        parameters = np.empty((len(outputs), 2 * num_actions), dtype=np.float32)
-        parameters[:, :num_actions] = outputs
-        parameters[:, num_actions:] = self._log_std
-        return parameters
+    def _run_keys(self, keys: list[_Key], obs: FloatArray) -> FloatArray:
+        """The features of all keys side by side."""
+        if len(keys) == 1:
+            places, layers = keys[0]
+            return self._run_mlp(layers, obs if self._mask is None else obs[:, places[0]])
+        pieces = []
+        for places, layers in keys:
+            own = obs[:, places[0]] if len(places) == 1 else np.concatenate([obs[:, place] for place in places], axis=1)
+            pieces.append(self._run_mlp(layers, own))
+        return np.concatenate(pieces, axis=1)
 
 
 class ArraySacPolicy(_ArrayMlp):
@@ -142,14 +144,22 @@ class ArraySacPolicy(_ArrayMlp):
         """Views the parameters of `model`, which must be flat already (`FlatParameters`)."""
         super().__init__(model, seed)
         *self._hidden, self._head = _arrays_of(model.array_layers)
+        self._is_gaussian = model.is_gaussian
 
     def act(self, obs: FloatArray) -> ArraySacActResult:
         """Choose actions for raw observations `[B, D]` by drawing from the policy."""
-        parameters = self._run_head(self._head, self._run_mlp(tuple(self._hidden), self._normalize(obs)))
+        parameters = _run_head(self._head, self._run_mlp(tuple(self._hidden), self._normalize(obs)))
         if self._is_gaussian:
             limit_log_std_array(parameters[:, self._distribution.num_parameters // 2 :])
+        else:
+            parameters = self._distribution.parameter_arrays_of(parameters, None)
         action, log_prob = self._distribution.sample_arrays(parameters, self._generator)
         return ArraySacActResult(action, log_prob, parameters)
+
+
+def runs_in_arrays(model: ActorCritic | SacActor) -> bool:
+    """Whether `make_array_policy` knows such a model."""
+    return isinstance(model, SacActor) or model.runs_in_arrays
 
 
 def make_array_policy(model: ActorCritic | SacActor, seed: int) -> ArrayPolicy | ArraySacPolicy:
@@ -160,6 +170,12 @@ def make_array_policy(model: ActorCritic | SacActor, seed: int) -> ArrayPolicy |
 def _array_of(tensor: Tensor) -> FloatArray:
     array: FloatArray = tensor.detach().numpy()
     return array
+
+
+def _keys_of(encoder: ObservationEncoder) -> list[_Key]:
+    keys = encoder.vector_keys
+    assert keys is not None
+    return [(places, _arrays_of(layers)) for places, layers in keys]
 
 
 def _arrays_of(layers: tuple[tuple[Tensor, Tensor], ...]) -> _Layers:

@@ -1,25 +1,32 @@
 """Action distributions as functions of one parameter tensor `[B, P]`, which is what a slot stores of them.
 
 A Gaussian's parameters are its means and log-deviations (P = 2A), a categorical one's are its normalized logits
-(P = n). None of the functions keeps state, so behaviour and current policy are compared by their tensors alone.
+(P = n), a joint distribution's are those of its independent parts, one behind the other. None of the functions keeps
+state, so behaviour and current policy are compared by their tensors alone.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import log_softmax
 
-from asyncrl.envs.spec import BoxAction, DiscreteAction
+from asyncrl.envs.spec import Action, BoxAction, DiscreteAction, LeafAction, TreeAction
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _LOG_TWO = math.log(2.0)
 _NUM_QUADRATURE_NODES = 12
+_FORBIDDEN = -1e9  # finite, so that 0 * it is 0
+
+LOG_STD_RANGE = (-5.0, 5.0)
 
 
 class Sample(NamedTuple):
@@ -45,16 +52,49 @@ class ActionDistribution(ABC):
     Attributes:
         num_parameters: P, elements of one distribution's parameters.
         action_shape: shape of one stored action: (A,) or ().
-        action_dtype: float32 (continuous) or int64 (discrete).
+        action_dtype: float32, or int64 for a single choice.
+        num_deviations: how many of the parameters are log-deviations.
+        num_logits: how many are logits.
     """
 
     num_parameters: int
     action_shape: tuple[int, ...]
     action_dtype: torch.dtype
 
+    num_deviations = 0
+    num_logits = 0
+
+    @property
+    def deviation_positions(self) -> list[int]:
+        """Which of the parameters are log-deviations."""
+        return []
+
+    @abstractmethod
+    def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """Turn a network's outputs into parameters `[B, P]`.
+
+        Args:
+            outputs: [B, P]; with `log_std` those of deviations are missing.
+            log_std: [num_deviations], log-deviations that do not depend on the observation.
+            mask: [B, num_logits], 0 for choices that are not allowed; where it allows nothing, everything is allowed.
+        """
+
+    @abstractmethod
+    def parameter_arrays_of(
+        self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
+    ) -> FloatArray:
+        """What `parameters_of` does, on NumPy arrays; `outputs` may be overwritten."""
+
     @abstractmethod
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
         """Draw one action for each row of `parameters: [B, P]`; no gradient flows through the draw."""
+
+    def choose(self, parameters: Tensor, generator: torch.Generator | None, deterministic: bool) -> Sample:
+        """Draw one action for each row of `parameters: [B, P]`, or take the mode."""
+        if not deterministic:
+            return self.sample(parameters, generator)
+        action = self.mode(parameters)
+        return Sample(action, self.log_prob(parameters, action))
 
     @abstractmethod
     def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
@@ -86,7 +126,32 @@ class DiagonalGaussian(ActionDistribution):
         self.num_actions = num_actions
         self.num_parameters = 2 * num_actions
         self.action_shape = (num_actions,)
+        self.num_deviations = num_actions
         self._log_normalizer = num_actions * _HALF_LOG_TWO_PI
+
+    @property
+    def deviation_positions(self) -> list[int]:  # noqa: D102
+        return list(range(self.num_actions, 2 * self.num_actions))
+
+    def parameters_of(  # noqa: D102
+        self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
+        if log_std is not None:
+            return torch.cat((outputs, log_std.expand_as(outputs)), dim=-1)
+        mean, own_log_std = outputs.chunk(2, dim=-1)
+        return torch.cat((mean, own_log_std.clamp(*LOG_STD_RANGE)), dim=-1)
+
+    def parameter_arrays_of(  # noqa: D102
+        self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
+    ) -> FloatArray:
+        num_actions = self.num_actions
+        if log_std is None:
+            np.clip(outputs[:, num_actions:], *LOG_STD_RANGE, out=outputs[:, num_actions:])
+            return outputs
+        parameters = np.empty((len(outputs), 2 * num_actions), dtype=np.float32)
+        parameters[:, :num_actions] = outputs
+        parameters[:, num_actions:] = log_std
+        return parameters
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:  # noqa: D102
         mean, log_std = parameters.chunk(2, dim=-1)
@@ -170,7 +235,21 @@ class Categorical(ActionDistribution):
     action_shape: tuple[int, ...] = ()
 
     def __init__(self, num_choices: int) -> None:
-        self.num_parameters = num_choices
+        self.num_parameters = self.num_logits = num_choices
+
+    def parameters_of(  # noqa: D102
+        self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
+        return log_softmax(outputs if mask is None else _masked(outputs, mask), dim=-1)
+
+    def parameter_arrays_of(  # noqa: D102
+        self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
+    ) -> FloatArray:
+        if mask is not None:
+            outputs = np.where(_is_forbidden(mask), np.float32(_FORBIDDEN), outputs)
+        outputs -= outputs.max(-1, keepdims=True)
+        outputs -= np.log(np.exp(outputs).sum(-1, keepdims=True))
+        return outputs
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
         """Draw by an exponential race, p_i / e_i: one argmax in place of a cumulative sum (Gumbel-max)."""
@@ -197,11 +276,167 @@ class Categorical(ActionDistribution):
         return torch.argmax(parameters, dim=-1)
 
 
-def make_distribution(action: BoxAction | DiscreteAction, squash: bool) -> ActionDistribution:
+class Choices(ActionDistribution):
+    """k independent choices of n each, stored as `[B, k]` float32; parameters are the n log-probabilities of each."""
+
+    action_dtype = torch.float32
+
+    def __init__(self, num_choices: int, count: int) -> None:
+        self.num_parameters = self.num_logits = num_choices * count
+        self.action_shape = (count,)
+        self._single = Categorical(num_choices)
+        self._shape = (count, num_choices)
+
+    def parameters_of(  # noqa: D102
+        self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
+        each = None if mask is None else self._each(mask)
+        return self._single.parameters_of(self._each(outputs), None, each).flatten(-2)
+
+    def parameter_arrays_of(  # noqa: D102
+        self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
+    ) -> FloatArray:
+        each = None if mask is None else mask.reshape(-1, *self._shape)
+        parameters = self._single.parameter_arrays_of(outputs.reshape(-1, *self._shape), None, each)
+        return parameters.reshape(len(outputs), -1)
+
+    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:  # noqa: D102
+        action, log_prob = self._single.sample(self._each(parameters), generator)
+        return Sample(action.to(torch.float32), log_prob.sum(-1))
+
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+        action, log_prob = self._single.sample_arrays(parameters.reshape(-1, self._shape[1]), generator)
+        shape = (len(parameters), self._shape[0])
+        return ArraySample(action.reshape(shape).astype(np.float32), log_prob.reshape(shape).sum(-1))
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
+        return self._single.log_prob(self._each(parameters), action.to(torch.int64)).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:  # noqa: D102
+        return self._single.entropy(self._each(parameters)).sum(-1)
+
+    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:  # noqa: D102
+        return self._single.kl(self._each(old_parameters), self._each(new_parameters)).sum(-1)
+
+    def mode(self, parameters: Tensor) -> Tensor:  # noqa: D102
+        return self._single.mode(self._each(parameters)).to(torch.float32)
+
+    def _each(self, parameters: Tensor) -> Tensor:
+        return torch.unflatten(parameters, -1, self._shape)
+
+
+class Joint(ActionDistribution):
+    """Independent parts whose actions, float32, and parameters lie one behind the other."""
+
+    action_dtype = torch.float32
+
+    def __init__(self, parts: Sequence[ActionDistribution]) -> None:
+        self._parts = list(parts)
+        self._num_actions = [part.action_shape[0] for part in parts]
+        self._num_parameters = [part.num_parameters for part in parts]
+        self.num_parameters = sum(self._num_parameters)
+        self.action_shape = (sum(self._num_actions),)
+        self.num_deviations = sum(part.num_deviations for part in parts)
+        self.num_logits = sum(part.num_logits for part in parts)
+
+    @property
+    def deviation_positions(self) -> list[int]:  # noqa: D102
+        starts = itertools.accumulate(self._num_parameters, initial=0)
+        each = zip(starts, self._parts, strict=False)
+        return [start + position for start, part in each for position in part.deviation_positions]
+
+    def parameters_of(  # noqa: D102
+        self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
+    ) -> Tensor:
+        own = [*self._own_of_each(outputs, log_std, mask)]
+        return torch.cat([part.parameters_of(*pieces) for part, pieces in zip(self._parts, own, strict=True)], dim=-1)
+
+    def parameter_arrays_of(  # noqa: D102
+        self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
+    ) -> FloatArray:
+        own = [*self._own_of_each(outputs, log_std, mask)]
+        pieces = [part.parameter_arrays_of(*inputs) for part, inputs in zip(self._parts, own, strict=True)]
+        return np.concatenate(pieces, axis=-1)
+
+    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:  # noqa: D102
+        pieces = torch.split(parameters, self._num_parameters, dim=-1)
+        samples = [part.sample(piece, generator) for part, piece in zip(self._parts, pieces, strict=True)]
+        actions, log_probs = zip(*samples, strict=True)
+        return Sample(torch.cat(actions, dim=-1), torch.stack(log_probs).sum(0))
+
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+        pieces = np.split(parameters, np.cumsum(self._num_parameters)[:-1], axis=-1)
+        samples = [part.sample_arrays(piece, generator) for part, piece in zip(self._parts, pieces, strict=True)]
+        actions, log_probs = zip(*samples, strict=True)
+        return ArraySample(np.concatenate(actions, axis=-1), np.sum(log_probs, axis=0))
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
+        actions = torch.split(action, self._num_actions, dim=-1)
+        pieces = torch.split(parameters, self._num_parameters, dim=-1)
+        each = zip(self._parts, pieces, actions, strict=True)
+        return torch.stack([part.log_prob(piece, own) for part, piece, own in each]).sum(0)
+
+    def entropy(self, parameters: Tensor) -> Tensor:  # noqa: D102
+        pieces = torch.split(parameters, self._num_parameters, dim=-1)
+        return torch.stack([part.entropy(piece) for part, piece in zip(self._parts, pieces, strict=True)]).sum(0)
+
+    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:  # noqa: D102
+        pieces = (
+            torch.split(parameters, self._num_parameters, dim=-1) for parameters in (old_parameters, new_parameters)
+        )
+        each = zip(self._parts, *pieces, strict=True)
+        return torch.stack([part.kl(old, new) for part, old, new in each]).sum(0)
+
+    def mode(self, parameters: Tensor) -> Tensor:  # noqa: D102
+        pieces = torch.split(parameters, self._num_parameters, dim=-1)
+        return torch.cat([part.mode(piece) for part, piece in zip(self._parts, pieces, strict=True)], dim=-1)
+
+    def _own_of_each(self, outputs: Any, log_std: Any, mask: Any) -> Iterator[tuple[Any, Any, Any]]:
+        """Each part's own columns of tensors or arrays."""
+        output, deviation, logit = 0, 0, 0
+        for part in self._parts:
+            num_outputs = part.num_parameters - (0 if log_std is None else part.num_deviations)
+            yield (
+                outputs[..., output : output + num_outputs],
+                None if log_std is None else log_std[deviation : deviation + part.num_deviations],
+                None if mask is None else mask[..., logit : logit + part.num_logits],
+            )
+            output, deviation, logit = (
+                output + num_outputs,
+                deviation + part.num_deviations,
+                logit + part.num_logits,
+            )
+
+
+def make_distribution(action: Action, squash: bool) -> ActionDistribution:
     """Choose the distribution that fits the action space."""
     if isinstance(action, DiscreteAction):
         return Categorical(action.n)
-    return SquashedGaussian(action.size) if squash else DiagonalGaussian(action.size)
+    parts = [part for leaf in _leaves_of(action) for part in _parts_of(leaf, squash)]
+    return parts[0] if len(parts) == 1 else Joint(parts)
+
+
+def _leaves_of(action: Action) -> tuple[LeafAction, ...]:
+    return action.leaves if isinstance(action, TreeAction) else (action,)
+
+
+def _parts_of(action: LeafAction, squash: bool) -> list[ActionDistribution]:
+    if isinstance(action, BoxAction):
+        return [SquashedGaussian(action.size) if squash else DiagonalGaussian(action.size)]
+    if isinstance(action, DiscreteAction):
+        return [Choices(action.n, 1)]
+    return [Choices(num_choices, len(list(group))) for num_choices, group in itertools.groupby(action.num_choices)]
+
+
+def _masked(outputs: Tensor, mask: Tensor) -> Tensor:
+    """Logits of which those that are not allowed are so low that their probability is 0; no gradient reaches them."""
+    forbidden = (mask == 0) & (mask != 0).any(-1, keepdim=True)
+    return outputs.masked_fill(forbidden, _FORBIDDEN)
+
+
+def _is_forbidden(mask: FloatArray) -> npt.NDArray[np.bool_]:
+    forbidden: npt.NDArray[np.bool_] = (mask == 0) & (mask != 0).any(-1, keepdims=True)
+    return forbidden
 
 
 def _log_tanh_slope(raw: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""The model that acts, for each algorithm."""
+"""The models that act and are trained, for each algorithm."""
 
 from __future__ import annotations
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.registry import DEFAULT, make_registered_model
 from asyncrl.models.sac import SacActor
 
 ActingModel = ActorCritic | SacActor
@@ -12,4 +13,14 @@ ActingModel = ActorCritic | SacActor
 
 def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
     """What rollout workers, inference workers and evaluation act with; its weights follow from the seed."""
-    return SacActor(spec, config) if config.is_off_policy else ActorCritic(spec, config)
+    return SacActor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
+
+
+def make_actor_critic(spec: EnvSpec, config: TrainConfig) -> ActorCritic:
+    """Actor and critic of the algorithms that learn from trajectories: the package's, or one of the user's own."""
+    if config.model == DEFAULT:
+        return ActorCritic(spec, config)
+    model = make_registered_model(spec, config)
+    if not isinstance(model, ActorCritic):
+        raise TypeError(f"the model {config.model} is a {type(model).__name__}, not a subclass of ActorCritic")
+    return model

@@ -63,10 +63,12 @@ class SacActor(nn.Module):
     """
 
     statistics: Tensor
+    rnn_state_size = 0
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
         self.observation_size = spec.observation_size
+        self._normalized = None if all(spec.observation.normalized) else torch.tensor(spec.observation.normalized)
         self.distribution: ActionDistribution = make_distribution(spec.action, squash=True)
         self.normalizes_obs = config.normalize_input
         self.is_gaussian = isinstance(spec.action, BoxAction)
@@ -108,6 +110,14 @@ class SacActor(nn.Module):
         """
         return normalize(obs, self.obs_mean, self.obs_std, out) if self.normalizes_obs else unchanged(obs, out)
 
+    def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
+        """Puts new statistics `[D]` in force; choices and flags stay as they are."""
+        if self._normalized is not None:
+            mask = self._normalized.to(mean.device)
+            mean, std = mean.where(mask, 0.0), std.where(mask, 1.0)
+        self.obs_mean.copy_(mean)
+        self.obs_std.copy_(std)
+
     def forward(self, normalized_obs: Tensor) -> Tensor:
         """Parameters `[B, P]` of the action distributions for `[B, D]` normalized observations."""
         return self.parameters_of(self.mlp(normalized_obs)[0])
@@ -137,16 +147,24 @@ class SacActor(nn.Module):
         return gradient
 
     @torch.inference_mode()
-    def act(self, obs: Tensor, generator: torch.Generator | None = None) -> SacActResult:
-        """Choose actions for raw observations `[B, D] float32` by drawing from the policy."""
-        parameters = self.forward(self.normalize_obs(obs))
-        action, log_prob = self.distribution.sample(parameters, generator)
-        return SacActResult(action, log_prob, parameters)
+    def act(
+        self,
+        obs: Tensor,
+        generator: torch.Generator | None = None,
+        rnn_state: Tensor | None = None,
+        deterministic: bool = False,
+    ) -> SacActResult:
+        """Choose actions for raw observations `[B, D] float32`.
 
-    @torch.inference_mode()
-    def act_deterministic(self, obs: Tensor) -> Tensor:
-        """Choose the policy's mode for raw observations `[B, D] float32`."""
-        return self.distribution.mode(self.forward(self.normalize_obs(obs)))
+        Args:
+            obs: the observations.
+            generator: of random numbers, on the model's device.
+            rnn_state: nothing, for it has no memory.
+            deterministic: take the policy's mode instead of drawing from it.
+        """
+        parameters = self.forward(self.normalize_obs(obs))
+        action, log_prob = self.distribution.choose(parameters, generator, deterministic)
+        return SacActResult(action, log_prob, parameters)
 
 
 class TwinCritic(nn.Module):
@@ -163,7 +181,7 @@ class TwinCritic(nn.Module):
         if isinstance(spec.action, BoxAction):
             num_inputs += spec.action.size
         else:
-            num_outputs = spec.action.n
+            num_outputs = spec.action.num_parameters
         widths = [num_inputs, *config.encoder_mlp_layers, num_outputs]
         gain = 1.0 if config.policy_initialization == "orthogonal" else None
         with torch.random.fork_rng(devices=[]):

@@ -1,15 +1,14 @@
-"""How large a model's tensors will be, without torch: the arena is laid out and checked before torch is imported."""
+"""How large a model's tensors will be: the arena is laid out and checked before any process starts.
+
+Networks of perceptrons alone, which most are, are counted without torch. Others are built without memory, which needs
+torch.
+"""
 
 from __future__ import annotations
 
 from asyncrl.buffers.layout import SharedSizes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
-
-
-def num_action_parameters(spec: EnvSpec) -> int:
-    """P, elements of the parameters of one action distribution."""
-    return spec.action.n if isinstance(spec.action, DiscreteAction) else 2 * spec.action.size
+from asyncrl.envs.spec import DiscreteAction, EnvSpec, num_deviations
 
 
 def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
@@ -19,15 +18,34 @@ def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
 
 def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
     """N, parameters of the model that acts (`asyncrl.models.making.make_acting_model`)."""
+    if not config.is_off_policy and not _is_one_perceptron(spec, config):
+        return _count_parameters(spec, config)
     widths = [spec.observation_size, *config.encoder_mlp_layers]
     num_encoder = sum((num_in + 1) * num_out for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
     if config.is_off_policy:
-        return num_encoder + (widths[-1] + 1) * num_action_parameters(spec)
+        return num_encoder + (widths[-1] + 1) * spec.action.num_parameters
     num_encoders = 1 if config.actor_critic_share_weights else 2
-    has_free_deviation = not isinstance(spec.action, DiscreteAction) and not config.adaptive_stddev
-    num_free = num_action_parameters(spec) // 2 if has_free_deviation else 0
-    num_outputs = num_action_parameters(spec) - num_free + 1
+    num_free = 0 if config.adaptive_stddev else num_deviations(spec.action)
+    num_outputs = spec.action.num_parameters - num_free + 1
     return num_encoders * num_encoder + (widths[-1] + 1) * num_outputs + num_free
+
+
+def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
+    is_default = config.encoder == config.model == "default" and not config.use_rnn
+    return (
+        is_default
+        and len({part.path[:1] for part in spec.observation.parts}) == 1
+        and not any(part.has_pixels for part in spec.observation.parts)
+    )
+
+
+def _count_parameters(spec: EnvSpec, config: TrainConfig) -> int:
+    import torch
+
+    from asyncrl.models.making import make_actor_critic
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make_actor_critic(spec, config).parameters())
 
 
 def trained_sizes(spec: EnvSpec, config: TrainConfig) -> dict[str, int]:
@@ -35,8 +53,8 @@ def trained_sizes(spec: EnvSpec, config: TrainConfig) -> dict[str, int]:
     if not config.is_off_policy:
         return {"model": num_model_parameters(spec, config)}
     is_discrete = isinstance(spec.action, DiscreteAction)
-    num_inputs = spec.observation_size + (0 if is_discrete else num_action_parameters(spec) // 2)
-    num_outputs = num_action_parameters(spec) if is_discrete else 1
+    num_inputs = spec.observation_size + num_deviations(spec.action)
+    num_outputs = spec.action.num_parameters if is_discrete else 1
     widths = [num_inputs, *config.encoder_mlp_layers, num_outputs]
     num_critic = sum((num_in + 1) * num_out for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
     if config.critic_layer_norm:

@@ -17,12 +17,15 @@ import numpy.typing as npt
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
 
 NO_LIMIT = 2**62
 
 FloatArray = npt.NDArray[np.float32]
+ObsArray = npt.NDArray[Any]
+"""[E, row_size], rows of `asyncrl.envs.spec.ObservationLayout`."""
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -42,13 +45,13 @@ class EnvironmentCallFailed(Exception):
 
 @dataclass(frozen=True)
 class StepRows:
-    """Where one step of a split goes, all views of a slot: `[E]`, and `next_obs [E, D]`."""
+    """Where one step of a split goes, all views of a slot: `[E]`, and `next_obs [E, row_size]`."""
 
     reward: FloatArray
     terminated: BoolArray
     truncated: BoolArray
     valid: BoolArray
-    next_obs: FloatArray
+    next_obs: ObsArray
 
 
 class EnvGroup:
@@ -72,6 +75,7 @@ class EnvGroup:
         self._first_env_idx = first_env_idx
         self._adapter = ActionAdapter(spec, squash)
         self._obs_size = spec.observation_size
+        self._codec = None if spec.observation.is_vector else ObservationCodec(spec.observation)
         self._holds_final_obs = [False] * len(self._envs)
         self._returns = [0.0] * len(self._envs)
         self._num_rows = 0
@@ -83,8 +87,8 @@ class EnvGroup:
     def __len__(self) -> int:
         return len(self._envs)
 
-    def reset(self, obs: FloatArray) -> None:
-        """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
+    def reset(self, obs: ObsArray) -> None:
+        """Starts an episode in every environment and writes the observations into `obs [E, row_size]`."""
         for env in range(len(self._envs)):
             self._holds_final_obs[env] = False
             self._reset_one(env, obs)
@@ -125,17 +129,21 @@ class EnvGroup:
         self._num_rows += 1
         return len(rewards) - num_skipped
 
-    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
-        """Writes the first row of a new slot, `first_obs [E, D]`, from the last row of the one before.
+    def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
+        """Writes the first row of a new slot, `first_obs [E, row_size]`, from the last row of the one before.
 
         Where an episode was truncated by the last step, the last row holds its final observation and has served; the
         new slot begins with the reset observation.
+
+        Returns:
+            The environments of which this is so.
         """
         np.copyto(first_obs, last_obs)
-        for env, holds_final_obs in enumerate(self._holds_final_obs):
-            if holds_final_obs:
-                self._holds_final_obs[env] = False
-                self._reset_one(env, first_obs)
+        begun = [env for env, holds_final_obs in enumerate(self._holds_final_obs) if holds_final_obs]
+        for env in begun:
+            self._holds_final_obs[env] = False
+            self._reset_one(env, first_obs)
+        return begun
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""
@@ -176,7 +184,7 @@ class EnvGroup:
         self._first_rows[env] = self._num_rows + 1
         self._last_rows[env] = self._num_rows + self._time_limits[env]
 
-    def _reset_one(self, env: int, obs_rows: FloatArray) -> None:
+    def _reset_one(self, env: int, obs_rows: ObsArray) -> None:
         seed, self._seeds[env] = self._seeds[env], None
         try:
             obs, _ = self._resets[env](seed=seed)
@@ -185,11 +193,17 @@ class EnvGroup:
         self._returns[env] = 0.0
         self._store_obs(env, obs, obs_rows, "reset")
 
-    def _store_obs(self, env: int, obs: Any, obs_rows: FloatArray, call: str) -> None:
+    def _store_obs(self, env: int, obs: Any, obs_rows: ObsArray, call: str) -> None:
+        if self._codec is not None:
+            try:
+                self._codec.write(obs, obs_rows[env])
+            except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
+                raise self._failed(env, call) from error
+            return
         size = obs.size if isinstance(obs, np.ndarray) else np.size(obs)
         if size != self._obs_size:
-            error = ValueError(f"observation has {size} elements, its space says {self._obs_size}")
-            raise self._failed(env, call) from error
+            mismatch = ObservationMismatch(f"observation has {size} elements, its space says {self._obs_size}")
+            raise self._failed(env, call) from mismatch
         obs_rows[env] = obs
 
     def _failed(self, env: int, call: str) -> EnvironmentCallFailed:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import FloatArray, StepRows
+from asyncrl.rollout.env_group import ObsArray, StepRows
 
 
 class ActionSource(Protocol):
@@ -28,14 +28,14 @@ class StepsEnvironments(Protocol):
 
     def __len__(self) -> int: ...
 
-    def reset(self, obs: FloatArray) -> None:
+    def reset(self, obs: ObsArray) -> None:
         """Starts an episode in every environment."""
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
         """Takes one step in every environment and returns how many were made."""
 
-    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
-        """Writes the first row of a new slot from the last row of the one before."""
+    def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
+        """Writes the first row of a new slot from the last row of the one before; returns what was reset for it."""
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""
@@ -63,7 +63,8 @@ class Split:
         self._phases = phases or PhaseTimer()
         self._slot: int | None = None
         self._row = 0
-        self._last_obs = np.empty((len(group), slots.obs.shape[3]), dtype=np.float32)
+        self._last_obs = np.zeros(slots.obs.shape[2:], dtype=slots.obs.dtype)
+        self._last_state = np.zeros(slots.rnn_state.shape[2:], dtype=np.float32)
         group.reset(self._last_obs)
 
     @property
@@ -79,7 +80,11 @@ class Split:
     def begin(self, slot: int) -> None:
         """Starts to fill a slot that was granted to this split."""
         self._slot, self._row = slot, 0
-        self.group.start_slot(self._last_obs, self._slots.obs[slot, 0])
+        begun = self.group.start_slot(self._last_obs, self._slots.obs[slot, 0])
+        if self._slots.has_memory:
+            state = self._slots.rnn_state[slot, 0]
+            np.copyto(state, self._last_state)
+            state[begun] = 0.0
         self._actions.request(self.split_idx, slot, 0)
 
     def advance(self) -> tuple[int, int | None]:
@@ -93,6 +98,7 @@ class Split:
             raise RuntimeError(f"split {self.split_idx} has no slot to fill")
         if row == slots.rollout:
             np.copyto(self._last_obs, slots.obs[slot, row])
+            np.copyto(self._last_state, slots.rnn_state[slot, row])
             slots.finish(slot, self.split_idx)
             self._slot = None
             return 0, slot
@@ -104,6 +110,8 @@ class Split:
             next_obs=slots.obs[slot, row + 1],
         )
         num_steps = self.group.step(slots.action[slot, row], rows)
+        if slots.has_memory:
+            slots.rnn_state[slot, row + 1][rows.terminated | ~rows.valid] = 0.0  # the next row begins an episode
         self._phases.charge(Phase.STEP)
         self._row = row + 1
         self._actions.request(self.split_idx, slot, row + 1)

@@ -14,9 +14,10 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import EnvironmentCallFailed, FloatArray, StepRows
+from asyncrl.rollout.env_group import EnvironmentCallFailed, ObsArray, StepRows
 
 
 class VectorEnvGroup:
@@ -30,6 +31,7 @@ class VectorEnvGroup:
         self._seed: int | None = seed
         self._first_env_idx = first_env_idx
         self._adapter = ActionAdapter(spec, squash)
+        self._codec = ObservationCodec(spec.observation)
         self._holds_final_obs = np.zeros(env.num_envs, dtype=np.bool_)
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, dtype=np.int64)
@@ -39,11 +41,12 @@ class VectorEnvGroup:
     def __len__(self) -> int:
         return int(self._env.num_envs)
 
-    def reset(self, obs: FloatArray) -> None:
+    def reset(self, obs: ObsArray) -> None:
         """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
         seed, self._seed = self._seed, None
         try:
-            obs[:], _ = self._env.reset(seed=seed)
+            observations, _ = self._env.reset(seed=seed)
+            self._codec.write_batch(observations, obs)
         except Exception as error:
             raise EnvironmentCallFailed(self._first_env_idx, self._num_steps, "reset") from error
         self._holds_final_obs[:] = False
@@ -59,7 +62,8 @@ class VectorEnvGroup:
             Number of environment steps made.
         """
         try:
-            obs, reward, terminated, truncated, _ = self._env.step(self._adapter.to_env_batch(actions))
+            obs, reward, terminated, truncated, _ = self._env.step(self._adapter.to_vector_env(actions))
+            self._codec.write_batch(obs, rows.next_obs)
         except Exception as error:
             raise EnvironmentCallFailed(self._first_env_idx, self._num_steps, "step") from error
         valid = ~self._holds_final_obs
@@ -67,7 +71,6 @@ class VectorEnvGroup:
         np.logical_and(terminated, valid, out=rows.terminated)
         np.logical_and(truncated, valid & ~rows.terminated, out=rows.truncated)
         rows.valid[:] = valid
-        rows.next_obs[:] = obs
         self._returns += np.where(valid, reward, 0.0)
         self._lengths += valid
         np.logical_or(rows.terminated, rows.truncated, out=self._holds_final_obs)
@@ -76,12 +79,16 @@ class VectorEnvGroup:
         self._num_steps += 1
         return int(valid.sum())
 
-    def start_slot(self, last_obs: FloatArray, first_obs: FloatArray) -> None:
-        """Writes the first row of a new slot from the last row of the one before, both `[E, D]`.
+    def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
+        """Writes the first row of a new slot from the last row of the one before, both `[E, row_size]`.
 
         A final observation stands in both: the environment is reset by the step that follows it.
+
+        Returns:
+            Environments that were reset: none.
         """
         np.copyto(first_obs, last_obs)
+        return []
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""

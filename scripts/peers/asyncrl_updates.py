@@ -36,8 +36,8 @@ from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.storage import Storage
+from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import make_array_policy
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
@@ -128,7 +128,7 @@ def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
     slots.reset()
     model = ActorCritic(spec, config)
     FlatParameters(model)
-    actions = OwnActions(make_array_policy(model, config.seed).act, slots, lambda: 0)
+    actions = OwnActions(make_act(model, CPU, config.seed), slots, lambda: 0)
     envs = [gymnasium.make(config.env) for _ in range(plan.num_envs_per_worker)]
     split = Split(0, EnvGroup(envs, list(range(len(envs))), 0, spec, squash=False), slots, actions)
     slots.grant(0, 0)

@@ -6,7 +6,7 @@ import pytest
 from small_runs import planned, small_arena
 
 from asyncrl.buffers.layout import arena_bytes, arena_specs
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 
 # 2 workers x 2 splits x 3 environments, 5 steps; 24 columns are 8 slots, and 4 more for the splits.
 PLAN = planned(
@@ -17,8 +17,8 @@ PLAN = planned(
     worker_num_splits=2,
     inference_mode="central",
 )
-BODY = EnvSpec("Body", 348, "float64", BoxAction((17,), (-0.4,) * 17, (0.4,) * 17, "float32"), 1000)
-GAME = EnvSpec("Game", 9, "int32", DiscreteAction(6, -1), None)
+BODY = EnvSpec("Body", vector_observation(348, "float64"), BoxAction((17,), (-0.4,) * 17, (0.4,) * 17, "float32"), 1000)
+GAME = EnvSpec("Game", vector_observation(9, "int32"), DiscreteAction(6, -1), None)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,15 @@ from replays import TaggedWriter, check_one_step, new_replay
 
 from asyncrl.buffers import replay as replay_module
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, replay_specs, rows_per_stripe
-from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.learner.replay_sampler import ReplaySampler
 
 GAMMA = 0.9
 
 
 def test_a_replay_holds_the_steps_it_was_asked_for_and_images_stay_bytes() -> None:
-    spec = EnvSpec("Image", 12, "uint8", BoxAction((3,), (0.0,) * 3, (1.0,) * 3, "float32"), None)
+    image = ObservationLayout((ObservationPart((), "image", (12,), "uint8"),))
+    spec = EnvSpec("Image", image, BoxAction((3,), (0.0,) * 3, (1.0,) * 3, "float32"), None)
     shapes = {array.name: (array.dtype, array.shape) for array in replay_specs(spec, 2, 3, replay_size=61)}
     assert rows_per_stripe(2, 3, 61) == 13  # 11 rows of 6 environments, and 2 that are being written
     assert shapes["replay.obs"] == ("uint8", (2, 13, 3, 12))

@@ -214,3 +214,12 @@ def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None
     assert "train_for_env_steps" in warned(train_for_env_steps=100)
     assert "num_epochs" in warned(algo="a2c", num_epochs=2)
     assert "learning_rate" in warned(learning_rate=0.0)
+
+
+def test_a_memory_learns_from_whole_parts_of_trajectories() -> None:
+    assert problems(use_rnn=True, rollout=32, recurrence=8) == []
+    assert problems(rollout=32, recurrence=12) == []  # nothing has a memory
+    uneven = only(problems(use_rnn=True, rollout=32, recurrence=12))
+    assert uneven.settings == ("recurrence", "rollout")
+    assert "--recurrence=8" in uneven.fitting
+    assert only(problems(algo="sac", use_rnn=True)).settings == ("use_rnn", "algo")

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from asyncrl.envs.actions import ActionAdapter, can_squash
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 
 INF = float("inf")
 
 
 def spec(action: BoxAction | DiscreteAction) -> EnvSpec:
-    return EnvSpec("Some-v0", 3, "float32", action, None)
+    return EnvSpec("Some-v0", vector_observation(3), action, None)
 
 
 def test_a_choice_is_counted_from_the_spaces_start() -> None:

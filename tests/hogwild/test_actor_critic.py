@@ -19,7 +19,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import EnvSpec, vector_observation
 from asyncrl.hogwild import building
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.keeper import HogwildKeeper
@@ -47,7 +47,7 @@ SETTINGS: dict[str, Any] = {
     "learning_rate": 0.01,
     "num_epochs": 1,
 }
-PROBE = EnvSpec(ENV, 2, "float32", CHOICE.action.__class__(2, 0), None)
+PROBE = EnvSpec(ENV, vector_observation(2), CHOICE.action.__class__(2, 0), None)
 
 
 class Pair:
@@ -90,7 +90,7 @@ def versions_of(worker: Any) -> set[float]:
     request = worker._split._actions.request
 
     def looking_request(*args: Any) -> None:
-        seen.add(float(worker._learner.model.actor_layers[0][0].detach()[0, 0]))
+        seen.add(float(worker._learner.model.heads[0][0].detach()[0, 0]))
         request(*args)
 
     worker._split._actions.request = looking_request

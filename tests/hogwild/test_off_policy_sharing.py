@@ -10,7 +10,7 @@ import torch
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedTensor, shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.storage import Storage
@@ -19,7 +19,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
 
 # The update of discrete actions draws nothing, so that who makes it does not matter.
-SPEC = EnvSpec("Choice", 3, "float64", DiscreteAction(4, 0), None)
+SPEC = EnvSpec("Choice", vector_observation(3), DiscreteAction(4, 0), None)
 NAMES = ("actor", "critic", "target_critic", "log_ent_coef")
 CPU = torch.device("cpu")
 NUM_UPDATES = 9

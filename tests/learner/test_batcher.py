@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,8 +26,8 @@ PARTS = [
 PLACES = [(4, 2), (0, 0), (0, 1), (0, 2), (2, 0), (2, 1)]
 
 
-def random_slots(spec: EnvSpec = BOX) -> TrajectorySlots:
-    plan = planned(batch_size=12, num_workers=3, num_envs_per_worker=3)
+def random_slots(spec: EnvSpec = BOX, **settings: Any) -> TrajectorySlots:
+    plan = planned(batch_size=12, num_workers=3, num_envs_per_worker=3, **settings)
     slots = small_arena(plan, spec)[1]
     random = np.random.default_rng(0)
     for field in fields(Dataset):
@@ -45,6 +46,8 @@ def test_every_field_holds_the_right_columns(spec: EnvSpec) -> None:
         for field in fields(Dataset):
             if field.name == "policy_version":
                 expected = slots.policy_version[slot, :-1]
+            elif field.name == "rnn_state":
+                expected = slots.rnn_state[slot, :1, env]
             else:
                 expected = getattr(slots, field.name)[slot, :, env]
             stored = getattr(dataset, field.name)[:, column]
@@ -53,6 +56,16 @@ def test_every_field_holds_the_right_columns(spec: EnvSpec) -> None:
     kept = dataset.obs.clone()
     slots.obs[:] = -1.0
     assert torch.equal(dataset.obs, kept)
+
+
+def test_states_of_memory_are_those_at_the_beginning_of_each_sequence() -> None:
+    slots = random_slots(use_rnn=True, rnn_size=5)
+    dataset = Batcher(slots, columns_per_dataset=6, recurrence=1).collect(PARTS)
+    assert dataset.rnn_state.shape == (slots.rollout, 6, 10)
+    for column, (slot, env) in enumerate(PLACES):
+        np.testing.assert_array_equal(dataset.rnn_state[:, column], slots.rnn_state[slot, :-1, env])
+    every_second = Batcher(slots, columns_per_dataset=6, recurrence=slots.rollout // 2).collect(PARTS)
+    assert torch.equal(every_second.rnn_state, dataset.rnn_state[:: slots.rollout // 2])
 
 
 def test_lag_is_measured_over_samples_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.transitions import Transitions
@@ -24,8 +24,8 @@ from asyncrl.models.distributions import SquashedGaussian
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor
 
-BOX = EnvSpec("Box", 3, "float64", BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
-CHOICE = EnvSpec("Choice", 3, "float64", DiscreteAction(4, 0), None)
+BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
+CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(4, 0), None)
 CPU = torch.device("cpu")
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
@@ -166,7 +166,7 @@ def test_updates_are_those_of_a_plain_reference(spec: EnvSpec, settings: dict[st
 
 def test_soft_values_of_two_states_are_found() -> None:
     """Action 0 of state 0 pays 1 and stays, action 1 moves to state 1 for nothing; there, 0 pays 2 and ends."""
-    spec = EnvSpec("Two", 2, "float64", DiscreteAction(2, 0), None)
+    spec = EnvSpec("Two", vector_observation(2, "float64"), DiscreteAction(2, 0), None)
     alpha, gamma = 0.5, 0.7
     states = torch.eye(2)
     batch = Transitions(
@@ -273,9 +273,9 @@ def test_the_state_alone_makes_the_policy_again() -> None:
     acting = SacActor(BOX, TrainConfig(algo="sac", encoder_mlp_layers=[16]))
     read_block(acting, FlatParameters(acting, with_grad=False), learner.publication())
     obs = torch.randn(4, 3) * 3.0 + 5.0
-    expected = learner.model.act_deterministic(obs)
-    assert torch.equal(actor.act_deterministic(obs), expected)
-    assert torch.equal(acting.act_deterministic(obs), expected)
+    expected = learner.model.act(obs, deterministic=True).action
+    assert torch.equal(actor.act(obs, deterministic=True).action, expected)
+    assert torch.equal(acting.act(obs, deterministic=True).action, expected)
 
 
 def test_seeds_decide_weights_and_noise() -> None:

@@ -17,14 +17,14 @@ from torch.distributions import Independent, Normal, kl_divergence
 
 from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, read_block
 
-BOX = EnvSpec("Box", 3, "float64", BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
-CHOICE = EnvSpec("Choice", 3, "float64", DiscreteAction(3, 0), None)
+BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
+CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(3, 0), None)
 CPU = torch.device("cpu")
 Reward = Callable[[Tensor, Tensor], Tensor]
 
@@ -46,7 +46,7 @@ class Actor:
         num_rows, num_columns = self.num_rows, self.num_columns
         obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
         result = self.model.act(obs.flatten(0, 1), self.generator)
-        action, log_prob, value, parameters = (
+        action, log_prob, value, parameters, state = (
             part.clone().view(num_rows + 1, num_columns, *part.shape[1:]) for part in result
         )
         shape = (num_rows, num_columns)
@@ -60,6 +60,7 @@ class Actor:
         noise = torch.randn(shape, generator=self.generator)
         return Dataset(
             obs=obs,
+            rnn_state=state[:1],
             action=action[:-1],
             action_parameters=parameters[:-1],
             log_prob=log_prob[:-1],
@@ -225,9 +226,14 @@ def _reference_step(
     return norm
 
 
+def _hidden(encoder: Any, obs: Tensor) -> Tensor:
+    features: Tensor = encoder.encoders[0].linears[0](obs).tanh()
+    return features
+
+
 def _plain_forward(model: ActorCritic, obs: Tensor) -> tuple[Tensor, Tensor]:
     assert model.critic is not None
-    return model.policy_head(model.actor[0](obs).tanh()), model.value_head(model.critic[0](obs).tanh()).squeeze(-1)
+    return model.policy_head(_hidden(model.actor, obs)), model.value_head(_hidden(model.critic, obs)).squeeze(-1)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
@@ -314,7 +320,7 @@ def test_a_continuous_action_moves_to_its_best_value(squash: bool) -> None:
     for _ in range(80):
         learner.train(actor.collect(actor.receive(learner), reward, ends=False), 0, nothing)
     actor.receive(learner)
-    best = actor.model.act_deterministic(torch.randn(50, 3)).mean(0)
+    best = actor.model.act(torch.randn(50, 3), deterministic=True).action.mean(0)
     torch.testing.assert_close(best.tanh() if squash else best, torch.tensor([0.7, -0.4]), atol=0.12, rtol=0.0)
 
 
@@ -359,7 +365,7 @@ def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -
     for shift in (0.0, 30.0):
         learner.train(actor.collect(actor.receive(learner), shift=shift), 0, nothing)
     dataset = actor.collect(actor.receive(learner), shift=30.0)
-    torch.testing.assert_close(learner._present_values(dataset.obs), dataset.value, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(learner._present_values(dataset), dataset.value, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
@@ -378,9 +384,9 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
 
     with torch.no_grad():
         corrected.model.policy_head.bias[0] += 1.0
-    values = corrected._present_values(dataset.obs)
+    values = corrected._present_values(dataset)
     samples = corrected._prepare(dataset)[0]
-    parameters, _ = corrected.model(samples.obs)
+    parameters, _ = corrected.model(*samples.inputs)
     log_ratios = torch.zeros(dataset.valid.shape)
     log_prob = corrected.model.distribution.log_prob(parameters, samples.action)
     log_ratios[dataset.valid] = (log_prob - samples.log_prob).detach()

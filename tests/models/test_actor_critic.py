@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import block_size
-from asyncrl.models.sizes import num_action_parameters, num_model_parameters, num_statistics, weights_block_size
+from asyncrl.models.sizes import num_model_parameters, num_statistics, weights_block_size
 
-BOX = EnvSpec("Box", 5, "float64", BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
-CHOICE = EnvSpec("Choice", 5, "float64", DiscreteAction(4, 0), None)
+BOX = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
+CHOICE = EnvSpec("Choice", vector_observation(5, "float64"), DiscreteAction(4, 0), None)
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"actor_critic_share_weights": True, "nonlinearity": "elu"},
@@ -40,7 +40,7 @@ def test_acting_gives_what_the_forward_pass_and_the_distribution_say(spec: EnvSp
     torch.testing.assert_close(result.value, normalized_value * model.return_std + model.return_mean)
     torch.testing.assert_close(result.log_prob, model.distribution.log_prob(parameters, result.action))
     torch.testing.assert_close(model.normalize_return(result.value), normalized_value)
-    assert torch.equal(model.act_deterministic(obs), model.distribution.mode(result.action_parameters))
+    assert torch.equal(model.act(obs, deterministic=True).action, model.distribution.mode(result.action_parameters))
     again = model.act(obs, torch.Generator().manual_seed(1))
     assert torch.equal(result.action, again.action)
 
@@ -49,7 +49,7 @@ def test_acting_gives_what_the_forward_pass_and_the_distribution_say(spec: EnvSp
 def test_sizes_are_known_without_building_the_model(spec: EnvSpec, settings: dict[str, Any]) -> None:
     config = TrainConfig(**settings)
     model = ActorCritic(spec, config)
-    assert num_action_parameters(spec) == model.distribution.num_parameters
+    assert spec.action.num_parameters == model.distribution.num_parameters
     assert num_model_parameters(spec, config) == sum(parameter.numel() for parameter in model.parameters())
     assert num_statistics(spec, config) == model.statistics.numel()
     assert weights_block_size(spec, config) == block_size(model)

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.flat import FlatParameters
 
-BOX = EnvSpec("Box", 5, "float64", BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
-CHOICE = EnvSpec("Choice", 5, "float64", DiscreteAction(4, 0), None)
+BOX = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
+CHOICE = EnvSpec("Choice", vector_observation(5, "float64"), DiscreteAction(4, 0), None)
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"actor_critic_share_weights": True, "nonlinearity": "elu"},

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, EnvSpec, vector_observation
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 
-SPEC = EnvSpec("Box", 5, "float64", BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
+SPEC = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
 
 
 def make_model(seed: int = 0) -> ActorCritic:

@@ -12,15 +12,15 @@ from linear_networks import networks_of_linear_layers
 from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.models.array_policy import ArraySacPolicy
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SAC_LOG_STD_RANGE, SacActor, TwinCritic, limit_log_std
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
 
-BOX = EnvSpec("Box", 5, "float64", BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
-CHOICE = EnvSpec("Choice", 5, "float64", DiscreteAction(4, 0), None)
+BOX = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) * 3, (1.0,) * 3, "float32"), None)
+CHOICE = EnvSpec("Choice", vector_observation(5, "float64"), DiscreteAction(4, 0), None)
 VARIANTS: list[dict[str, Any]] = [
     {},
     {"nonlinearity": "elu"},
@@ -152,7 +152,7 @@ def test_acting_draws_from_the_parameters_and_plays_their_mode(spec: EnvSpec) ->
     assert torch.equal(result.action, again.action)
     torch.testing.assert_close(result.log_prob, actor.distribution.log_prob(result.action_parameters, result.action))
     mode = actor.distribution.mode(actor(actor.normalize_obs(obs)))
-    assert torch.equal(actor.act_deterministic(obs), mode)
+    assert torch.equal(actor.act(obs, deterministic=True).action, mode)
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])

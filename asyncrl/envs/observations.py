@@ -1,0 +1,117 @@
+"""Observations as environments give them, to and from rows of numbers (`asyncrl.envs.spec.ObservationLayout`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout, ObservationPart, Path
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class ObservationMismatch(ValueError):
+    """An observation is not what its space promised."""
+
+
+class ObservationCodec:
+    """Writes observations into rows and reads them back."""
+
+    def __init__(self, layout: ObservationLayout) -> None:
+        """Takes the layout of the rows."""
+        self._layout = layout
+        self._parts = list(zip(layout.parts, layout.places, strict=True))
+        self._offsets = {
+            part.path: np.cumsum((0, *part.num_choices[:-1])) - np.array(part.starts)
+            for part in layout.parts
+            if part.kind == "choices"
+        }
+
+    def write(self, observation: Any, row: npt.NDArray[Any]) -> None:
+        """Writes one observation into `row [row_size]`.
+
+        Raises:
+            ObservationMismatch: a part is missing, or has another shape than its space says.
+        """
+        self._write(observation, row[np.newaxis], ())
+
+    def write_batch(self, observations: Any, rows: npt.NDArray[Any]) -> None:
+        """Writes the observations of E environments as a vectorized environment gives them, `[E, ...]` each part.
+
+        Args:
+            observations: an array, or arrays nested as the space is.
+            rows: [E, row_size], to write to.
+
+        Raises:
+            ObservationMismatch: a part is missing, or has another shape than its space says.
+        """
+        self._write(observations, rows, (len(rows),))
+
+    def batch_size(self, observations: Any) -> int | None:
+        """How many observations these are, by the first of their parts; None for one that is not in a batch."""
+        part = self._layout.parts[0]
+        shape = np.shape(_leaf(observations, part))
+        return shape[0] if len(shape) == len(part.shape) + 1 else None
+
+    def read(self, row: npt.NDArray[Any]) -> Any:
+        """The observation that `row [row_size]` holds, with the dtypes of its space."""
+        floats, pixels = split_rows(self._layout, row[np.newaxis])
+        values = {}
+        for part, place in self._parts:
+            if part.kind == "choices":
+                values[part.path] = self._choices(part, floats[0, place])
+            else:
+                source = pixels if part.kind == "image" else floats
+                values[part.path] = source[0, place].reshape(part.shape).astype(part.dtype)
+        return nest(values)
+
+    def _write(self, observation: Any, rows: npt.NDArray[Any], batch: tuple[int, ...]) -> None:
+        floats, pixels = split_rows(self._layout, rows)
+        for part, place in self._parts:
+            values = np.asarray(_leaf(observation, part))
+            if values.shape != (*batch, *part.shape):
+                raise ObservationMismatch(
+                    f"{part.name} has shape {values.shape}, its space says {(*batch, *part.shape)}"
+                )
+            if part.kind == "choices":
+                one_hot = floats[:, place]
+                one_hot[...] = 0.0
+                positions = values.reshape(len(rows), -1) + self._offsets[part.path]
+                np.put_along_axis(one_hot, positions.astype(np.int64), 1.0, axis=1)
+            else:
+                target = pixels if part.kind == "image" else floats
+                target[:, place] = values.reshape(len(rows), -1)
+
+    def _choices(self, part: ObservationPart, one_hot: FloatArray) -> Any:
+        values = np.flatnonzero(one_hot) - self._offsets[part.path]
+        return values.reshape(part.shape).astype(part.dtype)
+
+
+def split_rows(layout: ObservationLayout, rows: npt.NDArray[Any]) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
+    """Views of rows `[B, row_size]`: the float32 numbers `[B, F]`, and the bytes of images `[B, pixels]`."""
+    if not layout.num_pixels:
+        return rows, np.empty((len(rows), 0), dtype=np.uint8)
+    num_bytes = FLOAT_BYTES * layout.num_floats
+    return rows[:, :num_bytes].view(np.float32), rows[:, num_bytes : num_bytes + layout.num_pixels]
+
+
+def nest(values: dict[Path, Any]) -> Any:
+    """Dicts and tuples from leaves by their paths; the leaf itself where its path is empty."""
+    if () in values:
+        return values[()]
+    inner: dict[Any, dict[Path, Any]] = {}
+    for path, value in values.items():
+        inner.setdefault(path[0], {})[path[1:]] = value
+    nested = {key: nest(rest) for key, rest in inner.items()}
+    return tuple(nested[key] for key in sorted(nested)) if isinstance(next(iter(nested)), int) else nested
+
+
+def _leaf(observation: Any, part: ObservationPart) -> Any:
+    for key in part.path:
+        try:
+            observation = observation[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise ObservationMismatch(f"{part.name} is not in the observation") from error
+    return observation

@@ -1,0 +1,88 @@
+"""Recurrent cores: memory between the encoder's features and the heads.
+
+The state of one environment is one row of numbers, layers one behind the other and, for an LSTM, cells behind hidden
+states. A state of zeros is that of an episode's beginning.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from asyncrl.config.schema import TrainConfig
+
+
+class RecurrentCore(nn.Module):
+    """A GRU or LSTM.
+
+    Attributes:
+        state_size: numbers of one environment's state.
+        output_size: features of one row.
+    """
+
+    def __init__(self, input_size: int, config: TrainConfig) -> None:
+        super().__init__()
+        self._is_lstm = config.rnn_type == "lstm"
+        self._num_layers = config.rnn_num_layers
+        kind = nn.LSTM if self._is_lstm else nn.GRU
+        self.rnn = kind(input_size, config.rnn_size, config.rnn_num_layers)
+        self.output_size = config.rnn_size
+        self.state_size = config.rnn_state_size_of_core
+        if config.policy_initialization == "orthogonal":
+            for name, parameter in self.rnn.named_parameters():
+                if "weight" in name:
+                    nn.init.orthogonal_(parameter)
+                else:
+                    nn.init.zeros_(parameter)
+
+    def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One row: features `[B, in]` and states `[B, S]` to features `[B, out]` and the states after it."""
+        output, after = self.rnn(features.unsqueeze(0), self._unpack(state))
+        return output[0], self._pack(after)
+
+    def unroll(self, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
+        """Whole sequences, as so many calls of `step` would, with the state set to zero where an episode begins.
+
+        Pieces between such rows are sequences of their own, which run side by side.
+
+        Args:
+            features: [T, B, in].
+            state: [B, S], before the first row.
+            begins: [T, B] bool, rows that begin an episode.
+
+        Returns:
+            [T, B, out].
+        """
+        num_rows, num_columns = begins.shape
+        if not bool(begins.any()):
+            whole, _ = self.rnn(features, self._unpack(state))
+            return whole  # type: ignore[no-any-return]
+        starts = begins.clone()
+        starts[0] = True
+        column, row = starts.t().nonzero(as_tuple=True)  # pieces in the order of columns, then of rows
+        following = torch.cat((column[1:], column.new_full((1,), -1)))
+        next_row = torch.cat((row[1:], row.new_zeros(1)))
+        length = torch.where(following == column, next_row, num_rows) - row
+        length, order = length.sort(descending=True, stable=True)
+        column, row = column[order], row[order]
+        # Row t of every piece that is longer than t, longest first: what packed sequences are made of.
+        offset = torch.arange(int(length[0]), device=features.device)
+        is_there = offset.unsqueeze(1) < length
+        source = ((row + offset.unsqueeze(1)) * num_columns + column)[is_there]
+        fresh = begins[row, column].unsqueeze(1)
+        initial = state.index_select(0, column).masked_fill(fresh, 0.0)
+        packed = PackedSequence(features.flatten(0, 1).index_select(0, source), is_there.sum(1).cpu())
+        result, _ = self.rnn(packed, self._unpack(initial))
+        back = torch.empty_like(source)
+        back[source] = torch.arange(len(source), device=source.device)
+        output: Tensor = result.data.index_select(0, back)
+        return output.view(num_rows, num_columns, -1)
+
+    def _unpack(self, state: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        layers = state.view(len(state), -1, self.output_size).transpose(0, 1).contiguous()
+        return (layers[: self._num_layers], layers[self._num_layers :]) if self._is_lstm else layers
+
+    def _pack(self, state: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+        layers = torch.cat(state) if isinstance(state, tuple) else state
+        return layers.transpose(0, 1).flatten(1)

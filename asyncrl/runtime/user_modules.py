@@ -1,0 +1,40 @@
+"""Modules of the user's that register environments and networks when they are imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from asyncrl.config.errors import UsageError
+
+
+def import_user_modules(names: Sequence[str]) -> None:
+    """Imports them from the working directory or Python's path; again costs nothing.
+
+    Raises:
+        UsageError: there is no such module.
+    """
+    for name in names:
+        import_user_module(name)
+
+
+def import_user_module(name: str) -> None:
+    """Imports one module, which may lie in the working directory.
+
+    Raises:
+        UsageError: there is no such module.
+    """
+    if name in sys.modules:
+        return
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name + ".").startswith(error.name + "."):
+            raise
+        raise UsageError(
+            f"there is no module {name!r} in the working directory {os.getcwd()} or on Python's path."
+        ) from error
