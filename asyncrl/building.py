@@ -23,7 +23,8 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.making import env_seed
 from asyncrl.evaluation_worker import EvaluationWorker
-from asyncrl.hogwild.building import HogwildWorker, build_hogwild_keeper, build_hogwild_worker
+from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
+from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.limiter import ReplayLimiter

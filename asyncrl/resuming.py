@@ -17,6 +17,7 @@ from asyncrl.config.problems import Problem
 from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.runtime import checkpoint
 
 FIXED = (
@@ -66,6 +67,7 @@ class Resumption:
         elapsed_s: seconds that it has taken.
         skipped: one sentence for each newer checkpoint that cannot be used.
         updates_due: updates that are still to be made for these steps, from the replay that the checkpoint holds.
+        worker_env_steps: environment steps of each worker, in the Hogwild backend.
     """
 
     checkpoint: Path
@@ -73,6 +75,7 @@ class Resumption:
     elapsed_s: float
     skipped: tuple[str, ...] = ()
     updates_due: int = 0
+    worker_env_steps: tuple[int, ...] = ()
 
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
@@ -116,7 +119,8 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
             state = content.state
             saved_spec = EnvSpec.from_data(state["spec"])
             updates_due = 0 if content.replay is None else int(state["updates_due"])
-            found = Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped), updates_due)
+            done = int(state["env_steps"]), float(state["elapsed_s"])
+            found = Resumption(path, *done, tuple(skipped), updates_due, saved_worker_steps(state))
         except checkpoint.CheckpointError as error:
             skipped.append(str(error))
             continue

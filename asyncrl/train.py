@@ -116,7 +116,8 @@ def _save_best(path: Path, folder: RunFolder, mean_return: float, monitor: Monit
 def _earlier(folder: RunFolder, resumption: resuming.Resumption | None) -> Earlier | None:
     if resumption is None:
         return None
-    return Earlier(resumption.env_steps, resumption.elapsed_s, best_return(folder.checkpoints))
+    best = best_return(folder.checkpoints)
+    return Earlier(resumption.env_steps, resumption.elapsed_s, best, resumption.worker_env_steps)
 
 
 def _run(

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from asyncrl import benchmark, train
+from asyncrl import benchmark, plot, train
 from asyncrl.runtime import checkpoint
 
 TINY = (
@@ -91,6 +91,36 @@ def test_learning_from_a_replay_is_compared_at_the_same_ratio(tmp_path, capfd):
     report = (tmp_path / "out" / "report.md").read_text()
     assert "`replay/workers_blocked`" in report
     assert "Return over wall-clock time" in report
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
+def test_hogwild_runs_with_several_numbers_of_workers_are_compared_and_can_be_drawn(tmp_path, capfd):
+    flags = ["--env=CartPole-v1", "--algo=a2c", "--backend=hogwild", "--num_workers=1,2", "--seeds=1", "--measure_s=0",
+             "--episodes=0", "--train_for_env_steps=30000", "--encoder_mlp_layers=[8]", "--num_envs_per_worker=4",
+             "--rollout=8", f"--output={tmp_path}/out"]  # fmt: skip
+    assert benchmark.main(flags) == 0, capfd.readouterr()
+    data = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    one, two = data["speedups"]
+    assert one["speedup"]["median"] == one["efficiency"]["median"] == 1.0
+    rates = [found["env_steps_per_s"]["median"] for found in (one, two)]
+    assert two["speedup"]["median"] == pytest.approx(rates[1] / rates[0])
+    assert two["efficiency"]["median"] == pytest.approx(two["speedup"]["median"] / 2)
+    assert two["sgd_steps_per_s"]["median"] == pytest.approx(rates[1] / 32, rel=0.1)
+    totals = [variant["learning"]["env_steps"]["median"] for variant in data["variants"]]
+    assert all(30_000 <= total < 30_200 for total in totals)
+    assert "learning_hogwild_local_2_x_4_seed0" in str(sorted((tmp_path / "out" / "runs").iterdir()))
+
+    runs = [str(path) for path in sorted((tmp_path / "out" / "runs").iterdir())]
+    assert plot.main(["speedup", *runs, f"--out={tmp_path}/speedup.png"]) == 0
+    assert "efficiency" in capfd.readouterr().out
+    assert plot.main(["compare", *runs, "--x=per_worker_steps", f"--out={tmp_path}/compare.png"]) == 0
+
+
+def test_settings_of_another_backend_than_the_modes_are_refused(tmp_path, capfd):
+    flags = ["--env=CartPole-v1", "--algo=a3c", "--modes=async", f"--output={tmp_path}/out"]
+    assert benchmark.main(flags) == 2
+    assert "--modes=hogwild" in capfd.readouterr().err
 
 
 @pytest.mark.timeout(60)

@@ -97,6 +97,7 @@ def test_what_the_algorithm_does_not_read_may_change_on_the_way(tmp_path: Path) 
 
 def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:
     state: dict[str, Any] = {"spec": spec.to_data(), "env_steps": env_steps, "elapsed_s": 7.5}
+    state |= {"env_steps_of_worker_0": env_steps - 10, "env_steps_of_worker_1": 10}
     content = checkpoint.Checkpoint({"weight": torch.zeros(3)}, {}, state)
     return checkpoint.save(folder, content, env_steps, keep=9)
 
@@ -105,7 +106,7 @@ def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: 
     assert resuming.find_checkpoint(tmp_path, SPEC) is None
     older, newer = save(tmp_path, 100), save(tmp_path, 200)
     save(tmp_path / "best", 300)
-    assert resuming.find_checkpoint(tmp_path, SPEC) == resuming.Resumption(newer, 200, 7.5)
+    assert resuming.find_checkpoint(tmp_path, SPEC) == resuming.Resumption(newer, 200, 7.5, worker_env_steps=(190, 10))
     (newer / "model.safetensors").write_bytes(b"")
     found = resuming.find_checkpoint(tmp_path, SPEC)
     assert found is not None

@@ -68,6 +68,8 @@ class LearningFigures:
         final_return: mean return of the last 100 training episodes; None if none ended.
         evaluated_return: mean return of evaluation episodes of the final policy; None if none were asked for.
         curve: environment steps, seconds since the command, and mean return of the last 100 training episodes.
+        env_steps_per_s, sgd_steps_per_s: environment and optimizer steps a second between the first and the last record
+            of trained steps; None if there are no two.
     """
 
     env_steps: int
@@ -75,6 +77,8 @@ class LearningFigures:
     final_return: float | None
     evaluated_return: float | None
     curve: list[list[float]]
+    env_steps_per_s: float | None = None
+    sgd_steps_per_s: float | None = None
 
 
 def read_records(path: Path) -> list[Record]:
@@ -156,6 +160,8 @@ def learning_figures(
         final_return=summary["ep_rew_mean"],
         evaluated_return=evaluated_return,
         curve=curve,
+        env_steps_per_s=_pace(records, "env_steps"),
+        sgd_steps_per_s=_pace(records, "train/n_updates"),
     )
 
 
@@ -167,6 +173,13 @@ def _steps_and_seconds(records: Sequence[Record]) -> tuple[int, float]:
             trained = record["env_steps"] - previous["env_steps"]
             steps, seconds = steps + trained, seconds + trained / record["time/fps"]
     return steps, seconds
+
+
+def _pace(records: Sequence[Record], name: str) -> float | None:
+    """How much of a count was added a second from the first record of trained steps to the last."""
+    trained = [record for record in records if record["env_steps"] > 0]
+    seconds = _difference(trained[0], trained[-1], "time/time_elapsed") if trained else 0.0
+    return _difference(trained[0], trained[-1], name) / seconds if seconds > 0.0 else None
 
 
 def _names(records: Sequence[Record], prefixes: tuple[str, ...]) -> list[str]:

@@ -91,10 +91,17 @@ class SharedMoments:
         entry = self._values[owner].copy()
         return None if before % 2 == 1 or self._written[owner] != before else entry
 
-    @property
-    def num_owners(self) -> int:
-        """Entries that there are."""
-        return len(self._written)
+    def new_entries(self) -> DoubleArray:
+        """Room for the entries of all owners, `[owners, 1 + 2 * size]`, as if nobody had seen anything."""
+        return np.zeros_like(self._values)
+
+    def read_all(self, entries: DoubleArray) -> None:
+        """Copies the entries of all owners; of those that are being written `entries` keeps what it has."""
+        before = self._written.tolist()
+        values = self._values.copy()
+        for owner, (then, now) in enumerate(zip(before, self._written.tolist(), strict=True)):
+            if then == now and then % 2 == 0:
+                entries[owner] = values[owner]
 
 
 class ReturnUnits:

@@ -155,9 +155,6 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
     if config.is_off_policy and hogwild.mode != "shared":
         text = f"--hogwild_mode={hogwild.mode} is for A2C; SAC acts with and updates the shared parameters."
         yield Problem(("hogwild_mode", "algo"), text, ("--hogwild_mode=shared",))
-    if plan.device != "cpu":
-        text = f"--device={plan.device}: the Hogwild backend works on the CPU."
-        yield Problem(("device", "backend"), text, ("--device=cpu",))
     if config.inference_mode == "central":
         text = "--inference_mode=central: Hogwild workers act with the networks that they train."
         yield Problem(("inference_mode", "backend"), text, ("--inference_mode=local",))

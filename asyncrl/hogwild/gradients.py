@@ -49,7 +49,7 @@ class GradientSender(FlatAdam):
         if place is None:
             raise RuntimeError(f"worker {self._worker_idx} has no free place for its gradient")
         self._number += 1
-        self._places.write(place, self._gradient.numpy(), self._number)
+        self._places.write(place, self._gradient.cpu().numpy(), self._number)
         self._combiner.wake()
 
 

@@ -135,7 +135,7 @@ class HogwildKeeper:
         """All that continues the training. While workers go on, elements may be of neighbouring updates."""
         self._num_updates = self._refresh()
         state = self._learner.state_dict()
-        return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": 0})
+        return LearnerState(state.model, state.optimizer, {**state.scalars, **self._clock.saved, "num_samples": 0})
 
     def replay(self) -> None:
         """Nothing: each worker's replay is its own."""

@@ -6,6 +6,7 @@ processes, so each counts its own steps in a word that only it writes, and the c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,11 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.adam import FlatAdam
 
 _RMSPROP_ALPHA = 0.99
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all elements are finite, and not so large that they cannot be added up. One pass, without a copy."""
+    return math.isfinite(float(tensor.sum()))
 
 
 class SharedAdam(FlatAdam):
@@ -53,7 +59,7 @@ class SharedAdam(FlatAdam):
         Raises:
             FloatingPointError: a gradient is not finite; the shared parameters are as they were.
         """
-        if not all(bool(torch.isfinite(gradient).all()) for gradient in self._gradients):
+        if not all(map(is_finite, self._gradients)):
             raise FloatingPointError(
                 "a gradient is not finite: look for observations or rewards that are not finite, or lower learning_rate"
             )

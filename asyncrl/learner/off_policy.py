@@ -54,7 +54,7 @@ class OffPolicyLearner:
     ) -> None:
         """Starts with the actor as it is, on `device`, and new critics; all of them live where `storage` says."""
         storage = storage or Storage()
-        self._is_shared = storage.is_shared
+        self._storage = storage
         self.model = actor.to(device)
         self.critic = TwinCritic(spec, config).to(actor.statistics)
         self.policy_version = 0
@@ -81,7 +81,7 @@ class OffPolicyLearner:
         self._inputs = torch.empty(0)
         self._rate = torch.zeros((), dtype=own, device=device)
         # Updates of shared networks also change what is no tensor: counts of steps in shared memory.
-        self._update_runner = UpdateRunner(self._update, "off" if self._is_shared else config.compile, device)
+        self._update_runner = UpdateRunner(self._update, "off" if storage.is_shared else config.compile, device)
 
     @property
     def block_size(self) -> int:
@@ -131,7 +131,8 @@ class OffPolicyLearner:
         self._rate.fill_(self._learning_rate.value)
         figures = []
         for batch in [batch.to(self._device) for batch in batches]:  # all of them first: a transfer waits for updates
-            if self._is_shared:
+            if self._storage.is_shared:
+                self._storage.pull()
                 self._refresh_copies()
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
@@ -279,7 +280,7 @@ class OffPolicyLearner:
         """Step the critics down `gradient` of their outputs, then the target critics towards them; returns figures."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         grad_norm = self._critic.step(self._rate)
-        self._target.lerp_(self._critic.flat.data, self._config.tau)
+        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
         self._target_weights.refresh()
         return torch.stack((loss.value, values.mean(), grad_norm, self._inputs.sum()))
 

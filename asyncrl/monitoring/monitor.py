@@ -50,11 +50,19 @@ _BEST_EVERY_S = 15.0
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a run that goes on had come to: environment steps, seconds, and the best mean return if there is one."""
+    """What a run that goes on had come to.
+
+    Attributes:
+        env_steps: environment steps.
+        elapsed_s: seconds.
+        best_return: the best mean return, if there is one.
+        worker_env_steps: environment steps of each worker, where workers have curves of their own.
+    """
 
     env_steps: int = 0
     elapsed_s: float = 0.0
     best_return: float | None = None
+    worker_env_steps: tuple[int, ...] = ()
 
 
 class RunFiles(Protocol):
@@ -161,7 +169,11 @@ class Monitor:
             self._writers.append(GuardedWriter("TensorBoard", events, self.say))
         self._interval = Interval()
         self._episodes = EpisodeStatistics()
-        self._workers = [WorkerStatistics() for _ in range(plan.num_workers if plan.hogwild is not None else 0)]
+        before = () if earlier is None else earlier.worker_env_steps
+        self._workers = [
+            WorkerStatistics(before[worker] if worker < len(before) else 0)
+            for worker in range(plan.num_workers if plan.hogwild is not None else 0)
+        ]
         if earlier is not None:
             self._episodes.go_on_with(_read_episodes(folder.episodes))
         self._run_lag = LagStatistics()

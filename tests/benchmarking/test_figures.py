@@ -65,10 +65,14 @@ def test_a_curve_begins_with_the_first_finished_episode():
         record(2.0, 100),
         record(3.0, 200, rollout__ep_rew_mean=5.0),
     ]
+    for updates, line in enumerate(records):
+        line["train/n_updates"] = 10 * updates
     summary = {"env_steps": 250, "wall_s": 4.0, "ep_rew_mean": 6.0}
     found = learning_figures(records, summary, evaluated_return=7.0)
     assert found.curve == [[200.0, 3.0, 5.0]]
     assert (found.env_steps, found.final_return, found.evaluated_return) == (250, 6.0, 7.0)
+    assert (found.env_steps_per_s, found.sgd_steps_per_s) == (100.0, 10.0)
+    assert learning_figures(records[:2], summary, None).env_steps_per_s is None
 
 
 def test_a_record_that_was_cut_off_is_left_out(tmp_path):

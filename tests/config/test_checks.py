@@ -199,7 +199,8 @@ def test_the_hogwild_backend_has_rules_of_its_own(settings: dict[str, Any], name
 
 def test_the_hogwild_backend_takes_what_means_nothing_to_it_and_the_cpu_where_there_is_a_gpu() -> None:
     gpu = Machine(cores=16, torch_has_cuda=True, num_cuda_devices=1)
-    assert problems(gpu, **HOGWILD) == []
+    assert problems(gpu, **HOGWILD) == problems(gpu, **HOGWILD, device="cuda") == []
+    assert resolve(TrainConfig(**{**HOGWILD, "env": "CartPole-v1"}), gpu).device == "cpu"
     assert problems(**HOGWILD, batch_size=1) == []
     assert problems(**HOGWILD, hogwild_mode="gradients", num_gradients_to_combine=4) == []
     assert "hogwild_mode" in warned(algo="a2c", num_epochs=1, hogwild_mode="shared")

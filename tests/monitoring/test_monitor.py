@@ -351,6 +351,12 @@ def test_workers_that_train_themselves_have_a_curve_each(tmp_path):
     assert record["rollout/ep_rew_mean"] == 3.0
 
 
+def test_the_curve_of_a_worker_goes_on_where_it_was(tmp_path):
+    run = Run(tmp_path, backend="hogwild", earlier=Earlier(5000, 70.0, worker_env_steps=(4000,)))
+    run.at(6.0, *[RolloutReport(idx, 1.0, 0.5, 100, (), train=None) for idx in range(2)])
+    assert [run.records[-1][f"worker/{idx}/env_steps"] for idx in range(2)] == [4100, 100]
+
+
 def test_a_replay_and_who_waited_for_whom_are_published(run):
     learner = LearnerReport(
         500,
