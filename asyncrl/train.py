@@ -91,7 +91,7 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
             monitor.finish("failed", error=failure.summary)
             print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
             print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
-            return EXIT_FAILED
+            return failure.exit_code
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:

@@ -144,6 +144,16 @@ class ReplayStripes:
         """
         self._mail[place[0]] = answer.action[envs]
 
+    def close_episodes(self, split_idx: int) -> None:
+        """Ends what a worker that died has left open (the worker that follows it, before its first row).
+
+        The row after the last complete one becomes a final observation, of which no transition starts. So none leads
+        from what the dead worker saw into the episodes that begin now, and nothing of its unpublished row is kept.
+        """
+        if self._num_rows[split_idx] > 0:
+            self._close_after(split_idx, self._num_rows[split_idx])
+            self._num_rows[split_idx] += 1
+
     def content(self) -> dict[str, npt.NDArray[Any]]:
         """Copies all rows that are whole, oldest first (learner); workers may go on writing meanwhile.
 
@@ -185,11 +195,16 @@ class ReplayStripes:
             for name, field in self._fields.items():
                 field[split_idx, : kept + (name == "obs")] = content[f"{name}.{split_idx}"][saved - kept :]
             if kept > 0:
-                was_open = self.valid[split_idx, kept - 1] & ~self.terminated[split_idx, kept - 1]
-                self.truncated[split_idx, kept - 1] |= was_open
-                self.valid[split_idx, kept] = False
+                self._close_after(split_idx, kept)
             self._env_steps[split_idx] = int(counts[split_idx])
             self._num_rows[split_idx] = kept + (kept > 0)
+
+    def _close_after(self, split_idx: int, num_rows: int) -> None:
+        """Truncates the episodes that are open after so many rows; the row after them is no start."""
+        last, after = (num_rows - 1) % self.capacity, num_rows % self.capacity
+        was_open = self.valid[split_idx, last] & ~self.terminated[split_idx, last]
+        self.truncated[split_idx, last] |= was_open
+        self.valid[split_idx, after] = False
 
 
 class ReplayLimits:

@@ -143,7 +143,7 @@ def _build_a2c_worker(
     slots.reset()
     act = make_array_policy(learner.model, _acting_seed(setup, worker_idx)).act
     actions = OwnActions(act, slots, lambda: learner.policy_version)
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps)
     return HogwildA2cWorker(
         worker_idx=worker_idx,
         split=Split(0, group, slots, actions, phases),
@@ -172,7 +172,7 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, worker_idx: int, aren
         stripes,
         lambda: learner.policy_version,
     )
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps)
     return HogwildSacWorker(
         worker_idx=worker_idx,
         split=ReplaySplit(0, group, stripes, actions, phases),
@@ -230,7 +230,7 @@ def _clock(setup: RunSetup) -> GlobalClock:
 
 
 def _acting_seed(setup: RunSetup, worker_idx: int) -> int:
-    return env_seed(setup.config.seed, _ACTING_SEEDS + worker_idx, setup.first_env_steps)
+    return env_seed(setup.config.seed, _ACTING_SEEDS + worker_idx, setup.seed_steps)
 
 
 def _always() -> bool:
