@@ -20,7 +20,7 @@ from typing import Any
 
 from asyncrl.monitoring.reports import Report, RestartReport
 from asyncrl.run_setup import RunSetup
-from asyncrl.runtime.processes import ChildFailure, RunFailed, title
+from asyncrl.runtime.processes import ChildFailure, LearnerDied, RunFailed, title
 from asyncrl.runtime.restarts import HangDetector, RestartBudget
 from asyncrl.runtime.supervisor import Supervisor
 
@@ -100,7 +100,7 @@ class Supervision:
         """
         fatal = [failure for failure in failures if self._is_fatal(failure)]
         if fatal and fatal[0].child not in self._workers:
-            raise joint_failure(fatal[:1])
+            raise (LearnerDied if fatal[0].is_death else RunFailed)(fatal[0].summary, fatal[0].details)
         if fatal:
             raise joint_failure(fatal + self._more_failures(len(fatal)))
         for failure in failures:
@@ -141,9 +141,9 @@ class Supervision:
         if failure.child not in self._workers:
             return True
         if self._is_ending:
-            return False
+            return False  # an environment's own processes may have got the Ctrl-C that ends the run
         has_raised_early = not failure.is_death and not self._setup.control.has_finished_episode
-        return has_raised_early or failure.exit_code != 1
+        return has_raised_early or failure.is_final
 
     def _more_failures(self, num_failed: int) -> list[ChildFailure]:
         """Lets other workers that fail in the same way speak too, for a moment."""

@@ -39,27 +39,34 @@ class RunFailed(Exception):
 
     Attributes:
         exit_code: what the command is to return.
+        is_final: starting the process again would not help.
     """
 
-    def __init__(self, summary: str, details: str = "", exit_code: int = 1) -> None:
+    def __init__(self, summary: str, details: str = "", exit_code: int = 1, is_final: bool = False) -> None:
         super().__init__(summary)
         self.summary = summary
         self.details = details
         self.exit_code = exit_code
+        self.is_final = is_final
+
+
+class LearnerDied(RunFailed):
+    """The learner's process ended without a word: the run can go on from its last checkpoint only."""
 
 
 @dataclass(frozen=True)
 class ChildFailure:
     """What went wrong in a child: one line that says it, and the traceback as text.
 
-    `is_death`: it ended without a word. `exit_code` is that of a `RunFailed` which the child raised.
+    `exit_code` and `is_final` are those of a `RunFailed` which the child raised. `is_death`: it ended without a word.
     """
 
     child: str
     summary: str
     details: str
-    is_death: bool = False
     exit_code: int = 1
+    is_final: bool = False
+    is_death: bool = False
 
 
 def process_context(extra_modules: Sequence[str] = ()) -> BaseContext:
@@ -245,7 +252,9 @@ def _child_main(
         log.exception("failed")
         explained = error if isinstance(error, RunFailed) else explain(name, error)
         with contextlib.suppress(OSError):
-            messages.send(ChildFailure(name, explained.summary, explained.details, exit_code=explained.exit_code))
+            messages.send(
+                ChildFailure(name, explained.summary, explained.details, explained.exit_code, explained.is_final)
+            )
         log_file.flush()
         os._exit(1)
     log.info("done")
