@@ -83,7 +83,8 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
                 died = isinstance(failure, LearnerDied) and not stop.was_asked
                 if not died or num_deaths == config.max_learner_restarts:
                     return _explain_failure(failure, config.train_dir, experiment, folder)
-                print(f"{failure.summary}; the run begins again from its last checkpoint", file=sys.stderr, flush=True)
+                where = "anew" if latest(folder.checkpoints) is None else "again from its last checkpoint"
+                print(f"{failure.summary}; the run begins {where}", file=sys.stderr, flush=True)
             num_deaths += 1
             started_at = time.monotonic()
             gc.collect()  # the shared memory of the attempt that failed

@@ -44,11 +44,11 @@ class SlotExchange:
         """Takes in ready slots and grants free ones; settles deaths of workers."""
         with self._changed:
             departed = self._departures.for_learner()
-            for worker_idx in departed:
-                self._take_over(worker_idx)
             slots = [slot for ring in self._ready for slot in ring.pop_all()]
             for slot in slots:
                 self._ledger.add_ready(slot)
+            for worker_idx in departed:
+                self._take_over(worker_idx)
             woken = set()
             for split_idx, slot in self._ledger.grant():
                 worker_idx = split_idx // self._splits_per_worker
@@ -100,8 +100,10 @@ class SlotExchange:
             return self._ledger.dropped_samples
 
     def _take_over(self, worker_idx: int) -> None:
-        """Empties both rings of a dead worker, whose other ends are nobody's now, and fills them from the words."""
-        self._ready[worker_idx].pop_all()
+        """Puts the rings of a dead worker in order; what it had handed over was taken in before.
+
+        The other end of its granting ring is nobody's now, and the slots' words say what was in it.
+        """
         self._granted[worker_idx].pop_all()
         first = worker_idx * self._splits_per_worker
         for _, slot in self._ledger.take_over(range(first, first + self._splits_per_worker)):
