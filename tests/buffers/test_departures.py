@@ -234,6 +234,7 @@ def check(run: Run, columns: list[dict[str, np.ndarray]]) -> None:
         run.turn()
     assert [run.slots.state(slot) for slot in range(run.slots.num_slots)] == [SlotState.READY] * run.slots.num_slots
     assert run.ledger.num_ready == run.slots.num_slots
+    run.arena.close()
 
 
 @in_both_timings
