@@ -270,6 +270,7 @@ def _report_if_due(role: _Role, send: Send) -> None:
 def _serve(
     role: _Role, waker: Waker, control: RunControl, send: Send, note_turn: Callable[[], None] | None = None
 ) -> None:
+    log.info("at work")
     try:
         role.phases.restart()
         while not control.ended:
@@ -326,6 +327,7 @@ def _learner_main(setup: RunSetup, waker: Waker, everyone: Sequence[Waker], repo
             target=exchange.serve, args=(waker, control), name="slot exchange", daemon=True
         )
         exchange_thread.start()
+    log.info("at work")
     try:
         while not learner.is_over:
             learner.advance(0.1, reports.send)
