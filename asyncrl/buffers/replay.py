@@ -148,6 +148,16 @@ class ReplayStripes:
         """
         self._mail[place[0]] = answer.action[envs]
 
+    def close_episodes(self, split_idx: int) -> None:
+        """Ends what a worker that died has left open (the worker that follows it, before its first row).
+
+        The row after the last complete one becomes a final observation, of which no transition starts. So none leads
+        from what the dead worker saw into the episodes that begin now, and nothing of its unpublished row is kept.
+        """
+        if self._num_rows[split_idx] > 0:
+            self._close_after(split_idx, self._num_rows[split_idx])
+            self._num_rows[split_idx] += 1
+
     def content(self) -> KeptReplay:
         """All rows that are whole, oldest first (learner), as views; workers may go on writing meanwhile.
 
@@ -193,11 +203,16 @@ class ReplayStripes:
             for name, field in self._fields.items():
                 _copy_newest(columns[f"{name}.{split_idx}"], field[split_idx, : num_rows + (name == "obs")])
             if num_rows > 0:
-                was_open = self.valid[split_idx, num_rows - 1] & ~self.terminated[split_idx, num_rows - 1]
-                self.truncated[split_idx, num_rows - 1] |= was_open
-                self.valid[split_idx, num_rows] = False
+                self._close_after(split_idx, num_rows)
             self._env_steps[split_idx] = int(counts[split_idx])
             self._num_rows[split_idx] = num_rows + (num_rows > 0)
+
+    def _close_after(self, split_idx: int, num_rows: int) -> None:
+        """Truncates the episodes that are open after so many rows; the row after them is no start."""
+        last, after = (num_rows - 1) % self.capacity, num_rows % self.capacity
+        was_open = self.valid[split_idx, last] & ~self.terminated[split_idx, last]
+        self.truncated[split_idx, last] |= was_open
+        self.valid[split_idx, after] = False
 
 
 def _unwrap(column: npt.NDArray[Any], start: int, stop: int) -> list[npt.NDArray[Any]]:

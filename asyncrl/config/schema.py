@@ -282,6 +282,20 @@ class TrainConfig(BaseModel):
         False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
     )
 
+    # When processes die or hang
+    env_step_timeout: PositiveFloat = _setting(
+        180.0,
+        "supervision",
+        "seconds without an environment step after which a rollout worker that could step is killed and started again",
+    )
+    max_restarts: Annotated[int, Field(ge=0)] = _setting(
+        10, "supervision", "rollout and inference workers started again within restart_window_s; the next ends the run"
+    )
+    restart_window_s: PositiveFloat = _setting(600.0, "supervision", "seconds for which a restart counts")
+    max_learner_restarts: Annotated[int, Field(ge=0)] = _setting(
+        0, "supervision", "how often a run whose learner died begins again from its last checkpoint by itself"
+    )
+
     # What is shown
     with_tensorboard: bool = _setting(True, "watching", "write TensorBoard event files")
     profile: bool = _setting(

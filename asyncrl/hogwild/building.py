@@ -143,7 +143,7 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
     slots.reset()
     act = make_act(learner.model, device, _acting_seed(setup, worker_idx))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps)
     return HogwildA2cWorker(
         parts,
         split=Split(0, group, slots, actions, parts.phases),
@@ -171,7 +171,7 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, parts: WorkerParts) -
         stripes,
         lambda: learner.policy_version,
     )
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps)
     return HogwildSacWorker(
         parts,
         split=ReplaySplit(0, group, stripes, actions, parts.phases),
@@ -239,7 +239,7 @@ def _worker_steps_before(setup: RunSetup) -> Sequence[int]:
 
 
 def _acting_seed(setup: RunSetup, worker_idx: int) -> int:
-    return env_seed(setup.config.seed, _ACTING_SEEDS + worker_idx, setup.first_env_steps)
+    return env_seed(setup.config.seed, _ACTING_SEEDS + worker_idx, setup.seed_steps)
 
 
 def _always() -> bool:

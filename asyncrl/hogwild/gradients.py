@@ -37,7 +37,7 @@ class GradientSender(FlatAdam):
         self._places = places
         self._worker_idx = worker_idx
         self._combiner = combiner
-        self._number = 0
+        self._number = places.last_number(worker_idx)  # its turn does not come earlier because it was started again
 
     def step(self, learning_rate: float | Tensor) -> None:
         """Sends the gradient.

@@ -108,7 +108,7 @@ class CopyOptimizer(FlatAdam):
         """Takes one step; see `SharedAdam.step`."""
         for fetched, gradient in zip(self._fetched, self._gradients, strict=True):
             fetched.copy_(gradient)
-        self._shared.step(learning_rate)
+        self._shared.step(float(learning_rate))
         self._after_step()
 
 

@@ -34,6 +34,7 @@ from asyncrl.monitoring.reports import (
     LagMetrics,
     LearnerReport,
     Report,
+    RestartReport,
     RolloutReport,
 )
 from asyncrl.monitoring.writers import GuardedWriter, JsonLinesWriter, TensorBoardWriter, write_text_atomically
@@ -105,7 +106,7 @@ class Summary:
         lag_max: the largest policy lag of any sample at first use.
         lag_bound: the bound that the plan gave.
         lag_age_ms: mean age of the samples at first use, in milliseconds.
-        dropped_samples: samples that were too old to train on.
+        dropped_samples: samples that were too old to train on, or whose worker died.
         restarts: processes that were started again.
         checkpoint: the last checkpoint.
         error: what went wrong, if anything did.
@@ -147,6 +148,7 @@ class Monitor:
         started_at: float | None = None,
         progress: Progress | None = None,
         earlier: Earlier | None = None,
+        restarts: int = 0,
     ) -> None:
         """Opens nothing yet.
 
@@ -158,6 +160,7 @@ class Monitor:
             started_at: when the command was given, on that clock; now if None. See `process_started_at`.
             progress: what to show; what suits the terminal if None.
             earlier: what the run had come to before, if it goes on.
+            restarts: processes that were started again before.
         """
         self._earlier = earlier
         self._folder, self._config, self._plan, self._clock = folder, config, plan, clock
@@ -188,7 +191,7 @@ class Monitor:
         self._lag: LagMetrics | None = None
         self._first_step_at: float | None = None
         self._checkpoint: str | None = None
-        self._num_restarts = 0
+        self._num_restarts = restarts
         self._record_at = self._redraw_at = clock()
         self._is_finished = False
 
@@ -202,6 +205,10 @@ class Monitor:
             return
         if isinstance(report, EvaluationFailed):
             self.say(f"the evaluation failed, training goes on: {report.reason}")
+            return
+        if isinstance(report, RestartReport):
+            self._num_restarts += 1
+            self.say(report.text)
             return
         self._interval.add(report)
         self._run_phases.add(report)
@@ -247,9 +254,10 @@ class Monitor:
             return None
         return mean if self._best_return is None or mean > self._best_return else None
 
-    def count_restart(self) -> None:
-        """Notes that a process was started again."""
-        self._num_restarts += 1
+    @property
+    def num_restarts(self) -> int:
+        """Processes that were started again."""
+        return self._num_restarts
 
     def say(self, text: str) -> None:
         """Shows the user one sentence, without tearing the progress line."""

@@ -168,4 +168,20 @@ class EvaluationFailed:
     reason: str
 
 
-Report = RolloutReport | InferenceReport | LearnerReport | CheckpointReport | EvaluationReport | EvaluationFailed
+@dataclass(frozen=True)
+class RestartReport:
+    """A process ended that should not have, and is started again; `text` says it to the user."""
+
+    child: str
+    text: str
+
+
+Report = (
+    RolloutReport
+    | InferenceReport
+    | LearnerReport
+    | CheckpointReport
+    | EvaluationReport
+    | EvaluationFailed
+    | RestartReport
+)

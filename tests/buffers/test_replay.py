@@ -93,6 +93,32 @@ def test_a_restored_replay_holds_the_newest_rows_and_closes_open_episodes(writte
     check_one_step(sampler.sample(1, 2000)[0], GAMMA)
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("written", range(12))
+def test_no_transition_leads_from_a_dead_worker_to_the_one_that_follows(written: int, n_step: int) -> None:
+    _, stripes = new_replay(1, 3, 8)
+    TaggedWriter(stripes, 0, seed=written, end_probability=0.2).write_rows(written)
+    if written > 0:  # it dies in the middle of the next row
+        fields = stripes.rows(0, written)
+        fields.reward[:], fields.next_obs[:] = np.nan, np.nan
+        fields.valid[:], fields.terminated[:] = True, False
+    stripes.close_episodes(0)
+    follower = TaggedWriter(stripes, 0, seed=9, end_probability=0.0)
+    follower._episodes = [1000] * 3
+    for env in range(3):
+        stripes.obs_at((0, stripes.num_rows(0)))[env] = follower._obs(env)
+    assert stripes.num_rows(0) == written + (written > 0)
+    follower.write_rows(4)
+    sampler = ReplaySampler(stripes, n_step, 1.0, 1.0, None, seed=0)
+    batch = sampler.sample(1, 500)[0]
+    obs, after, goes_on = batch.obs.numpy(), batch.next_obs.numpy(), batch.discount.numpy() > 0
+    assert np.array_equal(after[goes_on, 2], obs[goes_on, 2])
+    assert (after[goes_on, 3] - obs[goes_on, 3] <= n_step).all()
+    assert np.isfinite(batch.reward.numpy()).all() and np.isfinite(obs).all() and np.isfinite(after).all()
+    if n_step == 1:
+        check_one_step(batch, 1.0)
+
+
 def test_a_replay_of_another_layout_is_refused() -> None:
     _, stripes = new_replay(2, 3, 5)
     TaggedWriter(stripes, 0, seed=0).write_rows(2)

@@ -18,6 +18,7 @@ from asyncrl.monitoring.reports import (
     LagMetrics,
     LearnerReport,
     ReplayMetrics,
+    RestartReport,
     RolloutReport,
     TrainMetrics,
 )
@@ -303,7 +304,7 @@ def test_the_summary_says_how_the_run_ended(run):
     run.at(4, learner(1000, 8, LagMetrics(0.0, 0.0, 0, 10.0)), CheckpointReport("checkpoints/a", 1000))
     run.at(6, learner(3000, 16, LagMetrics(8.0, 8.0, 9, 30.0), dropped=64))
     run.at(6, CheckpointReport("checkpoints/b", 3000, error="disk full"))
-    run.monitor.count_restart()
+    run.monitor.handle(RestartReport("rollout-0", "rollout worker 0 died; it is started again"))
     run.clock.now += 1
     summary = run.monitor.finish("interrupted", env_steps=3100)
     written = json.loads(run.folder.summary.read_text())
