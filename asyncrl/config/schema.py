@@ -228,6 +228,12 @@ class TrainConfig(BaseModel):
         "numbers in the matrix products of training; weights and losses are float32 always. auto takes bf16 where the "
         "processor or the device multiplies it faster",
     )
+    compile: Literal["auto", "off", "inductor", "cuda_graph"] = _setting(
+        "auto",
+        "replay",
+        "run each update as one CUDA graph (cuda_graph) or by torch.compile (inductor); auto is cuda_graph on such a "
+        "device and off on a CPU, where torch.compile made updates slower",
+    )
 
     # The Hogwild backend
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _setting(
@@ -276,14 +282,27 @@ class TrainConfig(BaseModel):
         False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
     )
 
-    # What goes wrong
+    # What goes wrong: processes that die or hang, environments that fail, numbers that are none
+    env_step_timeout: PositiveFloat = _setting(
+        180.0,
+        "supervision",
+        "seconds without an environment step after which a rollout worker that could step is killed and started again",
+    )
+    max_restarts: Annotated[int, Field(ge=0)] = _setting(
+        10, "supervision", "rollout and inference workers started again within restart_window_s; the next ends the run"
+    )
     max_env_failures: Annotated[int, Field(ge=0)] = _setting(
         10,
         "supervision",
         "environments of one worker that may fail and be made anew within restart_window_s; one more ends the run. "
         "Before the run's first finished episode none may",
     )
-    restart_window_s: PositiveFloat = _setting(600.0, "supervision", "seconds over which failures are counted")
+    restart_window_s: PositiveFloat = _setting(
+        600.0, "supervision", "seconds for which a restart and an environment's failure count"
+    )
+    max_learner_restarts: Annotated[int, Field(ge=0)] = _setting(
+        0, "supervision", "how often a run whose learner died begins again from its last checkpoint by itself"
+    )
     nan_policy: Literal["drop", "fail"] = _setting(
         "drop",
         "supervision",

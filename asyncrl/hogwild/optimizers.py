@@ -47,7 +47,7 @@ class SharedAdam(FlatAdam):
         for tensor, steps in zip(self._shared, self.steps, strict=True):
             steps.fill_(tensor.num_steps)
 
-    def step(self, learning_rate: float, found_inf: Tensor) -> None:
+    def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
         """Takes one step; other processes may be taking theirs."""
         if found_inf:
             return
@@ -56,18 +56,18 @@ class SharedAdam(FlatAdam):
             tensor.steps[self._owner] += 1
         self._update(learning_rate, found_inf)
 
-    def _update(self, learning_rate: float, found_inf: Tensor) -> None:
+    def _update(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
         super().step(learning_rate, found_inf)
 
 
 class SharedRMSprop(SharedAdam):
     """RMSProp with shared statistics (Mnih et al. 2016, arXiv:1602.01783, equations 8 and 9)."""
 
-    def _update(self, learning_rate: float, found_inf: Tensor) -> None:
+    def _update(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
         eps = self._config.adam_eps
         for value, square, gradient in zip(self.parameters, self.exp_avg_sqs, self._gradients, strict=True):
             square.mul_(_RMSPROP_ALPHA).addcmul_(gradient, gradient, value=1.0 - _RMSPROP_ALPHA)
-            value.addcdiv_(gradient, (square + eps).sqrt_(), value=-learning_rate)
+            value.addcdiv_(gradient, (square + eps).sqrt_(), value=-float(learning_rate))
         for steps in self.steps:
             steps.add_(1.0)
 

@@ -83,11 +83,11 @@ class TrainedMlp:
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
         self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
 
-    def step(self, learning_rate: float, figures: Tensor) -> Tensor:
+    def step(self, learning_rate: float | Tensor, figures: Tensor) -> Tensor:
         """Take one step down the gradients, or leave it out if a figure or the gradients' norm is not finite.
 
         Args:
-            learning_rate: its size.
+            learning_rate: as a scalar tensor on the parameters' device it may change between replays of a CUDA graph.
             figures: [K], losses and what else must be finite.
 
         Returns:

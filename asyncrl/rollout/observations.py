@@ -65,7 +65,10 @@ class ObservationWriter:
         return news
 
     def _fitting(self, obs: Any, stored: np.dtype[Any]) -> npt.NDArray[Any]:
-        array = np.asarray(obs)
+        try:
+            array = np.asarray(obs)
+        except ValueError:  # lists of different lengths
+            raise ObservationMismatch(f"a {type(obs).__name__} that is no array") from None
         if array.shape != self.shape or not np.can_cast(array.dtype, stored, "same_kind"):
             raise ObservationMismatch(
                 f"shape {array.shape} and dtype {array.dtype}, but its observation_space promises shape {self.shape} "

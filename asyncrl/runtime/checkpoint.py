@@ -11,15 +11,19 @@ under a temporary name, synced and renamed, so that a folder of that name is com
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +41,8 @@ _NAME = re.compile(r"checkpoint_(\d{12,})")
 _TEMPORARY_PREFIX = ".tmp_"
 _REPLACED_PREFIX = f"{_TEMPORARY_PREFIX}replaced_"
 _CHECKSUM = re.compile(r"([0-9a-f]{64})  (\S+)")
-_WITHOUT_CHECKSUMS_FILE = 2  # a format whose state.json has the checksums of the other files
+_CHUNK_BYTES = 1 << 22
+_SAFETENSORS_DTYPES = {"float32": "F32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
 
 
 class CheckpointError(Exception):
@@ -50,11 +55,26 @@ class ForeignCheckpointError(CheckpointError):
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What `state.json` says, and the checksums of the tensors' files."""
+    """What `state.json` says, and the checksums of all files."""
 
     env_steps: int
     state: dict[str, Any]
+    replay_lost: Sequence[int]
     checksums: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class KeptReplay:
+    """Samples to go on learning from, written from and read to where they lie: they may fill half of the memory.
+
+    Attributes:
+        columns: by name, an array in parts that follow one another. While they are written, the oldest rows may be
+            overwritten.
+        count_lost: by stripe, how many of the oldest rows were; called after the last column was written.
+    """
+
+    columns: Mapping[str, Sequence[npt.NDArray[Any]]]
+    count_lost: Callable[[], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -65,13 +85,13 @@ class Checkpoint:
         model: the model's tensors by name, normalizer statistics among them.
         optimizer: the optimizer's tensors by name, and what else the learner keeps as tensors.
         state: what JSON can hold: counters, rates, versions; `config` and `spec` say what the model is and acts on.
-        replay: samples to go on learning from, by name; empty if they were not kept.
+        replay: samples to go on learning from; None if they were not kept.
     """
 
     model: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, torch.Tensor]
     state: Mapping[str, Any]
-    replay: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    replay: KeptReplay | None = None
 
 
 def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None) -> Path:
@@ -165,7 +185,7 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
     Args:
         path: a checkpoint's folder.
         device: device of the tensors.
-        with_replay: read the replay, too, if it was kept.
+        with_replay: read the replay, too, if it was kept; its columns are views of the file.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged or of a newer format.
@@ -177,7 +197,7 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
         model=_read_tensors(path / MODEL_FILE, manifest.checksums, device),
         optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest.checksums, device),
         state=manifest.state,
-        replay=_read_tensors(path / REPLAY_FILE, manifest.checksums, "cpu") if has_replay else {},
+        replay=_read_replay(path / REPLAY_FILE, manifest) if has_replay else None,
     )
 
 
@@ -191,29 +211,37 @@ def saved_env_steps(path: Path) -> int:
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
-    contents = {
-        MODEL_FILE: _serialize(checkpoint.model),
-        OPTIMIZER_FILE: _serialize(checkpoint.optimizer),
+    sums = {
+        MODEL_FILE: _write(folder / MODEL_FILE, [_serialize(checkpoint.model)]),
+        OPTIMIZER_FILE: _write(folder / OPTIMIZER_FILE, [_serialize(checkpoint.optimizer)]),
     }
-    if checkpoint.replay:
-        contents[REPLAY_FILE] = _serialize_owned(checkpoint.replay)
     manifest = {
         "format_version": FORMAT_VERSION,
         "env_steps": env_steps,
         "state": dict(checkpoint.state),
     }
-    contents[STATE_FILE] = (json.dumps(manifest, indent=1) + "\n").encode()
-    checksums = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in contents.items()]
-    contents[CHECKSUMS_FILE] = "".join(checksums).encode()
-    for name, content in contents.items():
-        with open(folder / name, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    if checkpoint.replay is not None:
+        sums[REPLAY_FILE] = _write(folder / REPLAY_FILE, _serialize_columns(checkpoint.replay.columns))
+        manifest["replay_lost"] = list(checkpoint.replay.count_lost())
+    sums[STATE_FILE] = _write(folder / STATE_FILE, [(json.dumps(manifest, indent=1) + "\n").encode()])
+    _write(folder / CHECKSUMS_FILE, [f"{checksum}  {name}\n".encode() for name, checksum in sums.items()])
     _sync_folder(folder)
 
 
+def _write(path: Path, pieces: Iterable[bytes]) -> str:
+    """Writes a file to the disk; returns its checksum."""
+    checksum = hashlib.sha256()
+    with open(path, "wb") as file:
+        for piece in pieces:
+            checksum.update(piece)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return checksum.hexdigest()
+
+
 def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    import safetensors.torch
     import torch
 
     # Parameters are views of one flat tensor, and safetensors wants each to own its memory.
@@ -221,13 +249,30 @@ def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    return _serialize_owned(owned)
+    return safetensors.torch.save(owned)
 
 
-def _serialize_owned(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    import safetensors.torch
+def _serialize_columns(columns: Mapping[str, Sequence[npt.NDArray[Any]]]) -> Iterator[bytes]:
+    """A safetensors file piece by piece; safetensors itself would make two copies of everything.
 
-    return safetensors.torch.save(dict(tensors))
+    Wide numbers come first, for each is read at a multiple of its size.
+    """
+    ordered = sorted(columns.items(), key=lambda column: -column[1][0].itemsize)
+    header, start = {}, 0
+    for name, parts in ordered:
+        shape = [sum(map(len, parts)), *parts[0].shape[1:]]
+        stop = start + sum(part.nbytes for part in parts)
+        dtype = _SAFETENSORS_DTYPES[parts[0].dtype.name]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, parts in ordered:
+        for part in parts:
+            content = part.reshape(-1).view(np.uint8)
+            for begin in range(0, len(content), _CHUNK_BYTES):
+                yield content[begin : begin + _CHUNK_BYTES].tobytes()
 
 
 def _replace(temporary: Path, target: Path) -> None:
@@ -292,9 +337,10 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
 
 def _read_manifest(path: Path) -> _Manifest:
     content = _read(path / STATE_FILE)
-    checksums = _read_checksums(path) if (path / CHECKSUMS_FILE).exists() else None
-    if checksums is not None:
-        _verify(path / STATE_FILE, content, checksums)
+    has_checksums = (path / CHECKSUMS_FILE).exists()  # formats before this one had none
+    checksums = _read_checksums(path) if has_checksums else {}
+    if has_checksums:
+        _verify(path / STATE_FILE, [content], checksums)
     try:
         manifest = json.loads(content)
     except ValueError as error:
@@ -302,19 +348,18 @@ def _read_manifest(path: Path) -> _Manifest:
     if not isinstance(manifest, dict) or "format_version" not in manifest:
         raise CheckpointError(f"{path / STATE_FILE} does not describe a checkpoint: it has no format_version")
     version = manifest["format_version"]
-    if version not in (FORMAT_VERSION, _WITHOUT_CHECKSUMS_FILE):
+    if version != FORMAT_VERSION:
         raise CheckpointError(
             f"the checkpoint {path} has format version {version}, this asyncrl reads version {FORMAT_VERSION}: "
             "use the asyncrl that wrote it"
         )
-    if version == _WITHOUT_CHECKSUMS_FILE:
-        checksums = manifest.get("sha256")
-    if checksums is None:
+    if not has_checksums:
         raise CheckpointError(f"the checkpoint {path} is damaged: it has no {CHECKSUMS_FILE}")
     missing = {"env_steps", "state"} - manifest.keys()
     if missing:
         raise CheckpointError(f"the checkpoint {path} is damaged: {STATE_FILE} lacks {', '.join(sorted(missing))}")
-    return _Manifest(int(manifest["env_steps"]), manifest["state"], checksums)
+    lost = [int(count) for count in manifest.get("replay_lost", [])]
+    return _Manifest(int(manifest["env_steps"]), manifest["state"], lost, checksums)
 
 
 def _read_checksums(path: Path) -> dict[str, str]:
@@ -329,8 +374,11 @@ def _read_checksums(path: Path) -> dict[str, str]:
     return checksums
 
 
-def _verify(path: Path, content: bytes, checksums: Mapping[str, str]) -> None:
-    if hashlib.sha256(content).hexdigest() != checksums.get(path.name):
+def _verify(path: Path, pieces: Iterable[bytes], checksums: Mapping[str, str]) -> None:
+    checksum = hashlib.sha256()
+    for piece in pieces:
+        checksum.update(piece)
+    if checksum.hexdigest() != checksums.get(path.name):
         raise CheckpointError(
             f"the checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one that was saved; "
             "use an older checkpoint"
@@ -341,14 +389,34 @@ def _read_tensors(path: Path, checksums: Mapping[str, str], device: str) -> dict
     import safetensors.torch
 
     content = _read(path)
-    _verify(path, content, checksums)
+    _verify(path, [content], checksums)
+    with _refusing_other_files(path):
+        return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
+
+
+def _read_replay(path: Path, manifest: _Manifest) -> KeptReplay:
+    import safetensors.torch
+
     try:
-        tensors = safetensors.torch.load(content)
+        with open(path, "rb") as file:
+            _verify(path, iter(lambda: file.read(_CHUNK_BYTES), b""), manifest.checksums)
+    except OSError as error:
+        raise CheckpointError(f"could not read {path}: {error.strerror}") from error
+    with _refusing_other_files(path):
+        columns = {name: [tensor.numpy()] for name, tensor in safetensors.torch.load_file(path).items()}
+    return KeptReplay(columns, lambda: manifest.replay_lost)
+
+
+@contextlib.contextmanager
+def _refusing_other_files(path: Path) -> Iterator[None]:
+    import safetensors
+
+    try:
+        yield
     except safetensors.SafetensorError as error:
         raise ForeignCheckpointError(
             f"{path} is no safetensors file ({error}), so asyncrl has not written it, and opens no other kind"
         ) from None
-    return {name: tensor.to(device) for name, tensor in tensors.items()}
 
 
 def _read(path: Path) -> bytes:

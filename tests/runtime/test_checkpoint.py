@@ -1,14 +1,19 @@
+import dataclasses
 import hashlib
 import json
 import os
 import pickle
 import shutil
+import tracemalloc
+from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError, ForeignCheckpointError
+from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError, ForeignCheckpointError, KeptReplay
 
 
 def make_checkpoint(value=1.0):
@@ -35,6 +40,47 @@ def test_what_was_saved_is_loaded(tmp_path):
         for name, tensor in expected.items():
             assert found[name].dtype == tensor.dtype
             assert torch.equal(found[name], tensor)
+
+
+def make_replay(num_rows=5):
+    rows = np.arange(num_rows * 3)
+    columns = {
+        "truncated": [rows[: num_rows - 1] % 2 == 0, rows[:0] > 0],
+        "obs": [rows.reshape(num_rows, 3).astype(np.uint8)],
+        "reward": [rows[:2].astype(np.float32), rows[2:num_rows].astype(np.float32)],
+        "action": [rows[:num_rows].astype(np.int64)],
+    }
+    return KeptReplay(columns, lambda: [2, 0])
+
+
+def test_a_replay_is_loaded_as_it_was_saved_and_only_if_asked_for(tmp_path):
+    saved = dataclasses.replace(make_checkpoint(), replay=make_replay())
+    path = checkpoints.save(tmp_path, saved, 1, keep=1)
+    assert checkpoints.load(path).replay is None
+    replay = checkpoints.load(path, with_replay=True).replay
+    assert replay.count_lost() == [2, 0]
+    assert replay.columns.keys() == saved.replay.columns.keys()
+    for name, parts in saved.replay.columns.items():
+        (found,) = replay.columns[name]
+        expected = np.concatenate(parts)
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+    # Whoever reads safetensors can read the file.
+    assert safetensors.numpy.load_file(path / checkpoints.REPLAY_FILE)["action"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_large_replay_is_saved_and_loaded_without_a_copy_in_memory(tmp_path):
+    column = np.zeros((1 << 26) // 4, np.float32)
+    saved = Checkpoint({}, {}, {}, KeptReplay({"obs.0": [column[:1000], column[1000:]]}, lambda: [0]))
+    tracemalloc.start()
+    try:
+        replay = checkpoints.load(checkpoints.save(tmp_path, saved, 1, keep=1), with_replay=True).replay
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert replay.columns["obs.0"][0].shape == column.shape
+    assert peak < column.nbytes // 2
+    assert checkpoints.REPLAY_FILE in Path("/proc/self/maps").read_text(), "it is read where it lies"
 
 
 def test_the_newest_are_kept_and_found_by_steps_not_by_name_or_time(tmp_path):
@@ -107,9 +153,8 @@ FILES = ["model.safetensors", "optimizer.safetensors", "replay.safetensors", "st
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path, name):
-    content = make_checkpoint()
-    whole = Checkpoint(content.model, content.optimizer, content.state, {"reward.0": torch.ones(2)})
-    path = checkpoints.save(tmp_path, whole, 1, keep=1)
+    content = dataclasses.replace(make_checkpoint(), replay=make_replay())
+    path = checkpoints.save(tmp_path, content, 1, keep=1)
     assert sorted(FILES) == names(path)
     sound = (path / name).read_bytes()
     for place in range(len(sound)):
@@ -184,18 +229,6 @@ def test_a_run_killed_between_two_renames_keeps_its_only_checkpoint(tmp_path, mo
     assert names(tmp_path) == ["checkpoint_000000000010", path.name]
 
 
-def test_a_checkpoint_of_the_format_before_is_read(tmp_path):
-    path = checkpoints.save(tmp_path, make_checkpoint(), 5, keep=1)
-    sums = dict(reversed(line.split()) for line in (path / "SHA256SUMS").read_text().splitlines())
-    manifest = json.loads((path / "state.json").read_text()) | {"format_version": 2, "sha256": sums}
-    (path / "state.json").write_text(json.dumps(manifest))
-    (path / "SHA256SUMS").unlink()
-    assert checkpoints.load(path).model["bias"].tolist() == [1.0, 1.0]
-    (path / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"the checksum of model\.safetensors"):
-        checkpoints.load(path)
-
-
 def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
     with pytest.raises(CheckpointError, match="there is no such folder"):
         checkpoints.load(tmp_path / "missing")
@@ -206,12 +239,18 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
         ("{", "not JSON"),
         ("[]", "no format_version"),
         (json.dumps(manifest | {"format_version": 99}), "format version 99"),
+        (json.dumps({"format_version": 2, "sha256": {}}), "format version 2, this asyncrl reads version 3"),
         (json.dumps(manifest), "has no SHA256SUMS"),
-        (json.dumps({"format_version": 2, "sha256": {}}), "lacks env_steps, state"),
     ):
         (path / "state.json").write_text(text)
         with pytest.raises(CheckpointError, match=problem):
             checkpoints.load(path)
+    text = json.dumps({"format_version": 3})
+    (path / "state.json").write_text(text)
+    (path / "SHA256SUMS").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  state.json\n")
+    with pytest.raises(CheckpointError, match="lacks env_steps, state"):
+        checkpoints.load(path)
+    (path / "SHA256SUMS").unlink()
     (path / "state.json").unlink()
     with pytest.raises(CheckpointError, match=r"it has no state\.json"):
         checkpoints.load(path)
