@@ -450,8 +450,9 @@ class OnPolicyLearner:
         if self._skipped.are_too_many:
             figures = {name: float(value) for name, value in zip(_Step._fields[:6], steps[-1], strict=False)}
             given = {name: values for name, values in samples._asdict().items() if values is not None}
+            obs = {"obs": given.pop("floats")}
             trained_on = {name: values for name, values in given.items() if values.is_floating_point()}
-            raise self._skipped.diagnosis(figures, {**trained_on, "weights": self._flat.data})
+            raise self._skipped.diagnosis(figures, {**obs, **trained_on, "weights": self._flat.data})
         return were_taken
 
     def _metrics(self, steps: list[_Step], learning_rates: list[float], variance: Tensor) -> TrainMetrics:

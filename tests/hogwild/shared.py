@@ -42,9 +42,9 @@ def stop_in_the_middle_of_a_step(arena: Arena, owner: int) -> None:
     """Body of a process that takes one step, and stands still when it has counted it and moved half of the tensor."""
 
     class StoppingAdam(SharedAdam):
-        def _update(self, learning_rate: float) -> None:
+        def _update(self, learning_rate: float | torch.Tensor, found_inf: torch.Tensor) -> None:
             before = self.parameters[0].clone()
-            super()._update(learning_rate)
+            super()._update(learning_rate, found_inf)
             half = len(before) // 2
             after = self.parameters[0][half:].clone()
             self.parameters[0][half:] = before[half:]
