@@ -109,9 +109,18 @@ def _memory() -> Iterator[Case]:
     yield Case("Hidden velocities 500k without memory", hidden, 150.0, needed=3, stays_below=True)
 
 
+def _spaces() -> Iterator[Case]:
+    # An image says which choice is right, a number which continuous action; each step is a task of its own. Best: 1.
+    task = ("--preset=classic_control", "--num_epochs=2", "--gamma=0", "--initial_stddev=0.2")
+    flags = _flags("space_envs:SeeAndTell-v0", 60_000, *task, "--encoder_conv_mlp_layers=[64]")
+    yield Case("Image and vector, Tuple action 60k", flags, 0.9, needed=3)
+
+
 def _vtrace() -> Iterator[Case]:
-    # Synchronous, so that each sample is 20 versions old: no more, and after the first 20 no less.
-    flags = _flags("CartPole-v1", 500_000, "--algo=a2c", "--async_rl=False", "--debug_forced_lag=20")
+    # Synchronous, so that each sample is 20 versions old: no more, and after the first 20 no less. 20 steps of the
+    # preset's size make another policy, of which old samples say little: smaller steps, and smaller batches for more.
+    small = ("--rollout=16", "--batch_size=64", "--learning_rate=0.0003")
+    flags = _flags("CartPole-v1", 500_000, "--algo=a2c", "--async_rl=False", "--debug_forced_lag=20", *small)
     yield Case("IMPALA CartPole-v1 500k lag 20", (*flags, "--with_vtrace=True"), 400.0)
     yield Case("A2C CartPole-v1 500k lag 20", flags, 0.0, needed=0)
 
@@ -147,6 +156,7 @@ SUITES: dict[str, list[Case]] = {
     "hogwild": list(_hogwild()),
     "sac": list(_sac()),
     "sac_precision": list(_sac_precision()),
+    "spaces": list(_spaces()),
     "vtrace": list(_vtrace()),
 }
 
