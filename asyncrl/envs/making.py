@@ -17,6 +17,7 @@ from gymnasium import error as gymnasium_error
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from asyncrl.config.errors import UsageError
+from asyncrl.envs.spaces import has_action_mask
 from asyncrl.runtime.user_modules import import_user_module
 
 _INSTALL = {
@@ -117,7 +118,11 @@ def why_not_vectorized(env_id: str, env_kwargs: Mapping[str, Any] | None, env: g
         if spaces != (env.observation_space, env.action_space):
             return "its spaces are others"
         mode = vector_env.metadata.get("autoreset_mode")
-        return None if mode == AutoresetMode.NEXT_STEP else f"its autoreset mode is {mode}, not NEXT_STEP"
+        if not isinstance(mode, AutoresetMode):
+            return f'its metadata["autoreset_mode"] is {mode!r} and not one of gymnasium.vector.AutoresetMode'
+        if mode != AutoresetMode.NEXT_STEP and has_action_mask(env.observation_space):
+            return f"its autoreset mode is {mode.name}, in which an action may meet the mask of another observation"
+        return None
     finally:
         vector_env.close()
 
