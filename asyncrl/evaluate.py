@@ -129,7 +129,7 @@ def _maker(config: TrainConfig, options: _Options) -> Callable[[int], gymnasium.
     from asyncrl.envs.making import make_shown_env
 
     video, render_mode = options.video, "human" if options.render else "rgb_array"
-    return lambda number: make_shown_env(config.env, config.env_kwargs, render_mode, video, number)
+    return lambda number: make_shown_env(config, render_mode, video, number)
 
 
 def _read_options(argv: Sequence[str]) -> _Options:

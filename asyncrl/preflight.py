@@ -76,7 +76,12 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
     spec, failure = None, None
     if config.env and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
         try:
-            spec = probe(config.env, config.env_kwargs, env_backend=config.env_backend)
+            spec = probe(
+                config.env,
+                config.env_kwargs,
+                env_backend=config.env_backend,
+                atari_preprocessing=config.atari_preprocessing,
+            )
         except EnvironmentFailed as error:
             failure = str(error)
         except UsageError as error:

@@ -8,7 +8,7 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.making import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation import EvaluationResult, evaluate, student_t_975
-from asyncrl.models.actor_critic import ActResult, ActorCritic
+from asyncrl.models.actor_critic import ActorCritic, ActResult
 from asyncrl.policy import Policy
 
 

@@ -22,7 +22,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvSpec]:
         "Bounded-v0": EnvSpec("Bounded-v0", vector_observation(4), BoxAction((1,), (-1.0,), (1.0,), "float32"), None),
         "Free-v0": EnvSpec("Free-v0", vector_observation(4), BoxAction((1,), (-INF,), (INF,), "float32"), None),
     }
-    monkeypatch.setattr(preflight, "probe", lambda env_id, env_kwargs, env_backend: specs[env_id])
+    monkeypatch.setattr(preflight, "probe", lambda env_id, *_, **__: specs[env_id])
     return specs
 
 
@@ -66,7 +66,7 @@ def test_no_problem_is_invented_from_the_default_in_a_mistakes_place() -> None:
 def test_an_environment_that_raises_is_no_mistake_of_the_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(env_id: str, env_kwargs: object, env_backend: str) -> EnvSpec:
+    def fail(env_id: str, *_: object, **__: object) -> EnvSpec:
         raise EnvironmentFailed("Broken-v0 raised:\nits traceback")
 
     monkeypatch.setattr(preflight, "probe", fail)

@@ -150,6 +150,4 @@ def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_
     assert "nonlinearity: tanh -> relu" in problems(trained, nonlinearity="relu")
     assert "no such folder" in problems(tmp_path / "missing")
     other = {**state, "spec": EnvSpec("X", vector_observation(9), SPEC.action, None).to_data()}
-    assert "numbers (9,)" in problems(
-        checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, other), 300, 9)
-    )
+    assert "numbers (9,)" in problems(checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, other), 300, 9))

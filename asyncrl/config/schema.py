@@ -32,11 +32,18 @@ class TrainConfig(BaseModel):
     # What to train
     env: str = _setting("", "run", "Gymnasium id, or module:Id for an environment that its module registers")
     env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
-    env_backend: Literal["auto", "gym", "gym_vector"] = _setting(
+    env_backend: Literal["auto", "gym", "gym_vector", "envpool"] = _setting(
         "auto",
         "run",
         "step environments one by one (gym), or all of a split at once by the vectorized implementation that Gymnasium "
-        "has registered for the id (gym_vector); auto takes that where there is one with the same spaces",
+        "has registered for the id (gym_vector), or by EnvPool under its own ids (envpool); auto takes Gymnasium's "
+        "where there is one with the same spaces",
+    )
+    atari_preprocessing: bool = _setting(
+        True,
+        "run",
+        "ids of ALE/: 4 grey frames of 84 x 84, one action for 4 frames, no-op starts, and in training an episode for "
+        "each life",
     )
     import_modules: list[str] = _setting(
         [], "run", "modules of your own that register networks; each process that builds them imports these first"

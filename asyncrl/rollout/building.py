@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import env_seed, make_env, make_vector_env
+from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.split import StepsEnvironments
@@ -27,7 +27,7 @@ def build_env_group(
     last_env = first_env + plan.envs_per_split
     seeds = [env_seed(config.seed, env_idx, env_steps) for env_idx in range(first_env, last_env)]
     if spec.is_vectorized:
-        vector_env = make_vector_env(config.env, config.env_kwargs, plan.envs_per_split)
-        return VectorEnvGroup(vector_env, seeds[0], first_env, spec, config.squashes)
-    envs = [make_env(config.env, config.env_kwargs) for _ in seeds]
+        vector_env, seed = make_run_vector_env(config, plan.envs_per_split, seeds[0])
+        return VectorEnvGroup(vector_env, seed, first_env, spec, config.squashes)
+    envs = [make_run_env(config, in_training=True) for _ in seeds]
     return EnvGroup(envs, seeds, first_env, spec, config.squashes)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.rollout.env_group import BoolArray, EnvironmentCallFailed, ObsArray, StepRows
@@ -30,12 +30,20 @@ class VectorEnvGroup:
     """Steps one vectorized environment. Owns it and its episode counters."""
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], seed: int, first_env_idx: int, spec: EnvSpec, squash: bool
+        self, env: VectorEnv[Any, Any, Any], seed: int | None, first_env_idx: int, spec: EnvSpec, squash: bool
     ) -> None:
-        """Takes ownership of `env`, whose metadata names its autoreset mode; `seed` is used at the first reset only."""
+        """Takes ownership of `env`, whose metadata names its autoreset mode.
+
+        Args:
+            env: the environments.
+            seed: of the first reset; None where they were seeded when they were made.
+            first_env_idx: number of the first one in the run.
+            spec: their spaces.
+            squash: whether continuous actions are squashed to their bounds.
+        """
         self._env = env
         self._mode: AutoresetMode = env.metadata["autoreset_mode"]
-        self._seed: int | None = seed
+        self._seed = seed
         self._first_env_idx = first_env_idx
         self._adapter = ActionAdapter(spec, squash)
         self._codec = ObservationCodec(spec.observation)
@@ -130,7 +138,7 @@ class VectorEnvGroup:
             self._reset_obs[final] = next_obs[final]
             for env in map(int, np.flatnonzero(final)):
                 try:
-                    self._codec.write(_one_of(_final_obs(infos), env), next_obs[env])
+                    self._codec.write(one_of_batch(_final_obs(infos), env), next_obs[env])
                 except Exception as error:
                     raise EnvironmentCallFailed(self._first_env_idx + env, self._num_steps, "step") from error
         elif self._mode == AutoresetMode.DISABLED:
@@ -149,12 +157,3 @@ def _final_obs(infos: dict[str, Any]) -> Any:
             'an episode was truncated in autoreset mode SAME_STEP, but its infos have no "final_obs" to bootstrap from'
         )
     return infos["final_obs"]
-
-
-def _one_of(batch: Any, env: int) -> Any:
-    """One environment's part of a batch: an array of objects, or arrays nested as the space is."""
-    if isinstance(batch, dict):
-        return {key: _one_of(inner, env) for key, inner in batch.items()}
-    if isinstance(batch, tuple):
-        return tuple(_one_of(inner, env) for inner in batch)
-    return batch[env]

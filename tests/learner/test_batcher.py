@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest

@@ -13,7 +13,8 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 from probe_envs import Sentinel
 
 from asyncrl.config.errors import UsageError
-from asyncrl.envs.making import make_vector_env, why_not_vectorized
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.making import make_run_vector_env, why_not_vectorized
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
@@ -26,10 +27,11 @@ NUM_ENVS, ROLLOUT = 3, 60
 class Filled:
     """Slots of CartPole filled one after the other by a policy that pushes at random."""
 
-    def __init__(self, num_slots: int, max_episode_steps: int) -> None:
+    def __init__(self, num_slots: int, max_episode_steps: int, backend: str) -> None:
         kwargs = {"max_episode_steps": max_episode_steps}
-        spec = probe("CartPole-v1", env_backend="gym_vector")
-        self.group = VectorEnvGroup(make_vector_env("CartPole-v1", kwargs, NUM_ENVS), 7, 0, spec, False)
+        config = TrainConfig(env="CartPole-v1", env_kwargs=kwargs, env_backend=backend)
+        spec = probe("CartPole-v1", env_backend=backend)
+        self.group = VectorEnvGroup(*make_run_vector_env(config, NUM_ENVS, 7), 0, spec, False)
         shape = (num_slots, ROLLOUT, NUM_ENVS)
         self.obs = np.full((num_slots, ROLLOUT + 1, NUM_ENVS, 4), np.nan, np.float32)
         self.action = np.random.default_rng(0).integers(0, 2, shape)
@@ -46,9 +48,12 @@ class Filled:
             last = self.obs[slot, -1]
 
 
+@pytest.mark.parametrize("backend", ["gym_vector", "envpool"])
 @pytest.mark.parametrize("max_episode_steps", [500, 6])
-def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(max_episode_steps: int) -> None:
-    run = Filled(num_slots=2, max_episode_steps=max_episode_steps)
+def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(max_episode_steps: int, backend: str) -> None:
+    if backend == "envpool":
+        pytest.importorskip("envpool")
+    run = Filled(num_slots=2, max_episode_steps=max_episode_steps, backend=backend)
     single = gymnasium.make("CartPole-v1").unwrapped
     done_before = np.zeros(NUM_ENVS, bool)
     for slot in range(2):
