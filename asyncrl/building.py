@@ -23,7 +23,8 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.making import env_seed
 from asyncrl.evaluation_worker import EvaluationWorker
-from asyncrl.hogwild.building import HogwildWorker, build_hogwild_keeper, build_hogwild_worker
+from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
+from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.limiter import ReplayLimiter
@@ -58,7 +59,7 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
         weights=WeightsChannel(setup.arena),
         desk=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
         device=device,
-        seed=env_seed(setup.config.seed, _ACTING_SEEDS + actor_idx, setup.first_env_steps),
+        seed=env_seed(setup.config.seed, _ACTING_SEEDS + actor_idx, setup.seed_steps),
         phases=phases,
     )
 
@@ -84,11 +85,14 @@ def build_rollout_worker(
         actions = RemoteActions(RequestTable(arena), IndexRing(arena, f"requests.{worker_idx}"), server)
     first_split = worker_idx * plan.worker_num_splits
     groups = {
-        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.first_env_steps)
+        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed_steps)
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
     if plan.replay is not None:
         stripes = ReplayStripes(arena)
+        if setup.steps_at_restart is not None:
+            for split_idx in groups:
+                stripes.close_episodes(split_idx)
         writers = [ReplaySplit(split_idx, group, stripes, actions, phases) for split_idx, group in groups.items()]
         return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(arena), learner, setup.control, phases)
     slots = TrajectorySlots(arena)
@@ -116,7 +120,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
         clients={worker: workers[worker] for worker in served},
         splits_per_client=setup.plan.worker_num_splits,
         max_wait_s=setup.config.inference_max_wait_ms / 1000.0,
-        control=setup.control,
+        departures=setup.departures,
         phases=phases,
     )
 
@@ -156,6 +160,7 @@ def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
         granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
         workers=workers,
         splits_per_worker=plan.worker_num_splits,
+        departures=setup.departures,
     )
 
 
@@ -192,6 +197,7 @@ def _build_off_policy_trainer(
         stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=config.seed
     )
     is_free = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
+    is_free = is_free and config.compile != "inductor"  # compiled code is for a number of threads
     most_env_steps = config.train_for_env_steps - setup.first_env_steps + stripes.total_env_steps()
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:

@@ -72,7 +72,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
     plan = resolve(config, machine)
     found = [*resuming.find_problems(loaded), *find_problems(config, plan, machine)]
     problems = [*loaded.problems, *_unaffected(found, loaded.problems)]
-    warnings = _unaffected(find_warnings(config, plan), loaded.problems)
+    warnings = _unaffected(find_warnings(config, plan, loaded.given), loaded.problems)
     spec, failure = None, None
     if config.env and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
         try:

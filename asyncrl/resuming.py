@@ -14,14 +14,25 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.problems import Problem
+from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.runtime import checkpoint
 
 FIXED = (
     "env",
     "critic_layer_norm",
+    "encoder",
+    "core",
+    "model",
     "encoder_mlp_layers",
+    "encoder_conv_architecture",
+    "encoder_conv_mlp_layers",
+    "use_rnn",
+    "rnn_type",
+    "rnn_size",
+    "rnn_num_layers",
     "nonlinearity",
     "actor_critic_share_weights",
     "adaptive_stddev",
@@ -29,7 +40,7 @@ FIXED = (
     "normalize_input",
     "normalize_returns",
 )
-"""Settings that decide what the numbers in a checkpoint mean."""
+"""Settings that decide what the numbers in a checkpoint mean, for the algorithms that read them."""
 
 _NOT_OF_THE_RUN = ("train_dir", "experiment", "restart_behavior", "quiet")
 
@@ -55,12 +66,16 @@ class Resumption:
         env_steps: environment steps that it was trained on.
         elapsed_s: seconds that it has taken.
         skipped: one sentence for each newer checkpoint that cannot be used.
+        updates_due: updates that are still to be made for these steps, from the replay that the checkpoint holds.
+        worker_env_steps: environment steps of each worker, in the Hogwild backend.
     """
 
     checkpoint: Path
     env_steps: int
     elapsed_s: float
     skipped: tuple[str, ...] = ()
+    updates_due: int = 0
+    worker_env_steps: tuple[int, ...] = ()
 
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
@@ -75,7 +90,7 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
     """Changes that a run cannot go on with; a run that has saved nothing yet begins with any settings."""
     if loaded.saved is None or not checkpoint.newest_first(_checkpoints(loaded.config)):
         return []
-    forbidden = [change for change in changes(loaded.saved, loaded.config) if change.name in FIXED]
+    forbidden = _fixed_changes(loaded.saved, loaded.config)
     if loaded.saved.is_off_policy != loaded.config.is_off_policy:
         forbidden.append(Change("algo", loaded.saved.algo, loaded.config.algo))
     if not forbidden:
@@ -100,9 +115,12 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
         try:
-            state = checkpoint.load(path, with_replay=True).state
+            content = checkpoint.load(path, with_replay=True)
+            state = content.state
             saved_spec = EnvSpec.from_data(state["spec"])
-            found = Resumption(path, int(state["env_steps"]), float(state["elapsed_s"]), tuple(skipped))
+            updates_due = 0 if content.replay is None else int(state["updates_due"])
+            done = int(state["env_steps"]), float(state["elapsed_s"])
+            found = Resumption(path, *done, tuple(skipped), updates_due, saved_worker_steps(state))
         except checkpoint.CheckpointError as error:
             skipped.append(str(error))
             continue
@@ -154,7 +172,7 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     if not content.optimizer:
         text = f"--init_from={path} is the policy of an evaluation, without an optimizer: take one that training saved."
         return [Problem(("init_from",), text)]
-    differing = [change for change in changes(before, config) if change.name in FIXED and change.name != "env"]
+    differing = [change for change in _fixed_changes(before, config) if change.name != "env"]
     if before.is_off_policy != config.is_off_policy:
         differing.append(Change("algo", before.algo, config.algo))
     if not differing:
@@ -179,6 +197,10 @@ def announce(resumption: Resumption | None, loaded: LoadedConfig) -> None:
         for change in changes(loaded.saved, loaded.config):
             print(f"  {change}")
     sys.stdout.flush()
+
+
+def _fixed_changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
+    return [change for change in changes(before, now) if change.name in FIXED and missing_for(change.name, now) is None]
 
 
 def _run_of(config: TrainConfig) -> Path:

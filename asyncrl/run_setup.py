@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.departures import Departures
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
@@ -29,6 +31,8 @@ class RunSetup:
     checkpoints: Path
     resume_from: Path | None
     first_env_steps: int
+    steps_at_restart: int | None = None
+    """Environment steps of the run, since it was started, when the process that gets this was started again."""
 
     @classmethod
     def create(
@@ -55,8 +59,8 @@ class RunSetup:
             TrajectorySlots(arena).reset()
         elif plan.hogwild is None and resume_from is not None:
             replay = checkpoint.load(resume_from, with_replay=True).replay
-            if replay:
-                ReplayStripes(arena).restore({name: tensor.numpy() for name, tensor in replay.items()})
+            if replay is not None:
+                ReplayStripes(arena).restore(replay)
         return cls(config, plan, spec, arena, checkpoints, resume_from, env_steps)
 
     def continued(self, resume_from: Path) -> RunSetup:
@@ -67,6 +71,21 @@ class RunSetup:
     def control(self) -> RunControl:
         """The run's stop and progress words."""
         return RunControl(self.arena, self.plan.num_workers)
+
+    def for_restart(self) -> RunSetup:
+        """The setup of a process that takes the place of one that died."""
+        return dataclasses.replace(self, steps_at_restart=self.control.total_steps)
+
+    @property
+    def seed_steps(self) -> int:
+        """What seeds follow from beside the run's own seed, so that no process repeats what another has done."""
+        return self.first_env_steps + (self.steps_at_restart or 0)
+
+    @property
+    def departures(self) -> Departures:
+        """The words of dead rollout workers."""
+        has_slots = self.plan.replay is None and self.plan.hogwild is None
+        return Departures(self.arena, has_server=self.plan.num_inference_workers > 0, has_slots=has_slots)
 
     def server_of(self, worker_idx: int) -> int:
         """The inference worker that serves a rollout worker: one for all its splits."""

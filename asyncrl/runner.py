@@ -33,10 +33,10 @@ from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.signals import StopAtOnce
 from asyncrl.runtime.supervisor import Supervisor
+from asyncrl.supervision import Supervision, WorkerSpec
 
 REPORT_EVERY_S = 1.0
 WATCH_S = 0.2
-SAME_FAILURE_S = 0.3
 GRACE_S = 4.0
 ROLLOUT_NICENESS = 10  # on full cores whoever trains or answers goes first: others wait for that, nobody for one worker
 EVALUATION_NICENESS = 15  # a third of a worker's share where cores are full
@@ -133,7 +133,7 @@ def run_parallel(
         turn: called again and again; returns whether the run is to finish.
 
     Raises:
-        RunFailed: a role failed. The learner has saved before, if it could.
+        RunFailed: the run cannot go on without a role that failed. The learner has saved before, if it could.
     """
     supervisor = Supervisor(context, log_path)
     plan, control = setup.plan, setup.control
@@ -141,17 +141,30 @@ def run_parallel(
     workers = [Waker() for _ in range(plan.num_workers)]
     servers = [Waker() for _ in range(plan.num_inference_workers)]
     everyone = [learner_waker, *workers, *servers]
+
+    def wake_all() -> None:
+        for waker in everyone:
+            waker.wake()
+
     grace_s = GRACE_S
     try:
         supervisor.start(LEARNER, _learner_main, setup, learner_waker, [*workers, *servers])
-        for server_idx, waker in enumerate(servers):
-            supervisor.start(f"inference-{server_idx}", _inference_main, setup, server_idx, waker, workers)
+        specs = [
+            WorkerSpec(f"inference-{server_idx}", _inference_main, (server_idx, waker, workers))
+            for server_idx, waker in enumerate(servers)
+        ]
         for worker_idx, waker in enumerate(workers):
             server = servers[setup.server_of(worker_idx)] if servers else None
-            supervisor.start(f"rollout-{worker_idx}", _rollout_main, setup, worker_idx, waker, learner_waker, server)
+            args = (worker_idx, waker, learner_waker, server)
+            specs.append(WorkerSpec(f"rollout-{worker_idx}", _rollout_main, args, worker_idx))
+        supervision = Supervision(supervisor, setup, specs, wake_all, send)
         if setup.config.eval_every_env_steps is not None:
             supervisor.start(EVALUATION, _evaluation_main, setup)
-        outcome = _watch(supervisor, control, learner_waker, send, turn)
+        try:
+            outcome = _watch(supervisor, supervision, control, learner_waker, send, turn)
+        except RunFailed:
+            _let_learner_save(supervisor, control, learner_waker)
+            raise
         _await_last_evaluation(supervisor, control, send, turn)
         return outcome
     except StopAtOnce:
@@ -160,8 +173,7 @@ def run_parallel(
     finally:
         control.request_stop()
         control.end()
-        for waker in everyone:
-            waker.wake()
+        wake_all()
         for name in supervisor.end(grace_s):
             log.warning("%s did not end within %g s and was killed", name, grace_s)
         for report in supervisor.take_reports():
@@ -170,7 +182,9 @@ def run_parallel(
             waker.close()
 
 
-def _watch(supervisor: Supervisor, control: RunControl, learner: Waker, send: Send, turn: Turn) -> LearnerOutcome:
+def _watch(
+    supervisor: Supervisor, supervision: Supervision, control: RunControl, learner: Waker, send: Send, turn: Turn
+) -> LearnerOutcome:
     while True:
         outcomes = supervisor.wait(WATCH_S)
         for report in supervisor.take_reports():
@@ -179,8 +193,8 @@ def _watch(supervisor: Supervisor, control: RunControl, learner: Waker, send: Se
         for failure in [failure for failure in failures if failure.child == EVALUATION]:
             failures.remove(failure)
             send(EvaluationFailed(failure.summary))
-        if failures:
-            raise _fail(supervisor, control, learner, failures)
+        supervision.take(failures)
+        supervision.look()
         for outcome in outcomes:
             if isinstance(outcome, ChildResult) and isinstance(outcome.value, LearnerOutcome):
                 return outcome.value
@@ -205,16 +219,12 @@ def _await_last_evaluation(supervisor: Supervisor, control: RunControl, send: Se
         send(EvaluationFailed(f"the last evaluation took longer than {LAST_EVALUATION_S:g} s"))
 
 
-def _fail(supervisor: Supervisor, control: RunControl, learner: Waker, failures: list[ChildFailure]) -> RunFailed:
-    """Lets others that fail in the same way speak too, and the learner save; returns what to raise."""
-    failures = failures + [outcome for outcome in supervisor.wait(SAME_FAILURE_S) if isinstance(outcome, ChildFailure)]
+def _let_learner_save(supervisor: Supervisor, control: RunControl, learner: Waker) -> None:
+    """Asks the learner to end as at Ctrl-C, before a failure ends the run."""
     if LEARNER in supervisor.running:
         control.request_stop()
         learner.wake()
         supervisor.wait_for(LEARNER, GRACE_S)
-    first = failures[0]
-    same = f" ({len(failures)} processes failed)" if len(failures) > 1 else ""
-    return RunFailed(first.summary + same, first.details)
 
 
 @contextlib.contextmanager
@@ -257,11 +267,16 @@ def _report_if_due(role: _Role, send: Send) -> None:
         send(role.report())
 
 
-def _serve(role: _Role, waker: Waker, control: RunControl, send: Send) -> None:
+def _serve(
+    role: _Role, waker: Waker, control: RunControl, send: Send, note_turn: Callable[[], None] | None = None
+) -> None:
+    log.info("at work")
     try:
         role.phases.restart()
         while not control.ended:
             wait_s = role.poll()
+            if note_turn is not None:
+                note_turn()
             if wait_s > 0.0:
                 waker.wait(wait_s)
                 role.phases.charge(role.waiting_for)
@@ -278,7 +293,8 @@ def _rollout_main(
     os.nice(ROLLOUT_NICENESS)
     with _environment_errors(worker_idx):
         worker = build_rollout_worker(setup, worker_idx, learner, server)
-        _serve(worker, waker, setup.control, reports.send)
+        control = setup.control
+        _serve(worker, waker, control, reports.send, note_turn=lambda: control.count_turn(worker_idx))
 
 
 def _inference_main(
@@ -311,6 +327,7 @@ def _learner_main(setup: RunSetup, waker: Waker, everyone: Sequence[Waker], repo
             target=exchange.serve, args=(waker, control), name="slot exchange", daemon=True
         )
         exchange_thread.start()
+    log.info("at work")
     try:
         while not learner.is_over:
             learner.advance(0.1, reports.send)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import shlex
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
@@ -23,8 +27,8 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
 from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.runtime import run_folder
-from asyncrl.runtime.checkpoint import CheckpointError, best_return, copy_as_best
-from asyncrl.runtime.processes import RunFailed, explain, process_context, start_loading_modules
+from asyncrl.runtime.checkpoint import CheckpointError, best_return, copy_as_best, latest
+from asyncrl.runtime.processes import LearnerDied, RunFailed, explain, process_context, start_loading_modules
 from asyncrl.runtime.provenance import describe
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
@@ -38,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Returns:
-        0 done, 1 failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+        0 done, 1 failed, 2 wrong usage, 3 processes failed too often, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
     """
     started_at = process_started_at()
     arguments = sys.argv[1:] if argv is None else argv
@@ -70,33 +74,35 @@ def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: Bas
     config = loaded.config
     experiment = config.experiment or default_experiment(config.env, config.algo)
     with RunFolder.create(config.train_dir, experiment, config.restart_behavior) as folder, StopSignals() as stop:
-        resumption = resuming.find_checkpoint(folder.checkpoints, spec)
-        resuming.check_replay(resumption, plan)
-        resuming.announce(resumption, loaded)
-        if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
-            print(f"nothing to do: that is {limit} or more")
-            return EXIT_DONE
-        folder.forget_after(-1 if resumption is None else resumption.env_steps)
-        folder.write_config(config.model_copy(update={"experiment": experiment}))
-        folder.write_environment(describe(plan.device))
-        monitor = Monitor(folder, config, plan, started_at=started_at, earlier=_earlier(folder, resumption))
-        if not config.quiet:
-            monitor.say(f"run {folder.path}")
-        try:
-            return _run(config, plan, spec, context, folder, resumption, monitor, stop)
-        except StopAtOnce:
-            monitor.finish("interrupted", error="stopped at once, without saving")
-            return stop.exit_code
-        except RunFailed as failure:
-            monitor.finish("failed", error=failure.summary)
-            print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
-            print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
-            return EXIT_FAILED
+        attempt = _Attempt(loaded, experiment, plan, spec, context, folder, stop)
+        num_deaths = 0
+        while True:
+            try:
+                return attempt.run(started_at)
+            except RunFailed as failure:
+                died = isinstance(failure, LearnerDied) and not stop.was_asked
+                if not died or num_deaths == config.max_learner_restarts:
+                    return _explain_failure(failure, config.train_dir, experiment, folder)
+                where = "anew" if latest(folder.checkpoints) is None else "again from its last checkpoint"
+                print(f"{failure.summary}; the run begins {where}", file=sys.stderr, flush=True)
+            num_deaths += 1
+            started_at = time.monotonic()
+            gc.collect()  # the shared memory of the attempt that failed
+
+
+def _explain_failure(failure: RunFailed, train_dir: str, experiment: str, folder: RunFolder) -> int:
+    """Says on standard error what went wrong and how to go on; returns the exit code."""
+    print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
+    print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
+    if (newest := latest(folder.checkpoints)) is not None:
+        command = ["python", "-m", "asyncrl.train", f"--train_dir={train_dir}", f"--experiment={experiment}"]
+        print(f"the last checkpoint is {newest}; to go on from it: {shlex.join(command)}", file=sys.stderr)
+    return failure.exit_code
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:
-    """The limit that a run has reached already, as its flag."""
-    if resumption.env_steps >= config.train_for_env_steps:
+    """The limit that a run has reached already, as its flag; none while it owes updates for the last steps."""
+    if resumption.env_steps >= config.train_for_env_steps and resumption.updates_due == 0:
         return f"--train_for_env_steps={config.train_for_env_steps}"
     if config.train_for_seconds is not None and resumption.elapsed_s >= config.train_for_seconds:
         return f"--train_for_seconds={config.train_for_seconds:g}"
@@ -116,60 +122,104 @@ def _save_best(path: Path, folder: RunFolder, mean_return: float, monitor: Monit
 def _earlier(folder: RunFolder, resumption: resuming.Resumption | None) -> Earlier | None:
     if resumption is None:
         return None
-    return Earlier(resumption.env_steps, resumption.elapsed_s, best_return(folder.checkpoints))
+    best = best_return(folder.checkpoints)
+    return Earlier(resumption.env_steps, resumption.elapsed_s, best, resumption.worker_env_steps)
 
 
-def _run(
-    config: TrainConfig,
-    plan: ResourcePlan,
-    spec: EnvSpec,
-    context: BaseContext,
-    folder: RunFolder,
-    resumption: resuming.Resumption | None,
-    monitor: Monitor,
-    stop: StopSignals,
-) -> int:
-    # The runner needs torch, whose import is slow: whatever ends a command before this point ends it quickly.
-    from asyncrl import runner
-    from asyncrl.run_setup import RunSetup
+@dataclass
+class _Attempt:
+    """Everything that a run is started with; again, from its last checkpoint, when its learner has died.
 
-    resume_from = None if resumption is None else resumption.checkpoint
-    setup = RunSetup.create(config, plan, spec, folder.checkpoints, resume_from)
+    `num_restarts` counts processes that were started again in the attempts before, the learner among them.
+    """
 
-    def turn(control: RunControl) -> bool:
-        first_step_at = control.first_step_at
-        if first_step_at is not None:
-            monitor.mark_first_step(first_step_at)
-        monitor.tick()
-        new_best = monitor.take_new_best()
-        if new_best is not None:
-            control.ask_for_best(new_best)
-        return stop.check()
+    loaded: LoadedConfig
+    experiment: str
+    plan: ResourcePlan
+    spec: EnvSpec
+    context: BaseContext
+    folder: RunFolder
+    stop: StopSignals
+    num_restarts: int = 0
 
-    try:
-        if plan.serial_mode:
-            outcome = runner.run_serial(setup, monitor.handle, turn)
-        else:
-            outcome = runner.run_parallel(setup, context, folder.log, monitor.handle, turn)
-    except (RunFailed, StopAtOnce):
-        raise
-    except Exception as error:
-        raise explain("runner", error) from error
-    finally:
-        setup.arena.close()
-    best = monitor.best_so_far
-    if best is not None and outcome.checkpoint is not None:
-        _save_best(Path(outcome.checkpoint), folder, best, monitor)
-    monitor.finish(
-        "completed" if outcome.is_complete else "interrupted",
-        env_steps=outcome.env_steps,
-        checkpoint=outcome.checkpoint,
-        error=outcome.error,
-    )
-    if outcome.error is not None:
-        print(f"error: {outcome.error}", file=sys.stderr)
-        return EXIT_FAILED
-    return EXIT_DONE if outcome.is_complete else stop.exit_code
+    def run(self, started_at: float) -> int:
+        """Goes on from the newest checkpoint, or begins; returns the exit code.
+
+        Raises:
+            RunFailed: the run could not go on.
+        """
+        config, folder = self.loaded.config, self.folder
+        resumption = resuming.find_checkpoint(folder.checkpoints, self.spec)
+        resuming.check_replay(resumption, self.plan)
+        resuming.announce(resumption, self.loaded)
+        if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
+            print(f"nothing to do: that is {limit} or more")
+            return EXIT_DONE
+        folder.forget_after(-1 if resumption is None else resumption.env_steps)
+        folder.write_config(config.model_copy(update={"experiment": self.experiment}))
+        folder.write_environment(describe(self.plan.device))
+        monitor = Monitor(
+            folder,
+            config,
+            self.plan,
+            started_at=started_at,
+            earlier=_earlier(folder, resumption),
+            restarts=self.num_restarts,
+        )
+        if not config.quiet:
+            monitor.say(f"run {folder.path}")
+        try:
+            return self._run(monitor, None if resumption is None else resumption.checkpoint)
+        except StopAtOnce:
+            monitor.finish("interrupted", error="stopped at once, without saving")
+            return self.stop.exit_code
+        except RunFailed as failure:
+            monitor.finish("failed", error=failure.summary)
+            self.num_restarts = monitor.num_restarts + 1
+            raise
+
+    def _run(self, monitor: Monitor, resume_from: Path | None) -> int:
+        # The runner needs torch, whose import is slow: whatever ends a command before this point ends it quickly.
+        from asyncrl import runner
+        from asyncrl.run_setup import RunSetup
+
+        config, plan, folder, stop = self.loaded.config, self.plan, self.folder, self.stop
+        setup = RunSetup.create(config, plan, self.spec, folder.checkpoints, resume_from)
+
+        def turn(control: RunControl) -> bool:
+            first_step_at = control.first_step_at
+            if first_step_at is not None:
+                monitor.mark_first_step(first_step_at)
+            monitor.tick()
+            new_best = monitor.take_new_best()
+            if new_best is not None:
+                control.ask_for_best(new_best)
+            return stop.check()
+
+        try:
+            if plan.serial_mode:
+                outcome = runner.run_serial(setup, monitor.handle, turn)
+            else:
+                outcome = runner.run_parallel(setup, self.context, folder.log, monitor.handle, turn)
+        except (RunFailed, StopAtOnce):
+            raise
+        except Exception as error:
+            raise explain("runner", error) from error
+        finally:
+            setup.arena.close()
+        best = monitor.best_so_far
+        if best is not None and outcome.checkpoint is not None:
+            _save_best(Path(outcome.checkpoint), folder, best, monitor)
+        monitor.finish(
+            "completed" if outcome.is_complete else "interrupted",
+            env_steps=outcome.env_steps,
+            checkpoint=outcome.checkpoint,
+            error=outcome.error,
+        )
+        if outcome.error is not None:
+            print(f"error: {outcome.error}", file=sys.stderr)
+            return EXIT_FAILED
+        return EXIT_DONE if outcome.is_complete else stop.exit_code
 
 
 if __name__ == "__main__":

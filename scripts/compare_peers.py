@@ -114,6 +114,22 @@ def systems(workers: int, envs: int) -> dict[str, System]:
     return {row.name: row for row in rows}
 
 
+def python_of(peer: Peer, work_dir: Path) -> Path:
+    """The interpreter of a peer's virtual environment in `work_dir`, made or completed if need be."""
+    folder = work_dir / "venvs" / peer.name
+    mujoco = importlib.metadata.version("mujoco")
+    wanted = [TORCH, *(package.format(mujoco=mujoco) for package in peer.packages)]
+    marker, python = folder / "installed.json", folder / "bin" / "python"
+    if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == wanted:
+        return python
+    print(f"making {folder}: {', '.join(wanted)}", flush=True)
+    venv.create(folder, with_pip=True)
+    for packages in (wanted[:1], wanted):
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+    marker.write_text(json.dumps(wanted), encoding="utf-8")
+    return python
+
+
 class Comparison:
     """Measures what has no result yet, and tells all results."""
 
@@ -131,19 +147,8 @@ class Comparison:
         }
 
     def python_of(self, peer: Peer) -> Path:
-        """The interpreter of a peer's virtual environment, made or completed if need be."""
-        folder = self._folder / "venvs" / peer.name
-        mujoco = importlib.metadata.version("mujoco")
-        wanted = [TORCH, *(package.format(mujoco=mujoco) for package in peer.packages)]
-        marker, python = folder / "installed.json", folder / "bin" / "python"
-        if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == wanted:
-            return python
-        print(f"making {folder}: {', '.join(wanted)}", flush=True)
-        venv.create(folder, with_pip=True)
-        for packages in (wanted[:1], wanted):
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-        marker.write_text(json.dumps(wanted), encoding="utf-8")
-        return python
+        """The interpreter of a peer's virtual environment."""
+        return python_of(peer, self._folder)
 
     def steps_per_s(self, system: str, task: str, round_idx: int) -> float | None:
         """What was measured, None if nothing was."""

@@ -17,7 +17,7 @@ from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.monitoring.reports import EpisodeRecord, RolloutReport
-from asyncrl.runtime.processes import RunFailed, process_context
+from asyncrl.runtime.processes import ChildResult, RunFailed, process_context
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.supervisor import Supervisor
 
@@ -74,6 +74,11 @@ def sleep(reports: ReportSender) -> None:
     time.sleep(300.0)
 
 
+def report_and_sleep(reports: ReportSender) -> None:
+    reports.send(_report(0))
+    time.sleep(300.0)
+
+
 def report_for_ever(number: int, reports: ReportSender) -> None:
     """Reports without a pause, so that a kill hits it in the middle of emitting."""
     while True:
@@ -92,23 +97,29 @@ def parent_of_sleepers(folder: str, count: int) -> None:
 
 
 def lose_the_fork_server(folder: str) -> None:
-    """Kills the fork server under a child and prints what became of the child; the main program of a process."""
+    """Kills the fork server under a child, starts another, and then kills the child; the main program of a process."""
     supervisor = _light_supervisor(folder)
     supervisor.start("busy", report_for_ever, 0)
-    while not supervisor.take_reports():
-        time.sleep(0.01)
+    _await_report(supervisor)
     (child,) = multiprocessing.active_children()
     process = psutil.Process(child.pid)
     psutil.Process(process.ppid()).kill()
+    time.sleep(0.2)
+    supervisor.take_reports()
+    _await_report(supervisor)
+    print("busy lives" if supervisor.wait(0.5) == [] else "busy is lost", flush=True)
+    supervisor.start("next", return_pid)
+    (outcome,) = supervisor.wait(60.0)
+    print(outcome.child, "returned" if isinstance(outcome, ChildResult) else outcome, flush=True)
+    process.kill()
     (outcome,) = supervisor.wait(60.0)
     print(outcome.summary, flush=True)
-    deadline = time.monotonic() + 20.0
-    while psutil.pid_exists(process.pid) and process.status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            print("it lives")
-            process.kill()
-        time.sleep(0.01)
     supervisor.end(timeout_s=0.0)
+
+
+def _await_report(supervisor: Supervisor) -> None:
+    while not supervisor.take_reports():
+        time.sleep(0.01)
 
 
 def _parent_lives() -> bool:

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from asyncrl import benchmark, train
+from asyncrl import benchmark, plot, train
 from asyncrl.runtime import checkpoint
 
 TINY = (
@@ -63,6 +63,64 @@ def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):
     assert benchmark.main(flags) == 0
     assert "3 of 3 measurements are there already" in capfd.readouterr().out
     assert (tmp_path / "out" / "results.jsonl").read_text() == results
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
+def test_learning_from_a_replay_is_compared_at_the_same_ratio(tmp_path, capfd):
+    flags = ["--env=Pendulum-v1", "--algo=sac", "--seeds=1", "--modes=sync,async", "--num_workers=1",
+             "--num_envs_per_worker=2", "--learner_threads=1", "--encoder_mlp_layers=[8]", "--batch_size=16",
+             "--warmup_env_steps=100", "--updates_per_env_step=0.5", "--replay_size=2000", "--warm_up_s=1",
+             "--measure_s=3", "--simulate_s=0.1", "--train_for_env_steps=600", "--episodes=1",
+             f"--output={tmp_path}/out"]  # fmt: skip
+    assert benchmark.main(flags) == 0, capfd.readouterr()
+    data = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    assert [variant["variant"]["name"] for variant in data["variants"]] == ["sync local 1 x 2", "async local 1 x 2"]
+    for variant in data["variants"]:
+        throughput, learning = variant["throughput"], variant["learning"]
+        steps_per_s = throughput["env_steps_per_s"]["median"]
+        assert throughput["sgd_steps_per_s"]["median"] == pytest.approx(0.5 * steps_per_s, rel=0.1)
+        assert throughput["samples_per_env_step"]["median"] == pytest.approx(0.5 * 16, rel=0.1)
+        blocked = [throughput["shares"][f"replay/{side}_blocked"]["median"] for side in ("learner", "workers")]
+        assert all(0.0 <= share <= 1.0 for share in blocked)
+        assert sum(blocked) > 0.0, "one side always waits for the other"
+        assert learning["env_steps"]["median"] >= 600
+        (curve,) = learning["curves"].values()
+        assert curve[-1][0] >= 400, "when the first episodes have ended"
+        assert learning["evaluated_return"]["median"] < 0.0
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "`replay/workers_blocked`" in report
+    assert "Return over wall-clock time" in report
+
+
+@pytest.mark.timeout(110)
+@pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
+def test_hogwild_runs_with_several_numbers_of_workers_are_compared_and_can_be_drawn(tmp_path, capfd):
+    flags = ["--env=CartPole-v1", "--algo=a2c", "--backend=hogwild", "--num_workers=1,2", "--seeds=1", "--measure_s=0",
+             "--episodes=0", "--train_for_env_steps=30000", "--encoder_mlp_layers=[8]", "--num_envs_per_worker=4",
+             "--rollout=8", f"--output={tmp_path}/out"]  # fmt: skip
+    assert benchmark.main(flags) == 0, capfd.readouterr()
+    data = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    one, two = data["speedups"]
+    assert one["speedup"]["median"] == one["efficiency"]["median"] == 1.0
+    rates = [found["env_steps_per_s"]["median"] for found in (one, two)]
+    assert two["speedup"]["median"] == pytest.approx(rates[1] / rates[0])
+    assert two["efficiency"]["median"] == pytest.approx(two["speedup"]["median"] / 2)
+    assert two["sgd_steps_per_s"]["median"] == pytest.approx(rates[1] / 32, rel=0.1)
+    totals = [variant["learning"]["env_steps"]["median"] for variant in data["variants"]]
+    assert all(30_000 <= total < 30_200 for total in totals)
+    assert "learning_hogwild_local_2_x_4_seed0" in str(sorted((tmp_path / "out" / "runs").iterdir()))
+
+    runs = [str(path) for path in sorted((tmp_path / "out" / "runs").iterdir())]
+    assert plot.main(["speedup", *runs, f"--out={tmp_path}/speedup.png"]) == 0
+    assert "efficiency" in capfd.readouterr().out
+    assert plot.main(["compare", *runs, "--x=per_worker_steps", f"--out={tmp_path}/compare.png"]) == 0
+
+
+def test_settings_of_another_backend_than_the_modes_are_refused(tmp_path, capfd):
+    flags = ["--env=CartPole-v1", "--algo=a3c", "--modes=async", f"--output={tmp_path}/out"]
+    assert benchmark.main(flags) == 2
+    assert "--modes=hogwild" in capfd.readouterr().err
 
 
 @pytest.mark.timeout(60)

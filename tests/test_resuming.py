@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -84,8 +85,19 @@ def test_a_run_goes_on_with_other_settings_but_not_with_another_model(
         assert "--restart_behavior=restart" in str(problem)
 
 
+def test_what_the_algorithm_does_not_read_may_change_on_the_way(tmp_path: Path) -> None:
+    config = TrainConfig(env="CartPole-v1", algo="sac", experiment="run")
+    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
+        folder.write_config(config)
+    save(folder.checkpoints, 100)
+    for flag in ("--normalize_returns=False", "--adaptive_stddev=True", "--actor_critic_share_weights=True"):
+        assert resuming.find_problems(load_again(folder, flag)) == []
+    assert resuming.find_problems(load_again(folder, "--critic_layer_norm=True")) != []
+
+
 def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:
     state: dict[str, Any] = {"spec": spec.to_data(), "env_steps": env_steps, "elapsed_s": 7.5}
+    state |= {"env_steps_of_worker_0": env_steps - 10, "env_steps_of_worker_1": 10}
     content = checkpoint.Checkpoint({"weight": torch.zeros(3)}, {}, state)
     return checkpoint.save(folder, content, env_steps, keep=9)
 
@@ -94,7 +106,7 @@ def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: 
     assert resuming.find_checkpoint(tmp_path, SPEC) is None
     older, newer = save(tmp_path, 100), save(tmp_path, 200)
     save(tmp_path / "best", 300)
-    assert resuming.find_checkpoint(tmp_path, SPEC) == resuming.Resumption(newer, 200, 7.5)
+    assert resuming.find_checkpoint(tmp_path, SPEC) == resuming.Resumption(newer, 200, 7.5, worker_env_steps=(190, 10))
     (newer / "model.safetensors").write_bytes(b"")
     found = resuming.find_checkpoint(tmp_path, SPEC)
     assert found is not None
@@ -106,14 +118,15 @@ def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: 
 
 
 def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environments_is_refused(tmp_path: Path) -> None:
-    layout = {"replay_splits": 1, "replay_envs": 4}
+    layout = {"replay_splits": 1, "replay_envs": 4, "updates_due": 3}
     state = {"env_steps": 1, "elapsed_s": 0.0, "spec": SPEC.to_data(), **layout}
-    content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, {"reward.0": torch.ones(9)})
+    replay = checkpoint.KeptReplay({"reward.0": [np.ones(9, np.float32)]}, lambda: [0])
+    content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, replay)
     older, newer = (checkpoint.save(tmp_path, content, steps, keep=5) for steps in (1, 2))
     (newer / checkpoint.REPLAY_FILE).write_bytes(b"cut short")
     found = resuming.find_checkpoint(tmp_path, SPEC)
     assert found is not None
-    assert (found.checkpoint, len(found.skipped)) == (older, 1)
+    assert (found.checkpoint, len(found.skipped), found.updates_due) == (older, 1, 3)
 
     sac = TrainConfig(algo="sac", num_workers=1, num_envs_per_worker=4)
     resuming.check_replay(found, resolve(sac))

@@ -13,7 +13,7 @@ from asyncrl.benchmarking.watch import Usage
 
 Record = Mapping[str, Any]
 
-_SHARE_PREFIXES = ("perf/", "profile/")
+_SHARE_PREFIXES = ("perf/", "profile/", "replay/")
 _LAG_FIGURES = ("lag/mean", "lag/p95", "lag/max")
 
 
@@ -37,7 +37,8 @@ class ThroughputFigures:
         peak_pss_bytes, peak_rss_bytes: see `asyncrl.benchmarking.watch.Usage`.
         startup_s: seconds from the command to the first environment step.
         lag: `lag/*` at first use by published name; means over the records, the largest for maxima.
-        shares: `perf/<role>_busy` and `profile/<role>/<phase>`, shares of time by published name.
+        shares: `perf/<role>_busy`, `profile/<role>/<phase>` and `replay/<side>_blocked`, shares of time by published
+            name.
         lag_records: mean, 95th percentile and maximum of the lag at first use, of every record in the window.
     """
 
@@ -67,6 +68,8 @@ class LearningFigures:
         final_return: mean return of the last 100 training episodes; None if none ended.
         evaluated_return: mean return of evaluation episodes of the final policy; None if none were asked for.
         curve: environment steps, seconds since the command, and mean return of the last 100 training episodes.
+        env_steps_per_s, sgd_steps_per_s: environment and optimizer steps a second between the first and the last record
+            of trained steps; None if there are no two.
     """
 
     env_steps: int
@@ -74,6 +77,8 @@ class LearningFigures:
     final_return: float | None
     evaluated_return: float | None
     curve: list[list[float]]
+    env_steps_per_s: float | None = None
+    sgd_steps_per_s: float | None = None
 
 
 def read_records(path: Path) -> list[Record]:
@@ -155,6 +160,8 @@ def learning_figures(
         final_return=summary["ep_rew_mean"],
         evaluated_return=evaluated_return,
         curve=curve,
+        env_steps_per_s=_pace(records, "env_steps"),
+        sgd_steps_per_s=_pace(records, "train/n_updates"),
     )
 
 
@@ -168,13 +175,20 @@ def _steps_and_seconds(records: Sequence[Record]) -> tuple[int, float]:
     return steps, seconds
 
 
+def _pace(records: Sequence[Record], name: str) -> float | None:
+    """How much of a count was added a second from the first record of trained steps to the last."""
+    trained = [record for record in records if record["env_steps"] > 0]
+    seconds = _difference(trained[0], trained[-1], "time/time_elapsed") if trained else 0.0
+    return _difference(trained[0], trained[-1], name) / seconds if seconds > 0.0 else None
+
+
 def _names(records: Sequence[Record], prefixes: tuple[str, ...]) -> list[str]:
     found = dict.fromkeys(name for record in records for name in record if name.startswith(prefixes))
     return sorted(name for name in found if any(record.get(name) is not None for record in records))
 
 
 def _is_share(name: str) -> bool:
-    return name.startswith("profile/") or name.endswith("_busy")
+    return name.startswith("profile/") or name.endswith(("_busy", "_blocked"))
 
 
 def _summed_up(records: Sequence[Record], name: str) -> float:

@@ -19,7 +19,8 @@ FLAGS = (
     ExtraFlag("json", "also write all figures to this file", is_bool=False),
     ExtraFlag(
         "modes",
-        "what to compare: sync, async, sampling (collecting without training) [default sync,async]",
+        "what to compare: sync, async, sampling (collecting without training), hogwild [default sync,async; hogwild "
+        "with --backend=hogwild]",
         is_bool=False,
     ),
     ExtraFlag("inference_modes", "where the policy runs: local, central [default as the settings say]", is_bool=False),
@@ -121,7 +122,7 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
     given = split_flags(argv, settings, FLAGS)
     problems = [str(problem) for problem in given.problems]
     problems += [f"--{name} cannot be set here: {_INSTEAD[name]}." for name in given.texts if name in _INSTEAD]
-    own = _read_own(given.texts, problems)
+    own = _read_own(_with_modes(given.texts, problems), problems)
     seed = given.texts.get("seed", "0")
     if not seed.isdigit():
         problems.append(f"--seed={seed} is not possible: expected a whole number, the first seed.")
@@ -133,11 +134,22 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
     passed = [
         f"--{name}={text}"
         for name, text in given.texts.items()
-        if (name in settings and name not in (*_LISTS, "seed")) or name in ("config", "preset")
+        if (name in settings and name not in (*_LISTS, "backend", "seed")) or name in ("config", "preset")
     ]
     if own.from_run is not None:
         passed = [f"--config={own.from_run / 'config.yaml'}", "--preset=none", *passed]
     return BenchmarkOptions(own, int(seed), learns, tuple(passed))
+
+
+def _with_modes(texts: Mapping[str, str], problems: list[str]) -> Mapping[str, str]:
+    """What the backend says of modes, said in `modes`."""
+    if texts.get("backend") != "hogwild" and texts.get("algo") != "a3c":
+        return texts
+    if "modes" not in texts:
+        return {**texts, "modes": "hogwild"}
+    if "backend" in texts:
+        problems.append("--backend=hogwild is short for --modes=hogwild: give one of them.")
+    return texts
 
 
 def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:

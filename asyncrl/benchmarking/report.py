@@ -14,6 +14,7 @@ Form = Callable[[float], str]
 
 _MEBIBYTE = 1024 * 1024
 _UNKNOWN = "-"
+_SETTINGS = {"throughput": "learning rate 0", "learning": "real"}
 
 
 def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
@@ -28,6 +29,7 @@ def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
         _heading(results),
         _simulation(results),
         _throughput(results),
+        _speedups(results),
         _resources(results),
         _lag(results),
         _roles(results),
@@ -123,6 +125,29 @@ def _throughput(results: Results) -> str:
     return f"## Throughput\n\n{how}\n\n{table(header, rows)}"
 
 
+def _speedups(results: Results) -> str:
+    rows = [
+        [
+            found.variant.name,
+            _SETTINGS[found.kind],
+            cell(found.env_steps_per_s),
+            cell(found.sgd_steps_per_s, lambda value: number(value, 1)),
+            cell(found.speedup, lambda value: number(value, 2)),
+            cell(found.efficiency, percent),
+        ]
+        for found in results.speedups
+    ]
+    if not rows:
+        return ""
+    how = (
+        "Environment steps a second against the fewest workers with as many environments each, within a seed; "
+        "efficiency is that divided by the ratio of workers. `python -m asyncrl.plot speedup` and `compare` take the "
+        "folders in `runs/`."
+    )
+    header = ["variant", "settings", "environment steps/s", "SGD steps/s", "speed-up", "efficiency"]
+    return f"## Speed-up over workers\n\n{how}\n\n{table(header, rows)}"
+
+
 def _resources(results: Results) -> str:
     rows = [
         [
@@ -167,7 +192,7 @@ def _roles(results: Results) -> str:
     rows = [[f"`{name}`", *(cell(figures.shares.get(name), percent) for _, figures in measured)] for name in names]
     how = (
         "Shares of time, means over the processes of a role: `_busy` at work, `profile/ROLE/PHASE` at what, or waiting "
-        "for whom."
+        "for whom; `_blocked` by the ratio of updates to steps."
     )
     return f"## What the roles do\n\n{how}\n\n{table(['share of time', *(name for name, _ in measured)], rows)}"
 

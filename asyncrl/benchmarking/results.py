@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asyncrl.benchmarking.figures import LearningFigures, ThroughputFigures
 from asyncrl.benchmarking.statistics import Spread, first_reached, spread, uniform_lag
 from asyncrl.benchmarking.store import Figures, SimulationFigures
-from asyncrl.benchmarking.variants import Task, Variant, layouts_of
+from asyncrl.benchmarking.variants import Task, TaskKind, Variant, layouts_of
 
 FORMAT_VERSION = 1
 
@@ -95,6 +95,26 @@ class VariantResult:
 
 
 @dataclass(frozen=True)
+class Speedup:
+    """A variant against the one with the fewest workers of those that are the same otherwise, within each seed.
+
+    Attributes:
+        variant: which one.
+        kind: what kind of runs it was measured in.
+        env_steps_per_s, sgd_steps_per_s: environment and optimizer steps a second.
+        speedup: environment steps a second, divided by those with the fewest workers.
+        efficiency: speed-up divided by the ratio of workers; 1.0 is 100 %.
+    """
+
+    variant: Variant
+    kind: TaskKind
+    env_steps_per_s: Spread
+    sgd_steps_per_s: Spread
+    speedup: Spread
+    efficiency: Spread
+
+
+@dataclass(frozen=True)
 class Results:
     """Everything.
 
@@ -102,6 +122,7 @@ class Results:
         about: what was measured.
         simulation: environment steps a second of pure simulation, by layout.
         variants: in the order in which they were asked for.
+        speedups: of variants that differ in their workers only; none if there are no such variants.
         missing: measurements without a result, and why.
         lag_within_dataset: mean, 95th percentile and maximum of the versions by which samples age inside a dataset.
     """
@@ -109,6 +130,7 @@ class Results:
     about: About
     simulation: dict[str, Spread]
     variants: tuple[VariantResult, ...]
+    speedups: tuple[Speedup, ...]
     missing: dict[str, str]
     lag_within_dataset: tuple[float, float, int]
 
@@ -152,6 +174,7 @@ def summarize(
         about=about,
         simulation={name: spread(list(by_seed.values())) for name, by_seed in rates.items() if by_seed},
         variants=tuple(results),
+        speedups=(*_speedups(variants, measured, "throughput"), *_speedups(variants, measured, "learning")),
         missing=dict(missing),
         lag_within_dataset=uniform_lag(about.updates_per_dataset),
     )
@@ -212,6 +235,26 @@ def _learning(by_seed: Mapping[int, LearningFigures], thresholds: Iterable[float
         ),
         curves={seed: run.curve for seed, run in by_seed.items()},
     )
+
+
+def _speedups(variants: Sequence[Variant], measured: Mapping[Task, Figures], kind: TaskKind) -> Iterator[Speedup]:
+    names = {variant.name: variant for variant in variants}
+    paces: dict[Variant, dict[int, tuple[float, float]]] = {}
+    for task, figures in measured.items():
+        if task.kind != kind or task.name not in names or isinstance(figures, SimulationFigures):
+            continue
+        if figures.env_steps_per_s is not None and figures.sgd_steps_per_s is not None:
+            paces.setdefault(names[task.name], {})[task.seed] = (figures.env_steps_per_s, figures.sgd_steps_per_s)
+    for variant in filter(paces.__contains__, variants):
+        alike = [other for other in paces if other.but_for_workers == variant.but_for_workers]
+        base = min(alike, key=lambda other: other.layout.num_workers)
+        ratios = [pace[0] / paces[base][seed][0] for seed, pace in paces[variant].items() if seed in paces[base]]
+        if len(alike) == 1 or not ratios:
+            continue
+        ideal = variant.layout.num_workers / base.layout.num_workers
+        steps, updates = zip(*paces[variant].values(), strict=True)
+        efficiencies = [ratio / ideal for ratio in ratios]
+        yield Speedup(variant, kind, spread(steps), spread(updates), spread(ratios), spread(efficiencies))
 
 
 def _named(found: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

@@ -77,6 +77,8 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
     for flags, mode in combinations(own.modes, own.inference_modes, own.num_workers, own.num_envs_per_worker):
         checked = _check((*(protocol.throughput or protocol.learning or ()), *mode_flags(mode), *flags))
         plan = checked.plan
+        if (plan.hogwild is not None) != (mode == "hogwild"):
+            raise UsageError(f"--modes={mode} does not fit settings that ask for another backend: give --modes=hogwild")
         variants[Variant(mode, plan.inference_mode, Layout(plan.num_workers, plan.num_envs_per_worker))] = None
         configs.append(checked.config)
     tasks = ordered_tasks(list(variants), options.seeds, protocol)

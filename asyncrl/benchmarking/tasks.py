@@ -87,7 +87,7 @@ class Workshop:
             read_records(folder.metrics),
             startup_s=summary["startup_s"] or 0.0,
             warm_up_s=self.warm_up_s,
-            num_epochs=0 if SAMPLING_FLAG in task.flags else config.num_epochs,
+            num_epochs=num_passes(task, config),
             usage=finished.usage,
             replay_batch_size=config.batch_size if config.is_off_policy else None,
         )
@@ -121,6 +121,13 @@ class Workshop:
         folder = self.output / "logs"
         folder.mkdir(exist_ok=True)
         return folder / f"{name}.log"
+
+
+def num_passes(task: Task, config: TrainConfig) -> int:
+    """Returns how often each collected sample is trained on, where samples are not drawn from a replay."""
+    if SAMPLING_FLAG in task.flags:
+        return 0
+    return 1 if config.backend == "hogwild" else config.num_epochs
 
 
 def _last_error(log: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-Mode = Literal["sync", "async", "sampling"]
+Mode = Literal["sync", "async", "sampling", "hogwild"]
 TaskKind = Literal["simulation", "throughput", "learning"]
 
 SAMPLING_FLAG = "--debug_skip_training=True"
@@ -33,7 +33,7 @@ class Variant:
     """One way to run the same task.
 
     Attributes:
-        mode: collecting in turn with training, or meanwhile, or without any.
+        mode: collecting in turn with training, or meanwhile, or without any; or the Hogwild backend.
         inference_mode: where the policy runs.
         layout: rollout workers and environments, as the plan resolved them.
     """
@@ -56,6 +56,11 @@ class Variant:
             f"--num_workers={self.layout.num_workers}",
             f"--num_envs_per_worker={self.layout.num_envs_per_worker}",
         )
+
+    @property
+    def but_for_workers(self) -> tuple[str, str, int]:
+        """What variants have in common that differ in their workers only."""
+        return self.mode, self.inference_mode, self.layout.num_envs_per_worker
 
     @property
     def learns(self) -> bool:
@@ -99,6 +104,8 @@ class Protocol:
 
 def mode_flags(mode: Mode) -> tuple[str, ...]:
     """Returns the settings that make a run one of this mode."""
+    if mode == "hogwild":
+        return ("--backend=hogwild",)
     return (f"--async_rl={mode != 'sync'}", *((SAMPLING_FLAG,) if mode == "sampling" else ()))
 
 

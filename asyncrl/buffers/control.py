@@ -17,10 +17,13 @@ class StopRequest(enum.IntEnum):
 
 
 class RunControl:
-    """Stop and best words (written by the runner), end word (by the learner), progress words (one writer each)."""
+    """Stop and best words (written by the runner), end word (by the learner), progress words (one writer each).
 
-    _STOP, _ENDED, _NUM_BEST = range(3)
-    _STEPS, _FIRST_STEP_NS = range(2)
+    The episode word is set by whoever has finished an episode, and never cleared.
+    """
+
+    _STOP, _ENDED, _NUM_BEST, _EPISODE = range(4)
+    _STEPS, _FIRST_STEP_NS, _TURNS = range(3)
 
     def __init__(self, arena: Arena, num_workers: int) -> None:
         """Views the words."""
@@ -71,6 +74,29 @@ class RunControl:
     def collected_steps(self, worker_idx: int) -> int:
         """Environment steps that a worker has collected."""
         return int(self._progress[worker_idx][self._STEPS])
+
+    @property
+    def total_steps(self) -> int:
+        """Environment steps that all workers have collected."""
+        return sum(int(words[self._STEPS]) for words in self._progress)
+
+    def count_turn(self, worker_idx: int) -> None:
+        """Notes that a worker has looked after all its splits once, or has waited once (that worker)."""
+        self._progress[worker_idx][self._TURNS] += 1
+
+    def progress(self, worker_idx: int) -> int:
+        """A number that stands still only while a worker is inside a call that does not return."""
+        words = self._progress[worker_idx]
+        return int(words[self._STEPS] + words[self._TURNS])
+
+    def note_episode(self) -> None:
+        """Says that an episode was finished: environments work as they are meant to (rollout workers)."""
+        self._words[self._EPISODE] = 1
+
+    @property
+    def has_finished_episode(self) -> bool:
+        """Whether the run has finished an episode."""
+        return bool(self._words[self._EPISODE])
 
     @property
     def first_step_at(self) -> float | None:

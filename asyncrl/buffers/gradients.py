@@ -2,7 +2,8 @@
 
     FREE --write (worker)--> READY --take (combiner)--> TAKEN --free (combiner, after it has published)--> FREE
 
-A worker without a free place waits, so no gradient is of weights that are many combinations old.
+A worker without a free place waits, so no gradient is of weights that are many combinations old. A place becomes READY
+after its gradient is whole: a worker that is killed before leaves it FREE, so its successor needs no repair.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class GradientPlaces:
         """A place that the worker may write, None if it has to wait."""
         own = range(worker_idx * PLACES, (worker_idx + 1) * PLACES)
         return next((place for place in own if self._state[place] == PlaceState.FREE), None)
+
+    def last_number(self, worker_idx: int) -> int:
+        """The number of the last gradient that the worker has handed over, 0 if there was none."""
+        return int(max(self._order[place] for place in range(worker_idx * PLACES, (worker_idx + 1) * PLACES)))
 
     def write(self, place: int, gradient: npt.NDArray[np.float32], number: int) -> None:
         """Hands a gradient over (worker); `number` counts the worker's own."""

@@ -11,7 +11,7 @@ the observation of row c + 1 - R are destroyed: with the cursor at c, the rows f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy.typing as npt
 from asyncrl.buffers.answers import ActionAnswer
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.envs.spec import EnvSpec, stored_action
+from asyncrl.runtime.checkpoint import KeptReplay
 
 _UNLIMITED = 2**62
 _SPARE_ROWS = 2  # the row that is being written, and the one whose observation is
@@ -147,26 +148,40 @@ class ReplayStripes:
         """
         self._mail[place[0]] = answer.action[envs]
 
-    def content(self) -> dict[str, npt.NDArray[Any]]:
-        """Copies all rows that are whole, oldest first (learner); workers may go on writing meanwhile.
+    def close_episodes(self, split_idx: int) -> None:
+        """Ends what a worker that died has left open (the worker that follows it, before its first row).
 
-        Returns:
-            By stripe and field, `[rows, E, ...]`, one observation more than rows; and the counters.
+        The row after the last complete one becomes a final observation, of which no transition starts. So none leads
+        from what the dead worker saw into the episodes that begin now, and nothing of its unpublished row is kept.
         """
-        content: dict[str, npt.NDArray[Any]] = {"env_steps": np.array(self._env_steps, dtype=np.int64)}
+        if self._num_rows[split_idx] > 0:
+            self._close_after(split_idx, self._num_rows[split_idx])
+            self._num_rows[split_idx] += 1
+
+    def content(self) -> KeptReplay:
+        """All rows that are whole, oldest first (learner), as views; workers may go on writing meanwhile.
+
+        Columns are named by field and stripe and have one observation more than rows; `env_steps` has the counters.
+        """
+        columns: dict[str, list[npt.NDArray[Any]]] = {"env_steps": [np.array(self._env_steps, dtype=np.int64)]}
+        spans = []
         for split_idx in range(self.num_splits):
             stop = self._num_rows[split_idx]
-            start = self.first_whole_row(split_idx)
-            copies = {
-                name: np.take(field[split_idx], np.arange(start, stop + (name == "obs")), axis=0, mode="wrap")
-                for name, field in self._fields.items()
-            }
-            # Rows that were overwritten while they were copied, at most all: the observation after them stays.
-            lost = min(max(0, self.first_whole_row(split_idx) - start), stop - start)
-            content.update({f"{name}.{split_idx}": copy[lost:] for name, copy in copies.items()})
-        return content
+            start = min(self.first_whole_row(split_idx), stop)
+            spans.append((start, stop))
+            for name, field in self._fields.items():
+                columns[f"{name}.{split_idx}"] = _unwrap(field[split_idx], start, stop + (name == "obs"))
 
-    def restore(self, content: Mapping[str, npt.NDArray[Any]]) -> None:
+        def count_lost() -> list[int]:
+            # Rows that were overwritten while they were read, at most all: the observation after them stays.
+            return [
+                min(max(0, self.first_whole_row(split_idx) - start), stop - start)
+                for split_idx, (start, stop) in enumerate(spans)
+            ]
+
+        return KeptReplay(columns, count_lost)
+
+    def restore(self, kept: KeptReplay) -> None:
         """Fills an empty replay with what `content` gave, before any worker starts.
 
         Episodes that were open are closed: the row after the last holds their last observation and is no start, so no
@@ -175,24 +190,45 @@ class ReplayStripes:
         Raises:
             ValueError: it is of another number of splits or environments.
         """
-        counts = content["env_steps"]
-        found = (len(counts), *content["reward.0"].shape[1:])
+        columns, (counts,) = kept.columns, kept.columns["env_steps"]
+        found = (len(counts), *columns["reward.0"][0].shape[1:])
         if found != (self.num_splits, self.num_envs):
             raise ValueError(
                 f"the saved replay is of {found[0]} splits of {found[1]} environments, "
                 f"the run has {self.num_splits} of {self.num_envs}"
             )
-        for split_idx in range(self.num_splits):
-            saved = len(content[f"reward.{split_idx}"])
-            kept = min(saved, self.capacity - _SPARE_ROWS - 1)
+        for split_idx, lost in enumerate(kept.count_lost()):
+            saved = sum(map(len, columns[f"reward.{split_idx}"])) - lost
+            num_rows = min(saved, self.capacity - _SPARE_ROWS - 1)
             for name, field in self._fields.items():
-                field[split_idx, : kept + (name == "obs")] = content[f"{name}.{split_idx}"][saved - kept :]
-            if kept > 0:
-                was_open = self.valid[split_idx, kept - 1] & ~self.terminated[split_idx, kept - 1]
-                self.truncated[split_idx, kept - 1] |= was_open
-                self.valid[split_idx, kept] = False
+                _copy_newest(columns[f"{name}.{split_idx}"], field[split_idx, : num_rows + (name == "obs")])
+            if num_rows > 0:
+                self._close_after(split_idx, num_rows)
             self._env_steps[split_idx] = int(counts[split_idx])
-            self._num_rows[split_idx] = kept + (kept > 0)
+            self._num_rows[split_idx] = num_rows + (num_rows > 0)
+
+    def _close_after(self, split_idx: int, num_rows: int) -> None:
+        """Truncates the episodes that are open after so many rows; the row after them is no start."""
+        last, after = (num_rows - 1) % self.capacity, num_rows % self.capacity
+        was_open = self.valid[split_idx, last] & ~self.terminated[split_idx, last]
+        self.truncated[split_idx, last] |= was_open
+        self.valid[split_idx, after] = False
+
+
+def _unwrap(column: npt.NDArray[Any], start: int, stop: int) -> list[npt.NDArray[Any]]:
+    """Rows from `start` to before `stop` of a ring, as two views that follow one another."""
+    at = start % len(column)
+    older = column[at : at + stop - start]
+    return [older, column[: stop - start - len(older)]]
+
+
+def _copy_newest(parts: Sequence[npt.NDArray[Any]], out: npt.NDArray[Any]) -> None:
+    """Fills `out` with the last rows of a column."""
+    rest = len(out)
+    for part in reversed(parts):
+        count = min(rest, len(part))
+        out[rest - count : rest] = part[len(part) - count :]
+        rest -= count
 
 
 class ReplayLimits:

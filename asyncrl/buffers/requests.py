@@ -38,6 +38,10 @@ class RequestTable:
             return None
         return int(self._slot[split_idx]), int(self._row[split_idx])
 
+    def close(self, split_idx: int) -> None:
+        """Ends the request of a split whose worker died, if one is open (server)."""
+        self._response_seq[split_idx] = self._request_seq[split_idx]
+
     def answer(self, split_idx: int) -> None:
         """Says that the actions are written (server)."""
         self._response_seq[split_idx] = self._request_seq[split_idx]

@@ -33,7 +33,7 @@ def shared_tensor_specs(sizes: Mapping[str, int], moments: Mapping[str, int], nu
         specs.extend(ArraySpec(f"shared.{name}.{part}", "float32", (size,)) for part in ("value", "first", "second"))
         specs.append(ArraySpec(f"shared.{name}.steps", "int64", (num_workers + 1,)))
     for name, size in moments.items():
-        specs.append(ArraySpec(f"moments.{name}.values", "float64", (num_workers + 1, 1 + 2 * size)))
+        specs.append(ArraySpec(f"moments.{name}.values", "float64", (num_workers + 1, 2, 1 + 2 * size)))
         specs.append(ArraySpec(f"moments.{name}.written", "int64", (num_workers + 1,)))
     specs.append(ArraySpec("shared.resting", "int64", (num_workers,)))
     specs.append(ArraySpec("return_units.values", "float32", (2,)))
@@ -64,7 +64,11 @@ class SharedTensor:
 
 
 class SharedMoments:
-    """Count, mean and variance of what each owner has seen, in entries with one writer each."""
+    """Count, mean and variance of what each owner has seen, in entries with one writer each.
+
+    An entry has two places that take turns: the one with number `written % 2` is whole, so an owner that is killed
+    while it writes the other leaves nothing half-written behind.
+    """
 
     def __init__(self, arena: Arena, name: str) -> None:
         """Views the arrays that `shared_tensor_specs` described."""
@@ -74,27 +78,34 @@ class SharedMoments:
     @property
     def size(self) -> int:
         """Elements of the vectors."""
-        return (int(self._values.shape[1]) - 1) // 2
+        return (int(self._values.shape[2]) - 1) // 2
 
     def write(self, owner: int, count: int, mean: DoubleArray, variance: DoubleArray) -> None:
         """Replaces an owner's entry (that owner)."""
-        size, before = self.size, self._written[owner]
-        self._written[owner] = before + 1 + before % 2  # odd, also after one who died while it was
-        self._values[owner, 0] = count
-        self._values[owner, 1 : 1 + size] = mean
-        self._values[owner, 1 + size :] = variance
-        self._written[owner] += 1
+        size, written = self.size, self._written[owner] + 1
+        entry = self._values[owner, written % 2]
+        entry[0] = count
+        entry[1 : 1 + size] = mean
+        entry[1 + size :] = variance
+        self._written[owner] = written
 
     def read(self, owner: int) -> DoubleArray | None:
-        """Copies an owner's entry: count, means, variances; None while it is being written."""
-        before = self._written[owner]
-        entry = self._values[owner].copy()
-        return None if before % 2 == 1 or self._written[owner] != before else entry
+        """Copies an owner's entry: count, means, variances; None if it was written meanwhile."""
+        written = self._written[owner]
+        entry = self._values[owner, written % 2].copy()
+        return entry if self._written[owner] == written else None
 
-    @property
-    def num_owners(self) -> int:
-        """Entries that there are."""
-        return len(self._written)
+    def new_entries(self) -> DoubleArray:
+        """Room for the entries of all owners, `[owners, 1 + 2 * size]`, as if nobody had seen anything."""
+        return np.zeros_like(self._values)
+
+    def read_all(self, entries: DoubleArray) -> None:
+        """Copies the entries of all owners; of those that are being written `entries` keeps what it has."""
+        before = self._written.tolist()
+        values = self._values.copy()
+        for owner, (then, now) in enumerate(zip(before, self._written.tolist(), strict=True)):
+            if then == now and then % 2 == 0:
+                entries[owner] = values[owner]
 
 
 class ReturnUnits:

@@ -3,7 +3,8 @@
     FREE --grant (learner)--> FILLING --finish (worker)--> READY --take (learner)--> TRAINING --free (learner)--> FREE
 
 The learner owns a slot that is FREE or TRAINING, and gives FILLING to a split; the worker of that split owns it until
-it is READY. The words are the truth; rings only carry the news.
+it is READY. The words are the truth; rings only carry the news. When the worker dies the learner owns its FILLING slots
+too, as soon as nobody answers its requests any more (`asyncrl.buffers.departures`), and grants them anew.
 """
 
 from __future__ import annotations
@@ -99,6 +100,18 @@ class TrajectorySlots:
         self._owner[slot] = split_idx
         self._generation[slot] += 1
         self._state[slot] = SlotState.FILLING
+
+    def grant_anew(self, slot: int) -> int:
+        """Empties a slot whose worker died while it filled it, and leaves it with the same split (learner).
+
+        Returns:
+            Samples that are lost: valid ones of whole rows.
+        """
+        self._require(slot, SlotState.FILLING)
+        num_lost = int((self.valid[slot] & ~np.isnan(self.reward[slot])).sum())
+        self._poison(slot)
+        self._generation[slot] += 1
+        return num_lost
 
     def finish(self, slot: int, split_idx: int) -> None:
         """Hands a filled slot to the learner (worker)."""

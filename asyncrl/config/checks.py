@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
 from asyncrl.config.problems import Problem
+from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import TrainConfig
 
 MOST_PROCESSES = 240
@@ -32,18 +33,40 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
         *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config),
+        *_memory(config, plan),
         *_saving(config),
     ]
 
 
-def find_warnings(config: TrainConfig, plan: ResourcePlan) -> list[Problem]:
-    """What is allowed, and still probably not what was meant."""
-    return [*_warn_ignored(config, plan), *_warn_resources(plan), *_warn_learning(config, plan)]
+def find_warnings(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) -> list[Problem]:
+    """What is allowed, and still probably not what was meant.
+
+    Args:
+        config: the settings.
+        plan: what they were resolved to.
+        given: settings that the user named; only of these it is said that they have no effect.
+    """
+    return [
+        *_warn_unread(config, plan, given),
+        *_warn_serial(plan),
+        *_warn_resources(plan),
+        *_warn_learning(config, plan),
+    ]
 
 
 def _environment(config: TrainConfig) -> Iterator[Problem]:
     if not config.env:
         yield Problem(("env",), "no environment was given.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
+
+
+def _memory(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if config.use_rnn and config.is_off_policy:
+        text = f"--algo={config.algo} draws single steps from a replay, which a memory (--use_rnn) cannot learn from."
+        yield Problem(("use_rnn", "algo"), text, ("--use_rnn=False", "--algo=ppo"))
+    elif config.use_rnn and plan.rollout % plan.recurrence != 0:
+        text = f"a rollout of {plan.rollout} steps cannot be cut into sequences of recurrence = {plan.recurrence}."
+        fitting = next(size for size in range(plan.recurrence, 0, -1) if plan.rollout % size == 0)
+        yield Problem(("recurrence", "rollout"), text, (f"--recurrence={fitting}", "--recurrence=auto"))
 
 
 def _processes(plan: ResourcePlan) -> Iterator[Problem]:
@@ -132,9 +155,6 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
     if config.is_off_policy and hogwild.mode != "shared":
         text = f"--hogwild_mode={hogwild.mode} is for A2C; SAC acts with and updates the shared parameters."
         yield Problem(("hogwild_mode", "algo"), text, ("--hogwild_mode=shared",))
-    if plan.device != "cpu":
-        text = f"--device={plan.device}: the Hogwild backend works on the CPU."
-        yield Problem(("device", "backend"), text, ("--device=cpu",))
     if config.inference_mode == "central":
         text = "--inference_mode=central: Hogwild workers act with the networks that they train."
         yield Problem(("inference_mode", "backend"), text, ("--inference_mode=local",))
@@ -184,6 +204,9 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
     if config.checkpoint_resets and not config.save_replay:
         text = "--checkpoint_resets=True goes on from each checkpoint, which needs the replay in it."
         yield Problem(("checkpoint_resets", "save_replay"), text, ("--save_replay=True",))
+    if config.compile == "cuda_graph" and not plan.device.startswith("cuda"):
+        text = f"--compile=cuda_graph needs a CUDA device, but updates run on --device={plan.device}."
+        yield Problem(("compile", "device"), text, ("--compile=auto",))
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = "debug_forced_lag, debug_skip_training and with_vtrace are for algorithms that learn from trajectories."
         yield Problem(("debug_forced_lag", "debug_skip_training", "with_vtrace", "algo"), text)
@@ -255,24 +278,21 @@ def _learning(config: TrainConfig) -> Iterator[Problem]:
         yield Problem(("batch_size", "normalize_advantage"), text, ("--normalize_advantage=False",))
 
 
-def _warn_ignored(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+def _warn_unread(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) -> Iterator[Problem]:
+    unread: dict[str, list[str]] = {}
+    for name in given:
+        missing = missing_for(name, config, plan.inference_mode)
+        if missing is not None and getattr(config, name) != TrainConfig.model_fields[name].default:
+            unread.setdefault(missing, []).append(name)
+    if unread:
+        listed = "; ".join(f"--{', --'.join(names)} (read with {missing})" for missing, names in unread.items())
+        yield Problem(tuple(name for names in unread.values() for name in names), f"no effect in this run: {listed}.")
+
+
+def _warn_serial(plan: ResourcePlan) -> Iterator[Problem]:
     if plan.serial_mode and plan.async_rl and plan.hogwild is None:
         text = "serial mode collects and trains strictly in turn, although async_rl=True."
         yield Problem(("async_rl", "serial_mode"), text, ("--async_rl=False",))
-    if plan.serial_mode and config.inference_mode == "central":
-        text = "serial mode computes actions in its one process, although inference_mode=central."
-        yield Problem(("inference_mode", "serial_mode"), text)
-    names = ("hogwild_mode", "hogwild_optimizer", "num_gradients_to_combine", "combine_gradients")
-    given = tuple(name for name in names if getattr(config, name) != TrainConfig.model_fields[name].default)
-    if plan.hogwild is None and given:
-        text = f"{', '.join(given)}: no effect with --backend={config.backend}."
-        yield Problem(given, text, ("--backend=hogwild",))
-    if plan.inference_mode == "local" and config.num_inference_workers > 1:
-        text = f"num_inference_workers={config.num_inference_workers} has no effect: inference is local."
-        yield Problem(("num_inference_workers",), text, ("--inference_mode=central",))
-    if not plan.async_rl and plan.num_batches_to_accumulate > 1:
-        text = f"num_batches_to_accumulate={plan.num_batches_to_accumulate} has no effect with async_rl=False."
-        yield Problem(("num_batches_to_accumulate",), text)
 
 
 def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:

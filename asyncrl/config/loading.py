@@ -49,6 +49,11 @@ class LoadedConfig:
     saved: TrainConfig | None = None
     problems: tuple[Problem, ...] = ()
 
+    @property
+    def given(self) -> tuple[str, ...]:
+        """Settings that the user named, by flag or in a file of their own."""
+        return tuple(name for name, origin in self.origins.items() if origin == "flag" or origin.startswith("file "))
+
 
 _OF_THE_COMMAND = {"train_dir", "experiment", "restart_behavior", "quiet"}  # a command says these anew, or not at all
 

@@ -24,7 +24,7 @@ class Preset:
     Attributes:
         name: the file's name without its ending.
         path: the file.
-        envs: glob patterns of the environment ids that it is for.
+        envs: glob patterns of the environment ids that it is for; none if it is taken by its name only.
         settings: values for the algorithms that learn from trajectories.
         for_algo: by algorithm, values on top of those; for one that learns from a replay all there are.
     """

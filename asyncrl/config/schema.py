@@ -235,6 +235,12 @@ class TrainConfig(BaseModel):
         "numbers in the matrix products of training; weights and losses are float32 always. auto takes bf16 where the "
         "processor or the device multiplies it faster",
     )
+    compile: Literal["auto", "off", "inductor", "cuda_graph"] = _setting(
+        "auto",
+        "replay",
+        "run each update as one CUDA graph (cuda_graph) or by torch.compile (inductor); auto is cuda_graph on such a "
+        "device and off on a CPU, where torch.compile made updates slower",
+    )
 
     # The Hogwild backend
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _setting(
@@ -281,6 +287,20 @@ class TrainConfig(BaseModel):
     initial_stddev: PositiveFloat = _setting(1.0, "model", "continuous actions: deviation at the start")
     squash_actions: bool = _setting(
         False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
+    )
+
+    # When processes die or hang
+    env_step_timeout: PositiveFloat = _setting(
+        180.0,
+        "supervision",
+        "seconds without an environment step after which a rollout worker that could step is killed and started again",
+    )
+    max_restarts: Annotated[int, Field(ge=0)] = _setting(
+        10, "supervision", "rollout and inference workers started again within restart_window_s; the next ends the run"
+    )
+    restart_window_s: PositiveFloat = _setting(600.0, "supervision", "seconds for which a restart counts")
+    max_learner_restarts: Annotated[int, Field(ge=0)] = _setting(
+        0, "supervision", "how often a run whose learner died begins again from its last checkpoint by itself"
     )
 
     # What is shown

@@ -19,6 +19,7 @@ SECTION_TITLES = {
     "replay": "learning from a replay (SAC)",
     "hogwild": "the Hogwild backend",
     "model": "model",
+    "supervision": "what goes wrong",
     "watching": "what is shown",
 }
 

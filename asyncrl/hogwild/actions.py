@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
-import numpy.typing as npt
-
-from asyncrl.buffers.answers import ActionAnswer, ObservationDesk
-
-Act = Callable[[npt.NDArray[Any], npt.NDArray[Any]], ActionAnswer]
+from asyncrl.buffers.answers import ObservationDesk
+from asyncrl.models.acting import Act
 
 
 class OwnActions:

@@ -16,15 +16,23 @@ from asyncrl.models.flat import read_block
 
 _MOST_READS = 1000
 _REUNIT_AT = 0.01
+_CPU = torch.device("cpu")
 
 
 class HogwildActorCritic(OnPolicyLearner):
     """Learns from rollouts of one pass and one minibatch each."""
 
-    def __init__(self, model: ActorCritic, config: TrainConfig, storage: Storage, units: ReturnUnits | None) -> None:
+    def __init__(
+        self,
+        model: ActorCritic,
+        config: TrainConfig,
+        storage: Storage,
+        units: ReturnUnits | None,
+        device: torch.device = _CPU,
+    ) -> None:
         """Starts with the shared weights as they are; without `units`, statistics come with the weights."""
         once = config.model_copy(update={"num_epochs": 1, "num_batches_per_epoch": 1, "shuffle_minibatches": False})
-        super().__init__(model, once, torch.device("cpu"), storage)
+        super().__init__(model, once, device, storage)
         self._units = units
         self._begun_at = 0
         if units is not None:

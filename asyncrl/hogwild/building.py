@@ -29,11 +29,12 @@ from asyncrl.envs.making import env_seed
 from asyncrl.hogwild.a2c_worker import HogwildA2cWorker
 from asyncrl.hogwild.actions import OwnActions
 from asyncrl.hogwild.actor_critic import HogwildActorCritic, KeptActorCritic
-from asyncrl.hogwild.clock import GlobalClock
+from asyncrl.hogwild.clock import GlobalClock, saved_worker_steps
 from asyncrl.hogwild.gradients import SendingStorage
 from asyncrl.hogwild.keeper import GradientCombiner, HogwildKeeper
 from asyncrl.hogwild.sac_worker import HogwildSacWorker
-from asyncrl.hogwild.storage import InitialStorage, SharedStorage
+from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
+from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import CRITIC, OffPolicyLearner
 from asyncrl.learner.on_policy import MODEL, LearnerState, OnPolicyLearner
@@ -41,7 +42,6 @@ from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.storage import Storage
 from asyncrl.models.acting import make_act
-from asyncrl.models.array_policy import make_array_policy
 from asyncrl.models.making import make_actor_critic
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
@@ -50,8 +50,7 @@ from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.replay_worker import ReplaySplit
 from asyncrl.rollout.split import Split
 from asyncrl.run_setup import RunSetup, state_to_begin_with
-
-HogwildWorker = HogwildA2cWorker | HogwildSacWorker
+from asyncrl.runtime import checkpoint
 
 _ACTING_SEEDS = 1 << 20
 _LOOK_EVERY_S = 0.01
@@ -71,7 +70,7 @@ def build_hogwild_keeper(
         phases: the keeper's time goes here.
     """
     _initialize(setup)
-    config, clock = setup.config, _clock(setup)
+    config, clock = setup.config, _clock(setup, _worker_steps_before(setup))
     storage = SharedStorage(setup.arena, RUN)
     publisher = WeightsPublisher(WeightsChannel(setup.arena), 0)
     if config.is_off_policy:
@@ -113,17 +112,17 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
         time.sleep(_LOOK_EVERY_S)
     own = setup.plan.of_one_worker
     arena = Arena.create(arena_specs(setup.spec, own, num_weights=1))
+    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer())
     if own.replay is not None:
-        return _build_sac_worker(setup, own.replay, worker_idx, arena)
-    return _build_a2c_worker(setup, hogwild, worker_idx, arena, keeper)
+        return _build_sac_worker(setup, own.replay, parts)
+    return _build_a2c_worker(setup, hogwild, parts, keeper)
 
 
-def _build_a2c_worker(
-    setup: RunSetup, hogwild: HogwildPlan, worker_idx: int, arena: Arena, keeper: Waker
-) -> HogwildA2cWorker:
-    config, phases = setup.config, PhaseTimer()
+def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts, keeper: Waker) -> HogwildA2cWorker:
+    config, worker_idx = setup.config, parts.worker_idx
     owner = worker_idx + 1
-    shared = SharedStorage(setup.arena, owner, is_private=hogwild.mode == "synced")
+    device = torch.device(setup.plan.device)
+    shared = SharedStorage(setup.arena, owner, Copies.PULLED if hogwild.mode == "synced" else _copies_on(device))
     storage: Storage = shared
     units: ReturnUnits | None = ReturnUnits(setup.arena)
     has_room: Callable[[], bool] = _always
@@ -137,47 +136,45 @@ def _build_a2c_worker(
         def has_room() -> bool:
             return places.free_place(worker_idx) is not None
 
-    learner = HogwildActorCritic(make_actor_critic(setup.spec, config), config, storage, units)
+    learner = HogwildActorCritic(make_actor_critic(setup.spec, config), config, storage, units, device)
     if hogwild.mode == "gradients":
         pull = _pull_published(setup, learner)
-    slots = TrajectorySlots(arena)
+    slots = TrajectorySlots(parts.arena)
     slots.reset()
-    act = make_act(learner.model, _CPU, _acting_seed(setup, worker_idx))
+    act = make_act(learner.model, device, _acting_seed(setup, worker_idx))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps)
     return HogwildA2cWorker(
-        worker_idx=worker_idx,
-        split=Split(0, group, slots, actions, phases),
+        parts,
+        split=Split(0, group, slots, actions, parts.phases),
         recurrence=setup.plan.recurrence,
         slots=slots,
         learner=learner,
         pull=pull,
         has_room=has_room,
-        clock=_clock(setup),
-        control=setup.control,
-        phases=phases,
-        arena=arena,
     )
 
 
-def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, worker_idx: int, arena: Arena) -> HogwildSacWorker:
-    config, phases = setup.config, PhaseTimer()
+def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, parts: WorkerParts) -> HogwildSacWorker:
+    config, worker_idx = setup.config, parts.worker_idx
     config = config.model_copy(update={"seed": _acting_seed(setup, worker_idx)})  # noise of its own
     actor = SacActor(setup.spec, config)
-    learner = OffPolicyLearner(actor, config, setup.spec, _CPU, SharedStorage(setup.arena, worker_idx + 1))
+    device = torch.device(setup.plan.device)
+    storage = SharedStorage(setup.arena, worker_idx + 1, _copies_on(device))
+    learner = OffPolicyLearner(actor, config, setup.spec, device, storage)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
-    stripes, limits = ReplayStripes(arena), ReplayLimits(arena)
-    trained = make_array_policy(actor, config.seed)
+    stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
+    act_trained = make_act(actor, device, config.seed)
     untrained = UniformPolicy(actor.distribution, config.seed)
     actions = OwnActions(
-        lambda obs, state: trained.act(obs) if learner.policy_version > 0 else untrained.act(obs),
+        lambda obs, state: act_trained(obs, state) if learner.policy_version > 0 else untrained.act(obs),
         stripes,
         lambda: learner.policy_version,
     )
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.first_env_steps)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps)
     return HogwildSacWorker(
-        worker_idx=worker_idx,
-        split=ReplaySplit(0, group, stripes, actions, phases),
+        parts,
+        split=ReplaySplit(0, group, stripes, actions, parts.phases),
         stripes=stripes,
         limits=limits,
         limiter=ReplayLimiter(limits, replay, stripes, is_async=False, most_env_steps=config.train_for_env_steps),
@@ -186,10 +183,6 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, worker_idx: int, aren
         ),
         learner=learner,
         config=config,
-        clock=_clock(setup),
-        control=setup.control,
-        phases=phases,
-        arena=arena,
     )
 
 
@@ -225,14 +218,28 @@ def _pull_published(setup: RunSetup, learner: HogwildActorCritic) -> Callable[[]
     return pull
 
 
-def _clock(setup: RunSetup) -> GlobalClock:
+def _copies_on(device: torch.device) -> Copies:
+    """What stands for the shared values, which are the CPU's."""
+    return Copies.NONE if device.type == "cpu" else Copies.FOLLOWING
+
+
+def _clock(setup: RunSetup, worker_steps_before: Sequence[int] = ()) -> GlobalClock:
     return GlobalClock(
-        setup.arena, setup.control, setup.plan.num_workers, setup.first_env_steps, setup.config.train_for_env_steps
+        setup.arena,
+        setup.control,
+        setup.plan.num_workers,
+        setup.first_env_steps,
+        setup.config.train_for_env_steps,
+        worker_steps_before,
     )
 
 
+def _worker_steps_before(setup: RunSetup) -> Sequence[int]:
+    return () if setup.resume_from is None else saved_worker_steps(checkpoint.load_state(setup.resume_from))
+
+
 def _acting_seed(setup: RunSetup, worker_idx: int) -> int:
-    return env_seed(setup.config.seed, _ACTING_SEEDS + worker_idx, setup.first_env_steps)
+    return env_seed(setup.config.seed, _ACTING_SEEDS + worker_idx, setup.seed_steps)
 
 
 def _always() -> bool:

@@ -37,9 +37,9 @@ class GradientSender(FlatAdam):
         self._places = places
         self._worker_idx = worker_idx
         self._combiner = combiner
-        self._number = 0
+        self._number = places.last_number(worker_idx)  # its turn does not come earlier because it was started again
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float | Tensor) -> None:
         """Sends the gradient.
 
         Raises:
@@ -49,7 +49,7 @@ class GradientSender(FlatAdam):
         if place is None:
             raise RuntimeError(f"worker {self._worker_idx} has no free place for its gradient")
         self._number += 1
-        self._places.write(place, self._gradient.numpy(), self._number)
+        self._places.write(place, self._gradient.cpu().numpy(), self._number)
         self._combiner.wake()
 
 

@@ -10,11 +10,10 @@ It stands where the learner's trainer stands in the other backend (`asyncrl.lear
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from asyncrl.buffers.gradients import GradientPlaces
@@ -136,11 +135,10 @@ class HogwildKeeper:
         """All that continues the training. While workers go on, elements may be of neighbouring updates."""
         self._num_updates = self._refresh()
         state = self._learner.state_dict()
-        return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": 0})
+        return LearnerState(state.model, state.optimizer, {**state.scalars, **self._clock.saved, "num_samples": 0})
 
-    def replay(self) -> Mapping[str, npt.NDArray[np.generic]]:
+    def replay(self) -> None:
         """Nothing: each worker's replay is its own."""
-        return {}
 
     def _publish(self) -> None:
         block = self._learner.publication(self._block)

@@ -6,6 +6,7 @@ processes, so each counts its own steps in a word that only it writes, and the c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,11 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.adam import FlatAdam
 
 _RMSPROP_ALPHA = 0.99
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all elements are finite, and not so large that they cannot be added up. One pass, without a copy."""
+    return math.isfinite(float(tensor.sum()))
 
 
 class SharedAdam(FlatAdam):
@@ -47,13 +53,13 @@ class SharedAdam(FlatAdam):
         for tensor, steps in zip(self._shared, self.steps, strict=True):
             steps.fill_(tensor.num_steps)
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float | Tensor) -> None:
         """Takes one step; other processes may be taking theirs.
 
         Raises:
             FloatingPointError: a gradient is not finite; the shared parameters are as they were.
         """
-        if not all(bool(torch.isfinite(gradient).all()) for gradient in self._gradients):
+        if not all(map(is_finite, self._gradients)):
             raise FloatingPointError(
                 "a gradient is not finite: look for observations or rewards that are not finite, or lower learning_rate"
             )
@@ -62,18 +68,18 @@ class SharedAdam(FlatAdam):
             tensor.steps[self._owner] += 1
         self._update(learning_rate)
 
-    def _update(self, learning_rate: float) -> None:
+    def _update(self, learning_rate: float | Tensor) -> None:
         super().step(learning_rate)
 
 
 class SharedRMSprop(SharedAdam):
     """RMSProp with shared statistics (Mnih et al. 2016, arXiv:1602.01783, equations 8 and 9)."""
 
-    def _update(self, learning_rate: float) -> None:
+    def _update(self, learning_rate: float | Tensor) -> None:
         eps = self._config.adam_eps
         for value, square, gradient in zip(self.parameters, self.exp_avg_sqs, self._gradients, strict=True):
             square.mul_(_RMSPROP_ALPHA).addcmul_(gradient, gradient, value=1.0 - _RMSPROP_ALPHA)
-            value.addcdiv_(gradient, (square + eps).sqrt_(), value=-learning_rate)
+            value.addcdiv_(gradient, (square + eps).sqrt_(), value=-float(learning_rate))
         for steps in self.steps:
             steps.add_(1.0)
 

@@ -13,26 +13,24 @@ from __future__ import annotations
 
 import torch
 
-from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.clock import GlobalClock
+from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.off_policy_trainer import MOST_UPDATES_AT_ONCE
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.monitoring.phases import Phase, PhaseTimer
+from asyncrl.monitoring.phases import Phase
 from asyncrl.rollout.replay_worker import ReplaySplit
-from asyncrl.rollout.worker import WAIT_S, WorkerReports
+from asyncrl.rollout.worker import WAIT_S
 
 
-class HogwildSacWorker(WorkerReports):
+class HogwildSacWorker(HogwildWorker):
     """Steps and updates in turn, at the asked ratio. Owns environments and replay."""
 
     def __init__(
         self,
-        worker_idx: int,
+        parts: WorkerParts,
         split: ReplaySplit,
         stripes: ReplayStripes,
         limits: ReplayLimits,
@@ -40,15 +38,11 @@ class HogwildSacWorker(WorkerReports):
         sampler: ReplaySampler,
         learner: OffPolicyLearner,
         config: TrainConfig,
-        clock: GlobalClock,
-        control: RunControl,
-        phases: PhaseTimer,
-        arena: Arena,
     ) -> None:
         """Takes ownership of the split.
 
         Args:
-            worker_idx: its number.
+            parts: what every worker has.
             split: its environments, all reset; their actions come from the learner's network.
             stripes: its replay.
             limits: how far it may step.
@@ -56,12 +50,8 @@ class HogwildSacWorker(WorkerReports):
             sampler: draws from its replay.
             learner: updates the shared networks.
             config: the run's settings.
-            clock: environment steps of all workers.
-            control: the run's words.
-            phases: its time goes here.
-            arena: the memory of its own, which goes with it.
         """
-        super().__init__(worker_idx, [split.group], control, phases)
+        super().__init__(parts, split.group)
         self._split = split
         self._stripes = stripes
         self._limits = limits
@@ -69,18 +59,9 @@ class HogwildSacWorker(WorkerReports):
         self._sampler = sampler
         self._learner = learner
         self._config = config
-        self._clock = clock
-        self._arena = arena
 
-    def poll(self) -> float:
-        """Makes what updates are due, or one step of every environment.
-
-        Returns:
-            Seconds to wait, unless woken, before polling again.
-        """
-        if self._clock.is_over:
-            self._clock.rest(self.worker_idx)
-            return WAIT_S
+    def _work(self) -> float:
+        """Makes what updates are due, or one step of every environment."""
         num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
         if num_updates > 0:
             self._update(num_updates)
@@ -93,16 +74,6 @@ class HogwildSacWorker(WorkerReports):
         self.count_steps(split.advance())
         self.phases.charge(Phase.OTHER)
         return 0.0
-
-    def close(self) -> None:
-        """Closes the environments and gives the memory back."""
-        super().close()
-        self._arena.close()
-
-    @property
-    def waiting_for(self) -> Phase:
-        """What keeps the worker from going on when `poll` did nothing."""
-        return Phase.WAIT_UPDATES
 
     def _update(self, num_updates: int) -> None:
         batches = self._sampler.sample(num_updates, self._config.batch_size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
+from asyncrl.hogwild.optimizers import SharedAdam, is_finite, make_shared_optimizer
 from asyncrl.learner.adam import FlatAdam
 from asyncrl.learner.statistics import RunningMoments
 from asyncrl.learner.storage import Storage
@@ -28,6 +29,7 @@ class MergedMoments(RunningMoments):
         super().__init__(shared.size, torch.device("cpu"))
         self._shared = shared
         self._owner = owner
+        self._entries = shared.new_entries()
         self._own = RunningMoments(shared.size, torch.device("cpu"))
         entry = shared.read(owner)
         if entry is not None and entry[0] > 0:  # of a process before this one
@@ -37,25 +39,23 @@ class MergedMoments(RunningMoments):
         self.merge()
 
     def update(self, batch: Tensor) -> None:
-        """Takes in `batch: [N, D] float32`, and what others have taken in.
+        """Takes in `batch: [N, D] float32`, from any device, and what others have taken in.
 
         Raises:
             FloatingPointError: the batch is not finite; the common moments are as they were.
         """
-        if not bool(torch.isfinite(batch).all()):
+        batch = batch.cpu()
+        if not is_finite(batch):
             raise FloatingPointError("an observation or a return is not finite: look at the environment's")
         self._own.update(batch)
         self._shared.write(self._owner, self._own.count, self._own.mean.numpy(), self._own.variance.numpy())
         self.merge()
 
     def merge(self) -> None:
-        """Takes over what others have taken in (Chan et al. 1979); nothing while one of them is writing."""
-        read = (self._shared.read(owner) for owner in range(self._shared.num_owners))
-        entries = [entry for entry in read if entry is not None]
-        if len(entries) < self._shared.num_owners:
-            return
-        table = np.stack(entries)
-        size, counts = self._shared.size, table[:, :1]
+        """Takes over what others have taken in (Chan et al. 1979); of one who is writing, what was last read."""
+        self._shared.read_all(self._entries)
+        table, size = self._entries, self._shared.size
+        counts = table[:, :1]
         total = counts.sum()
         if total == 0:
             return
@@ -67,32 +67,77 @@ class MergedMoments(RunningMoments):
         self.count = int(total)
 
 
-class SharedStorage(Storage):
-    """Values and optimizer in shared memory; with `is_private` a copy of the values that is pulled now and then."""
+class Copies(enum.Enum):
+    """What a learner acts and differentiates with, where the values themselves are shared."""
 
-    def __init__(self, arena: Arena, owner: int, is_private: bool = False) -> None:
+    NONE = enum.auto()
+    """The shared values."""
+    PULLED = enum.auto()
+    """A copy of them that changes with `pull` only."""
+    FOLLOWING = enum.auto()
+    """A copy of them that also follows each step of its own: for what is on another device than they are."""
+
+
+class CopyOptimizer(FlatAdam):
+    """Steps shared tensors along the gradients of copies of them, wherever those are."""
+
+    def __init__(
+        self,
+        shared: SharedAdam,
+        fetched: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        config: TrainConfig,
+        after_step: Callable[[], None],
+    ) -> None:
+        """Takes what steps the shared tensors.
+
+        Args:
+            shared: steps them along `fetched`.
+            fetched: room for the gradients beside the shared tensors.
+            gradients: of the copies.
+            config: the settings of `shared`.
+            after_step: called when the shared tensors were stepped.
+        """
+        super().__init__(shared.parameters, gradients, config, (shared.exp_avgs, shared.exp_avg_sqs))
+        self.steps = shared.steps
+        self._shared = shared
+        self._fetched = fetched
+        self._after_step = after_step
+
+    def step(self, learning_rate: float | Tensor) -> None:
+        """Takes one step; see `SharedAdam.step`."""
+        for fetched, gradient in zip(self._fetched, self._gradients, strict=True):
+            fetched.copy_(gradient)
+        self._shared.step(float(learning_rate))
+        self._after_step()
+
+
+class SharedStorage(Storage):
+    """Values and optimizer in shared memory, which is the CPU's; `copies` of the values may be on another device."""
+
+    def __init__(self, arena: Arena, owner: int, copies: Copies = Copies.NONE) -> None:
         """Takes the arena.
 
         Args:
             arena: shared by all processes, its tensors initialized.
             owner: number of this process among those that train.
-            is_private: act and differentiate with a copy of the values.
+            copies: what to act and differentiate with.
         """
-        self.is_shared = not is_private
+        self.is_shared = copies is not Copies.PULLED
         self._arena = arena
         self._owner = owner
-        self._is_private = is_private
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._copies = copies
+        self._values: dict[int, tuple[Tensor, Tensor]] = {}  # copies and what they are of, by the copies' addresses
         self._optimizers: list[SharedAdam] = []
         self._moments: list[MergedMoments] = []
 
     def hold(self, name: str, initial: Tensor) -> Tensor:
-        """The shared values, or a copy of them; `initial` is not used."""
+        """The shared values, or a copy of them on the device of `initial`, whose own values are not used."""
         value = torch.from_numpy(SharedTensor(self._arena, name).value)
-        if not self._is_private:
+        if self._copies is Copies.NONE:
             return value
-        copy = value.clone()
-        self._copies.append((copy, value))
+        copy = value.to(initial.device, copy=True)
+        self._values[copy.data_ptr()] = copy, value
         return copy
 
     def optimizer(
@@ -100,18 +145,35 @@ class SharedStorage(Storage):
     ) -> FlatAdam:
         """What steps the shared values."""
         shared = [SharedTensor(self._arena, name) for name in names]
-        self._optimizers.append(make_shared_optimizer(shared, gradients, config, self._owner))
-        return self._optimizers[-1]
+        are_here = self._copies is Copies.NONE
+        own = gradients if are_here else [torch.zeros(gradient.shape) for gradient in gradients]
+        self._optimizers.append(make_shared_optimizer(shared, own, config, self._owner))
+        if are_here:
+            return self._optimizers[-1]
+
+        def follow() -> None:
+            if self._copies is Copies.FOLLOWING:
+                self._pull_some(parameters)
+
+        return CopyOptimizer(self._optimizers[-1], own, gradients, config, follow)
 
     def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
-        """Moments of what all processes have seen."""
+        """Moments of what all processes have seen, on the CPU."""
         self._moments.append(MergedMoments(SharedMoments(self._arena, name), self._owner))
         return self._moments[-1]
 
     def pull(self) -> None:
         """Copies the shared values."""
-        for copy, value in self._copies:
+        for copy, value in self._values.values():
             copy.copy_(value)
+
+    def move(self, tensor: Tensor, towards: Tensor, share: float) -> None:
+        """Moves the shared values, and then the copy."""
+        if self._copies is Copies.NONE:
+            super().move(tensor, towards, share)
+            return
+        super().move(self._values[tensor.data_ptr()][1], self._values[towards.data_ptr()][1], share)
+        self._pull_some([tensor])
 
     def refresh(self) -> None:
         """Brings counts of steps, and moments, to what all processes have done."""
@@ -119,6 +181,10 @@ class SharedStorage(Storage):
             optimizer.refresh()
         for moments in self._moments:
             moments.merge()
+
+    def _pull_some(self, copies: Sequence[Tensor]) -> None:
+        for copy in copies:
+            copy.copy_(self._values[copy.data_ptr()][1])
 
 
 class InitialStorage(Storage):

@@ -7,6 +7,8 @@ more than a pass over one, but never longer than `max_wait_s`, because a worker 
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 
 class RequestBatcher:
     """Collects requests in the order of their arrival. Times are seconds of one monotonic clock."""
@@ -15,14 +17,20 @@ class RequestBatcher:
         """Sets how many requests are worth running at once, and how long fewer may wait."""
         self._full_batch = full_batch
         self._max_wait_s = max_wait_s
-        self._splits: list[int] = []
+        self._splits: dict[int, None] = {}  # in the order of their arrival
         self._oldest: float | None = None
 
     def add(self, splits: list[int], now: float) -> None:
-        """Notes that these splits ask."""
+        """Notes that these splits ask; again is no more than once."""
         if splits and self._oldest is None:
             self._oldest = now
-        self._splits.extend(splits)
+        self._splits.update(dict.fromkeys(splits))
+
+    def drop(self, splits: Container[int]) -> None:
+        """Forgets these splits: nobody waits for their answers any more."""
+        self._splits = {split_idx: None for split_idx in self._splits if split_idx not in splits}
+        if not self._splits:
+            self._oldest = None
 
     def wait_s(self, now: float) -> float | None:
         """Seconds until the batch should run: 0 if it should run at once, None if nothing is there."""
@@ -34,5 +42,5 @@ class RequestBatcher:
 
     def take(self) -> list[int]:
         """Takes the whole batch."""
-        splits, self._splits, self._oldest = self._splits, [], None
+        splits, self._splits, self._oldest = list(self._splits), {}, None
         return splits

@@ -2,8 +2,12 @@
 
 consumes  requests (one ring from each rollout worker, and the request table), published weights
 produces  actions and what goes with them (slot rows, or the mailbox), answers (request table)
+settles   deaths of rollout workers that it serves (see `asyncrl.buffers.departures`)
 waits     for requests until woken or for WAIT_S, then looks again; for company as `batching` says
 stops     when the run has ended
+
+It holds nothing that is not in the arena: one that takes the place of a dead one begins with the open requests of the
+table, and throws away what is in the rings, which is news of the same requests or of answered ones.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.departures import Departures
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.wake import Waker
@@ -36,7 +40,7 @@ class InferenceWorker:
         clients: Mapping[int, Waker],
         splits_per_client: int,
         max_wait_s: float,
-        control: RunControl,
+        departures: Departures,
         phases: PhaseTimer | None = None,
     ) -> None:
         """Takes the rings from the rollout workers that it serves, and their wakers, by the workers' indices.
@@ -51,11 +55,16 @@ class InferenceWorker:
         self._clients = clients
         self._splits_per_client = splits_per_client
         self._batcher = RequestBatcher(len(rings) * max(1, splits_per_client // 2), max_wait_s)
-        self._control = control
+        self._departures = departures
+        self._departures_seen = 0
         self._report_started = time.monotonic()
         self.phases = phases or PhaseTimer()
         self._num_forward_passes = 0
         self._num_observations = 0
+        for ring in rings.values():
+            ring.pop_all()
+        served = (split_idx for worker_idx in rings for split_idx in self._splits_of(worker_idx))
+        self._batcher.add([split_idx for split_idx in served if table.is_open(split_idx)], time.monotonic())
 
     def poll(self) -> float:
         """Takes in new requests and answers a batch if it is time.
@@ -63,6 +72,8 @@ class InferenceWorker:
         Returns:
             Seconds to wait, unless woken, before polling again.
         """
+        if self._departures.total != self._departures_seen:
+            self._let_go_of_the_dead()
         now = time.monotonic()
         for ring in self._rings.values():
             self._batcher.add(ring.pop_all(), now)
@@ -102,6 +113,21 @@ class InferenceWorker:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+    def _let_go_of_the_dead(self) -> None:
+        """Closes what workers that died have asked, so that nothing is written on their behalf from here on."""
+        self._departures_seen = self._departures.total
+        for worker_idx in self._departures.for_server(self._rings):
+            splits = self._splits_of(worker_idx)
+            self._rings[worker_idx].pop_all()
+            self._batcher.drop(splits)
+            for split_idx in splits:
+                self._table.close(split_idx)
+            self._departures.settle_as_server(worker_idx)
+
+    def _splits_of(self, worker_idx: int) -> range:
+        first = worker_idx * self._splits_per_client
+        return range(first, first + self._splits_per_client)
 
     def _answer(self, splits: list[int]) -> None:
         asked = [(split_idx, self._table.open_request(split_idx)) for split_idx in splits]

@@ -43,8 +43,11 @@ class FlatAdam:
         self._gradients = list(gradients)
         self._config = config
 
-    def step(self, learning_rate: float) -> None:
+    def step(self, learning_rate: float | Tensor) -> None:
         """Takes one step (Kingma and Ba 2015, arXiv:1412.6980)."""
+        if torch.compiler.is_compiling():
+            self._step_by_elements(learning_rate)
+            return
         adam(
             self.parameters,
             self._gradients,
@@ -61,3 +64,14 @@ class FlatAdam:
             eps=self._config.adam_eps,
             maximize=False,
         )
+
+    def _step_by_elements(self, learning_rate: float | Tensor) -> None:
+        """The same step in operations that `torch.compile` makes one kernel of; the fused kernel is closed to it."""
+        beta1, beta2 = self._config.adam_beta1, self._config.adam_beta2
+        tensors = (self.parameters, self._gradients, self.exp_avgs, self.exp_avg_sqs, self.steps)
+        for parameter, gradient, mean, square, steps in zip(*tensors, strict=True):
+            steps.add_(1.0)
+            mean.lerp_(gradient, 1.0 - beta1)
+            square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+            deviation = (square / (1.0 - beta2**steps)).sqrt_().add_(self._config.adam_eps)
+            parameter.sub_(learning_rate / (1.0 - beta1**steps) * mean / deviation)

@@ -22,6 +22,7 @@ from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.trained_mlp import LayerCopy, TrainedMlp
 from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.update_runner import UpdateFigures, UpdateRunner
 from asyncrl.models.flat import block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
@@ -53,7 +54,7 @@ class OffPolicyLearner:
     ) -> None:
         """Starts with the actor as it is, on `device`, and new critics; all of them live where `storage` says."""
         storage = storage or Storage()
-        self._is_shared = storage.is_shared
+        self._storage = storage
         self.model = actor.to(device)
         self.critic = TwinCritic(spec, config).to(actor.statistics)
         self.policy_version = 0
@@ -76,10 +77,11 @@ class OffPolicyLearner:
         self._learning_rate = LearningRate(config)
         self._obs_moments = storage.moments("obs", actor.observation_size, device)
         self._generator = torch.Generator(device).manual_seed(config.seed)
-        self._critic_figures: list[Tensor] = []
-        self._actor_figures: list[Tensor] = []
         self._last_actor_figures = torch.zeros(_NUM_ACTOR_FIGURES, dtype=own, device=device)
         self._inputs = torch.empty(0)
+        self._rate = torch.zeros((), dtype=own, device=device)
+        # Updates of shared networks also change what is no tensor: counts of steps in shared memory.
+        self._update_runner = UpdateRunner(self._update, "off" if storage.is_shared else config.compile, device)
 
     @property
     def block_size(self) -> int:
@@ -126,12 +128,20 @@ class OffPolicyLearner:
             FloatingPointError: a loss or gradient was not finite; publish nothing any more.
         """
         self._learning_rate.start_dataset(env_steps_before)
-        self._critic_figures, self._actor_figures = [], []
-        for batch in batches:
-            if self._is_shared:
+        self._rate.fill_(self._learning_rate.value)
+        figures = []
+        for batch in [batch.to(self._device) for batch in batches]:  # all of them first: a transfer waits for updates
+            if self._storage.is_shared:
+                self._storage.pull()
                 self._refresh_copies()
-            self._update(batch.to(self._device))
-        return self._metrics()
+            self.policy_version += 1
+            trains_actor = self.policy_version % self._config.policy_delay == 0
+            figures.append(self._update_runner(batch, self._noise(batch, trains_actor), trains_actor))
+        return self._metrics(figures)
+
+    def take_notice(self) -> str | None:
+        """What the user should know of how updates are run, once."""
+        return self._update_runner.take_notice()
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another.
@@ -188,28 +198,30 @@ class OffPolicyLearner:
             "obs_variance": self._obs_moments.variance,
         }
 
-    def _update(self, batch: Transitions) -> None:
-        self.policy_version += 1
-        trains_actor = self.policy_version % self._config.policy_delay == 0
+    def _noise(self, batch: Transitions, trains_actor: bool) -> Tensor:
+        """For actions after the next observations, and the present ones if the policy is trained; none if discrete."""
+        own = self.model.statistics
+        if not self.model.is_gaussian:
+            return own.new_empty(0)
+        rows, num_actions = batch.action.shape
+        shape = (2 * rows if trains_actor else rows, num_actions)
+        return torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
+
+    def _update(self, batch: Transitions, noise: Tensor, trains_actor: bool) -> UpdateFigures:
         size = batch.reward.shape[0]
         ent_coef = self._log_ent_coef.exp()[0]
         obs = self._network_inputs(batch)
         # The policy of the present observations is not needed unless it is trained: its gradient wants only their rows.
         rows = obs if trains_actor else obs[size:]
         parameters = self.model.parameters_of(self._actor_pass.forward(self._actor.layers, rows)[0])
-        update = self._update_continuous if self.model.is_gaussian else self._update_discrete
-        update(batch, obs, parameters, ent_coef, trains_actor)
+        if self.model.is_gaussian:
+            return self._update_continuous(batch, obs, parameters, noise, ent_coef, trains_actor)
+        return self._update_discrete(batch, obs, parameters, ent_coef, trains_actor)
 
     def _update_continuous(
-        self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
-    ) -> None:
+        self, batch: Transitions, obs: Tensor, parameters: Tensor, noise: Tensor, ent_coef: Tensor, trains_actor: bool
+    ) -> UpdateFigures:
         size, num_obs = batch.reward.shape[0], self.model.observation_size
-        noise = torch.randn(
-            (parameters.shape[0], batch.action.shape[1]),
-            generator=self._generator,
-            dtype=parameters.dtype,
-            device=self._device,
-        )
         sample = sac.draw_squashed(parameters, noise)
         inputs = torch.cat((obs[size:], sample.action[-size:].to(obs.dtype)), dim=1)
         next_values = self._critic_pass.forward(self._target_weights.layers, inputs).squeeze(-1)
@@ -218,9 +230,9 @@ class OffPolicyLearner:
         inputs = torch.cat((obs[:size], batch.action.tanh().to(obs.dtype)), dim=1)
         values = self._critic_pass.forward(self._critic.layers, inputs).squeeze(-1)
         loss = sac.critic_loss(values, target)
-        self._train_critic(loss, loss.gradient.unsqueeze(-1), values)
+        critic_figures = self._train_critic(loss, loss.gradient.unsqueeze(-1), values)
         if not trains_actor:
-            return
+            return UpdateFigures(critic_figures, None)
         own = sac.SquashedSample(*(field[:size] for field in sample))
         inputs[:, num_obs:] = own.action
         values = self._critic_pass.forward(self._critic.layers, inputs).squeeze(-1)
@@ -229,11 +241,14 @@ class OffPolicyLearner:
         by_action = self._critic_pass.backward(self._critic.layers, loss.gradient.unsqueeze(-1), inputs=columns)
         assert by_action is not None
         gradient = sac.actor_gradient(own, by_action.sum(0, dtype=parameters.dtype), ent_coef)
-        self._train_actor(loss.value, gradient, parameters[:size], -own.log_prob.mean(), ent_coef)
+        entropy = -own.log_prob.mean()
+        return UpdateFigures(
+            critic_figures, self._train_actor(loss.value, gradient, parameters[:size], entropy, ent_coef)
+        )
 
     def _update_discrete(
         self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
-    ) -> None:
+    ) -> UpdateFigures:
         size, choice = batch.reward.shape[0], batch.action.expand(2, -1).unsqueeze(-1)
         next_values = self._critic_pass.forward(self._target_weights.layers, obs[size:])
         next_value = sac.soft_value_of_choices(next_values, parameters[-size:], ent_coef)
@@ -242,13 +257,14 @@ class OffPolicyLearner:
         values = all_values.gather(-1, choice).squeeze(-1)
         loss = sac.critic_loss(values, target)
         gradient = torch.zeros_like(all_values).scatter_(-1, choice, loss.gradient.unsqueeze(-1))
-        self._train_critic(loss, gradient, values)
+        critic_figures = self._train_critic(loss, gradient, values)
         if not trains_actor:
-            return
+            return UpdateFigures(critic_figures, None)
         log_probs = parameters[:size]
         loss = sac.choices_actor_loss(log_probs, self._critic_pass.forward(self._critic.layers, obs[:size]), ent_coef)
         entropy = self.model.distribution.entropy(log_probs).mean()
-        self._train_actor(loss.value, loss.gradient, log_probs, entropy, ent_coef)
+        actor_figures = self._train_actor(loss.value, loss.gradient, log_probs, entropy, ent_coef)
+        return UpdateFigures(critic_figures, actor_figures)
 
     def _network_inputs(self, batch: Transitions) -> Tensor:
         """Observations, then next observations `[2B, D]`, normalized, in the dtype of the matrix products."""
@@ -260,30 +276,31 @@ class OffPolicyLearner:
         self._inputs[size:].copy_(batch.next_obs)
         return self.model.normalize_obs(self._inputs, out=self._inputs).to(self._dtype)
 
-    def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> None:
-        """Step the critics down `gradient` of their outputs, then the target critics towards them."""
+    def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> Tensor:
+        """Step the critics down `gradient` of their outputs, then the target critics towards them; returns figures."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
-        grad_norm = self._critic.step(self._learning_rate.value)
-        self._target.lerp_(self._critic.flat.data, self._config.tau)
+        grad_norm = self._critic.step(self._rate)
+        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
         self._target_weights.refresh()
-        self._critic_figures.append(torch.stack((loss.value, values.mean(), grad_norm, self._inputs.sum())))
+        return torch.stack((loss.value, values.mean(), grad_norm, self._inputs.sum()))
 
     def _train_actor(
         self, loss: Tensor, gradient: Tensor, parameters: Tensor, entropy: Tensor, ent_coef: Tensor
-    ) -> None:
-        """Step the policy down `gradient` of its distributions' parameters, and the entropy coefficient."""
+    ) -> Tensor:
+        """Step the policy down `gradient` of its distributions' parameters, and the entropy coefficient; figures."""
         outputs_gradient = self.model.outputs_gradient(parameters, gradient).unsqueeze(0)
         self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
         adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, self._target_entropy)
         self._ent_coef_gradient.copy_(adapting.gradient)
-        grad_norm = self._actor.step(self._learning_rate.value)
-        self._actor_figures.append(torch.stack((loss, ent_coef, adapting.value, entropy, grad_norm)))
+        grad_norm = self._actor.step(self._rate)
+        return torch.stack((loss, ent_coef, adapting.value, entropy, grad_norm))
 
-    def _metrics(self) -> SacMetrics:
+    def _metrics(self, figures_of_updates: Sequence[UpdateFigures]) -> SacMetrics:
         """Bring every figure to the host in one transfer, and stop before weights that are not numbers go out."""
-        if self._actor_figures:
-            self._last_actor_figures.copy_(torch.stack(self._actor_figures).mean(0))
-        critic_figures = torch.stack(self._critic_figures).mean(0)
+        of_actor = [update.actor for update in figures_of_updates if update.actor is not None]
+        if of_actor:
+            self._last_actor_figures.copy_(torch.stack(of_actor).mean(0))
+        critic_figures = torch.stack([update.critic for update in figures_of_updates]).mean(0)
         figures = torch.cat((self._last_actor_figures, critic_figures)).tolist()
         if not all(map(math.isfinite, figures)):
             raise FloatingPointError(

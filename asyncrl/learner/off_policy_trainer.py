@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from asyncrl.buffers.replay import ReplayStripes
@@ -26,6 +25,7 @@ from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics, mean_metrics
+from asyncrl.runtime.checkpoint import KeptReplay
 
 MOST_UPDATES_AT_ONCE = 16  # between two publications
 _REPORT_EVERY_S = 0.25
@@ -132,6 +132,7 @@ class OffPolicyTrainer:
                 updates_per_env_step=self._limiter.achieved_ratio,
             ),
             phases=phases,
+            notice=self._learner.take_notice(),
         )
         self._report_started, self._unreported = now, []
         return report
@@ -141,12 +142,16 @@ class OffPolicyTrainer:
         state = self._learner.state_dict()
         optimizer = {**state.optimizer, "replay_generator": self._sampler.generator.get_state()}
         limiter = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
-        layout = {"replay_splits": self._stripes.num_splits, "replay_envs": self._stripes.num_envs}
-        return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **layout})
+        about = {
+            "replay_splits": self._stripes.num_splits,
+            "replay_envs": self._stripes.num_envs,
+            "updates_due": self._limiter.due,
+        }
+        return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **about})
 
-    def replay(self) -> Mapping[str, npt.NDArray[np.generic]]:
+    def replay(self) -> KeptReplay | None:
         """The rows that are whole, if they are to be kept."""
-        return self._stripes.content() if self._config.save_replay else {}
+        return self._stripes.content() if self._config.save_replay else None
 
     def _publish(self) -> None:
         block = self._learner.publication(self._block)

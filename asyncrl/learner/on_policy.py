@@ -64,16 +64,16 @@ class _Samples(NamedTuple):
     """
 
     floats: Tensor
-    pixels: Tensor
     action: Tensor
     action_parameters: Tensor
     log_prob: Tensor
     advantage: Tensor
     normalized_return: Tensor
     normalized_value: Tensor
-    rnn_state: Tensor
-    begins: Tensor
-    valid: Tensor
+    pixels: Tensor | None = None
+    rnn_state: Tensor | None = None
+    begins: Tensor | None = None
+    valid: Tensor | None = None
 
     @property
     def inputs(self) -> Inputs:
@@ -81,15 +81,18 @@ class _Samples(NamedTuple):
         return Inputs(self.floats, self.pixels)
 
     def at(self, indices: Tensor) -> _Samples:
-        return _Samples(*(field.index_select(0, indices) for field in self))
+        return self._replace(**{name: field.index_select(0, indices) for name, field in self.present()})
 
     def minibatches(self, num_batches: int) -> Iterator[_Samples]:
         """Parts of nearly equal size, none of them empty."""
         num_batches = min(num_batches, self.floats.shape[0])
-        return (_Samples(*parts) for parts in zip(*(field.tensor_split(num_batches) for field in self), strict=True))
+        names, fields = zip(*self.present(), strict=True)
+        for parts in zip(*(field.tensor_split(num_batches) for field in fields), strict=True):
+            yield self._replace(**dict(zip(names, parts, strict=True)))
 
-
-_BY_ROW = [name for name in _Samples._fields if name not in ("rnn_state", "begins")]
+    def present(self) -> list[tuple[str, Tensor]]:
+        """The fields that there are."""
+        return [(name, field) for name, field in zip(self._fields, self, strict=True) if field is not None]
 
 
 class _Step(NamedTuple):
@@ -290,23 +293,15 @@ class OnPolicyLearner:
             advantage=advantages.flatten().index_select(0, rows),
             normalized_return=self.model.normalize_return(returns.flatten().index_select(0, rows)),
             normalized_value=self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
-            rnn_state=dataset.rnn_state.flatten(0, 1) if self._recurrence else inputs.floats[:, :0],
-            begins=dataset.begins[:-1].flatten().index_select(0, rows),
-            valid=dataset.valid.flatten().index_select(0, rows),
         )
-        return self._in_sequences(fields, dataset.valid.shape[1]), raw_values, raw_returns
+        return self._in_sequences(fields, dataset) if self._recurrence else fields, raw_values, raw_returns
 
-    def _in_sequences(self, samples: _Samples, num_columns: int) -> _Samples:
-        """Cuts the columns of rows into sequences `[N, L, ...]`, where the policy has a memory."""
-        length = self._recurrence
-        if not length:
-            return samples
-        cut = {
-            name: field.unflatten(0, (-1, length, num_columns)).transpose(1, 2).flatten(0, 1)
-            for name, field in samples._asdict().items()
-            if name != "rnn_state"
-        }
-        return _Samples(**cut, rnn_state=samples.rnn_state)
+    def _in_sequences(self, samples: _Samples, dataset: Dataset) -> _Samples:
+        """Cuts all rows of a dataset into sequences `[N, L, ...]`, for a policy with memory."""
+        rows = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
+        shape = (-1, self._recurrence, dataset.valid.shape[1])
+        cut = {name: torch.unflatten(field, 0, shape).transpose(1, 2).flatten(0, 1) for name, field in rows.present()}
+        return rows._replace(**cut, rnn_state=dataset.rnn_state.flatten(0, 1))
 
     def _estimate(
         self, dataset: Dataset, reward: Tensor, rows: Tensor, inputs: Inputs, action: Tensor
@@ -403,12 +398,13 @@ class OnPolicyLearner:
         """The networks on a minibatch; returns what they say of its samples, and the samples row by row."""
         if not self._recurrence:
             return self.model(*batch.inputs), batch
-        flat = {name: field.transpose(0, 1).flatten(0, 1) for name, field in batch._asdict().items() if name in _BY_ROW}
-        begins = batch.begins.t()
-        everything = self.model.unroll(Inputs(flat["floats"], flat["pixels"]), batch.rnn_state, begins)
-        rows = flat["valid"].nonzero().squeeze(-1)
+        assert batch.rnn_state is not None and batch.begins is not None and batch.valid is not None
+        fields = batch._replace(rnn_state=None, begins=None).present()
+        flat = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields})
+        everything = self.model.unroll(flat.inputs, batch.rnn_state, batch.begins.t())
+        rows = batch.valid.t().flatten().nonzero().squeeze(-1)
         result = ForwardResult(*(field.index_select(0, rows) for field in everything))
-        return result, batch._replace(**{name: field.index_select(0, rows) for name, field in flat.items()})
+        return result, flat._replace(rnn_state=None, begins=None, valid=None).at(rows)
 
     def _value_loss(self, values: Tensor, batch: _Samples) -> Tensor:
         clip = self._config.ppo_clip_value

@@ -8,10 +8,8 @@ waits     for slots: until woken by a rollout worker or for WAIT_S, then looks a
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from asyncrl.config.schema import TrainConfig
@@ -123,9 +121,8 @@ class OnPolicyTrainer:
     def take_report(self) -> None:
         """Nothing: each dataset was reported when it was trained on."""
 
-    def replay(self) -> Mapping[str, npt.NDArray[np.generic]]:
+    def replay(self) -> None:
         """Nothing: trajectories are used once."""
-        return {}
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.departures import Departures
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.wake import Waker
 from asyncrl.learner.slot_ledger import Columns, SlotLedger
@@ -27,6 +28,7 @@ class SlotExchange:
         granted: Sequence[IndexRing],
         workers: Sequence[Waker],
         splits_per_worker: int,
+        departures: Departures,
     ) -> None:
         """Takes the rings from and to each rollout worker, and their wakers, by the worker's index."""
         self._ledger = ledger
@@ -34,21 +36,25 @@ class SlotExchange:
         self._granted = granted
         self._workers = workers
         self._splits_per_worker = splits_per_worker
+        self._departures = departures
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
 
     def poll(self) -> None:
-        """Takes in ready slots and grants free ones."""
+        """Takes in ready slots and grants free ones; settles deaths of workers."""
         with self._changed:
+            departed = self._departures.for_learner()
             slots = [slot for ring in self._ready for slot in ring.pop_all()]
             for slot in slots:
                 self._ledger.add_ready(slot)
+            for worker_idx in departed:
+                self._take_over(worker_idx)
             woken = set()
             for split_idx, slot in self._ledger.grant():
                 worker_idx = split_idx // self._splits_per_worker
                 self._granted[worker_idx].push(slot)
                 woken.add(worker_idx)
-            if slots:
+            if slots or departed:
                 self._changed.notify_all()
         for worker_idx in woken:
             self._workers[worker_idx].wake()
@@ -89,9 +95,20 @@ class SlotExchange:
 
     @property
     def dropped_samples(self) -> int:
-        """Samples dropped so far because they were too old."""
+        """Samples dropped so far because they were too old, or their worker died."""
         with self._changed:
             return self._ledger.dropped_samples
+
+    def _take_over(self, worker_idx: int) -> None:
+        """Puts the rings of a dead worker in order; what it had handed over was taken in before.
+
+        The other end of its granting ring is nobody's now, and the slots' words say what was in it.
+        """
+        self._granted[worker_idx].pop_all()
+        first = worker_idx * self._splits_per_worker
+        for _, slot in self._ledger.take_over(range(first, first + self._splits_per_worker)):
+            self._granted[worker_idx].push(slot)
+        self._departures.settle_as_learner(worker_idx)
 
     def _check_thread(self) -> None:
         if self._failure is not None:

@@ -8,9 +8,10 @@ when no slot is free. A slot stays charged until its last column was trained on 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass
 
-from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
 
 
@@ -44,13 +45,37 @@ class SlotLedger:
 
     @property
     def dropped_samples(self) -> int:
-        """Valid samples dropped so far because they were too old."""
+        """Valid samples dropped so far because they were too old, or their worker died."""
         return self._dropped_samples
 
     def add_ready(self, slot: int) -> None:
         """Notes that a split has handed over its slot."""
         self._ready.append(slot)
         self._hungry.append(self._slots.owner(slot))
+
+    def take_over(self, splits: Container[int]) -> list[tuple[int, int]]:
+        """Puts in order what a worker that died has left behind, by the slots' words alone.
+
+        A slot that it had finished is handed over, whether or not the news of it arrived. One that it was filling is
+        emptied and granted to the same split again, so that a dataset in sync mode stays complete.
+
+        Args:
+            splits: all splits of the worker.
+
+        Returns:
+            (split, slot) of each grant.
+        """
+        grants = []
+        for slot in range(self._slots.num_slots):
+            split_idx, state = self._slots.owner(slot), self._slots.state(slot)
+            if split_idx not in splits:
+                continue
+            if state == SlotState.READY and slot not in self._ready:
+                self.add_ready(slot)
+            elif state == SlotState.FILLING:
+                self._dropped_samples += self._slots.grant_anew(slot)
+                grants.append((split_idx, slot))
+        return grants
 
     def grant(self) -> list[tuple[int, int]]:
         """Grants what may be granted now.

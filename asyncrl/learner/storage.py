@@ -16,7 +16,7 @@ class Storage:
     """A learner's own memory. Others override where values and the optimizer's state are.
 
     Attributes:
-        is_shared: whether others change the values, too.
+        is_shared: whether others change the values, too, at any time.
     """
 
     is_shared = False
@@ -35,6 +35,13 @@ class Storage:
     ) -> FlatAdam:
         """Returns what steps the tensors of these names; `parameters` are those that `hold` gave."""
         return FlatAdam(parameters, gradients, config)
+
+    def pull(self) -> None:
+        """Brings the tensors that `hold` gave to what has become of them elsewhere; nothing in memory of one's own."""
+
+    def move(self, tensor: Tensor, towards: Tensor, share: float) -> None:
+        """Moves a tensor that `hold` gave towards another one, by a share of what lies between them."""
+        tensor.lerp_(towards, share)
 
     def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
         """Returns running moments of vectors of that size."""

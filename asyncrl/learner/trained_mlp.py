@@ -82,8 +82,12 @@ class TrainedMlp:
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
         self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
 
-    def step(self, learning_rate: float) -> Tensor:
-        """Take one step down the gradients; returns their norm before clipping."""
+    def step(self, learning_rate: float | Tensor) -> Tensor:
+        """Take one step down the gradients; returns their norm before clipping.
+
+        Args:
+            learning_rate: as a scalar tensor on the parameters' device it may change between replays of a CUDA graph.
+        """
         self._weight_gradients.write_back()
         norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._max_grad_norm > 0.0:

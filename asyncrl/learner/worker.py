@@ -8,15 +8,12 @@ stops     when the asked number of steps or seconds was trained, or the runner a
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-import numpy as np
-import numpy.typing as npt
-import torch
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
@@ -25,7 +22,7 @@ from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.saving import CheckpointSaver
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
-from asyncrl.runtime.checkpoint import Checkpoint
+from asyncrl.runtime.checkpoint import Checkpoint, KeptReplay
 
 
 class Trainer(Protocol):
@@ -51,8 +48,8 @@ class Trainer(Protocol):
     def state(self) -> LearnerState:
         """All that continues the training, but for samples and what other processes have in hand."""
 
-    def replay(self) -> Mapping[str, npt.NDArray[np.generic]]:
-        """The samples that a checkpoint is to keep; nothing for trajectories, which are used once."""
+    def replay(self) -> KeptReplay | None:
+        """The samples that a checkpoint is to keep; None for trajectories, which are used once."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +163,4 @@ class LearnerWorker:
         return Checkpoint(state.model, state.optimizer, {**state.scalars, **about})
 
     def _content_with_replay(self) -> Checkpoint:
-        content = self._content()
-        replay = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in self._trainer.replay().items()}
-        return Checkpoint(content.model, content.optimizer, content.state, replay)
+        return dataclasses.replace(self._content(), replay=self._trainer.replay())

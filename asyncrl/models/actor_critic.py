@@ -202,7 +202,7 @@ class ActorCritic(nn.Module):
             floats: [B, F], their numbers.
             pixels: [B, pixels] uint8, their images, if they have any.
         """
-        inputs = Inputs(floats, floats.new_empty((len(floats), 0), dtype=torch.uint8) if pixels is None else pixels)
+        inputs = Inputs(floats, pixels)
         features = self.actor(inputs)
         return self._heads(inputs, features, features if self.critic is None else self.critic(inputs))
 

@@ -29,15 +29,16 @@ class Inputs(NamedTuple):
 
     Attributes:
         floats: [B, F] float32, the numbers, normalized or not, and behind them the mask of actions.
-        pixels: [B, pixels] uint8, images one behind the other; none of them: [B, 0].
+        pixels: [B, pixels] uint8, images one behind the other, if there are any.
     """
 
     floats: Tensor
-    pixels: Tensor
+    pixels: Tensor | None = None
 
     def at(self, indices: Tensor) -> Inputs:
         """The rows of these numbers `[N]`."""
-        return Inputs(self.floats.index_select(0, indices), self.pixels.index_select(0, indices))
+        pixels = None if self.pixels is None else self.pixels.index_select(0, indices)
+        return Inputs(self.floats.index_select(0, indices), pixels)
 
 
 class FeatureEncoder(Protocol):
@@ -56,7 +57,7 @@ class FeatureEncoder(Protocol):
 def split_tensor(layout: ObservationLayout, rows: Tensor) -> Inputs:
     """Views of rows `[..., row_size]` as what a model sees."""
     if not layout.num_pixels:
-        return Inputs(rows, rows.new_empty((*rows.shape[:-1], 0), dtype=torch.uint8))
+        return Inputs(rows)
     num_bytes = FLOAT_BYTES * layout.num_floats
     floats = rows[..., :num_bytes].view(torch.float32)
     return Inputs(floats, rows[..., num_bytes : num_bytes + layout.num_pixels])
@@ -160,6 +161,7 @@ class ObservationEncoder(nn.Module):
         features = []
         for encoder, (takes_bytes, places) in zip(self.encoders, self._sources, strict=True):
             if takes_bytes:
+                assert inputs.pixels is not None
                 own = inputs.pixels[:, places[0]].to(torch.float32).mul_(_BYTE_SCALE)
             else:
                 own = torch.cat([inputs.floats[:, place] for place in places], dim=1)

@@ -132,10 +132,10 @@ class EpisodeStatistics:
 class WorkerStatistics:
     """The curve of one worker of several that each train: its own episodes over its own steps."""
 
-    def __init__(self) -> None:
-        """Starts with no step."""
+    def __init__(self, env_steps: int = 0) -> None:
+        """Counts on from steps that it made before."""
         self._episodes = EpisodeStatistics()
-        self._env_steps = 0
+        self._env_steps = env_steps
 
     def add(self, report: RolloutReport) -> None:
         """Adds one of its reports."""

@@ -34,6 +34,7 @@ from asyncrl.monitoring.reports import (
     LagMetrics,
     LearnerReport,
     Report,
+    RestartReport,
     RolloutReport,
 )
 from asyncrl.monitoring.writers import GuardedWriter, JsonLinesWriter, TensorBoardWriter, write_text_atomically
@@ -50,11 +51,19 @@ _BEST_EVERY_S = 15.0
 
 @dataclass(frozen=True)
 class Earlier:
-    """What a run that goes on had come to: environment steps, seconds, and the best mean return if there is one."""
+    """What a run that goes on had come to.
+
+    Attributes:
+        env_steps: environment steps.
+        elapsed_s: seconds.
+        best_return: the best mean return, if there is one.
+        worker_env_steps: environment steps of each worker, where workers have curves of their own.
+    """
 
     env_steps: int = 0
     elapsed_s: float = 0.0
     best_return: float | None = None
+    worker_env_steps: tuple[int, ...] = ()
 
 
 class RunFiles(Protocol):
@@ -97,7 +106,7 @@ class Summary:
         lag_max: the largest policy lag of any sample at first use.
         lag_bound: the bound that the plan gave.
         lag_age_ms: mean age of the samples at first use, in milliseconds.
-        dropped_samples: samples that were too old to train on.
+        dropped_samples: samples that were too old to train on, or whose worker died.
         restarts: processes that were started again.
         checkpoint: the last checkpoint.
         error: what went wrong, if anything did.
@@ -139,6 +148,7 @@ class Monitor:
         started_at: float | None = None,
         progress: Progress | None = None,
         earlier: Earlier | None = None,
+        restarts: int = 0,
     ) -> None:
         """Opens nothing yet.
 
@@ -150,6 +160,7 @@ class Monitor:
             started_at: when the command was given, on that clock; now if None. See `process_started_at`.
             progress: what to show; what suits the terminal if None.
             earlier: what the run had come to before, if it goes on.
+            restarts: processes that were started again before.
         """
         self._earlier = earlier
         self._folder, self._config, self._plan, self._clock = folder, config, plan, clock
@@ -161,7 +172,11 @@ class Monitor:
             self._writers.append(GuardedWriter("TensorBoard", events, self.say))
         self._interval = Interval()
         self._episodes = EpisodeStatistics()
-        self._workers = [WorkerStatistics() for _ in range(plan.num_workers if plan.hogwild is not None else 0)]
+        before = () if earlier is None else earlier.worker_env_steps
+        self._workers = [
+            WorkerStatistics(before[worker] if worker < len(before) else 0)
+            for worker in range(plan.num_workers if plan.hogwild is not None else 0)
+        ]
         if earlier is not None:
             self._episodes.go_on_with(_read_episodes(folder.episodes))
         self._run_lag = LagStatistics()
@@ -176,7 +191,7 @@ class Monitor:
         self._lag: LagMetrics | None = None
         self._first_step_at: float | None = None
         self._checkpoint: str | None = None
-        self._num_restarts = 0
+        self._num_restarts = restarts
         self._record_at = self._redraw_at = clock()
         self._is_finished = False
 
@@ -190,6 +205,10 @@ class Monitor:
             return
         if isinstance(report, EvaluationFailed):
             self.say(f"the evaluation failed, training goes on: {report.reason}")
+            return
+        if isinstance(report, RestartReport):
+            self._num_restarts += 1
+            self.say(report.text)
             return
         self._interval.add(report)
         self._run_phases.add(report)
@@ -205,6 +224,8 @@ class Monitor:
                 self._run_lag.add(report.lag)
                 self._lag = report.lag
             self._last_learner_report = report
+            if report.notice is not None:
+                self.say(f"warning: {report.notice}")
 
     def mark_first_step(self, at: float | None = None) -> None:
         """Notes that an environment was stepped, now or at a time of the clock; later calls change nothing.
@@ -233,9 +254,10 @@ class Monitor:
             return None
         return mean if self._best_return is None or mean > self._best_return else None
 
-    def count_restart(self) -> None:
-        """Notes that a process was started again."""
-        self._num_restarts += 1
+    @property
+    def num_restarts(self) -> int:
+        """Processes that were started again."""
+        return self._num_restarts
 
     def say(self, text: str) -> None:
         """Shows the user one sentence, without tearing the progress line."""

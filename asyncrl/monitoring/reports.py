@@ -119,7 +119,7 @@ class LearnerReport:
     """What the learner did since its last report: one dataset, or some updates from the replay.
 
     `train` is None where nothing was trained. `lag` is of trajectories, `replay` of a replay. Other counters are totals
-    since the start.
+    since the start. `notice` is a sentence for the user.
     """
 
     env_steps: int
@@ -134,6 +134,7 @@ class LearnerReport:
     dropped_samples: int = 0
     replay: ReplayMetrics | None = None
     phases: Mapping[Phase, float] = field(default_factory=dict)
+    notice: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,4 +168,20 @@ class EvaluationFailed:
     reason: str
 
 
-Report = RolloutReport | InferenceReport | LearnerReport | CheckpointReport | EvaluationReport | EvaluationFailed
+@dataclass(frozen=True)
+class RestartReport:
+    """A process ended that should not have, and is started again; `text` says it to the user."""
+
+    child: str
+    text: str
+
+
+Report = (
+    RolloutReport
+    | InferenceReport
+    | LearnerReport
+    | CheckpointReport
+    | EvaluationReport
+    | EvaluationFailed
+    | RestartReport
+)

@@ -49,12 +49,15 @@ class WorkerReports:
     def report(self) -> RolloutReport:
         """What was done since the last report."""
         now, phases = time.monotonic(), self.phases.take()
+        episodes = tuple(episode for group in self._groups for episode in group.take_episodes())
+        if episodes:
+            self._control.note_episode()
         report = RolloutReport(
             worker_idx=self.worker_idx,
             wall_s=now - self._report_started,
             busy_s=busy_s(phases),
             env_steps=self._env_steps,
-            episodes=tuple(episode for group in self._groups for episode in group.take_episodes()),
+            episodes=episodes,
             phases=phases,
             train=mean_metrics(self._trained),
         )

@@ -16,10 +16,13 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +37,26 @@ BEST = "best"
 
 _NAME = re.compile(r"checkpoint_(\d{12,})")
 _TEMPORARY_PREFIX = ".tmp_"
+_CHUNK_BYTES = 1 << 22
+_SAFETENSORS_DTYPES = {"float32": "F32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
 
 
 class CheckpointError(Exception):
     """A checkpoint could not be written, or what was found cannot be used; the text is for the user."""
+
+
+@dataclass(frozen=True)
+class KeptReplay:
+    """Samples to go on learning from, written from and read to where they lie: they may fill half of the memory.
+
+    Attributes:
+        columns: by name, an array in parts that follow one another. While they are written, the oldest rows may be
+            overwritten.
+        count_lost: by stripe, how many of the oldest rows were; called after the last column was written.
+    """
+
+    columns: Mapping[str, Sequence[npt.NDArray[Any]]]
+    count_lost: Callable[[], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -48,13 +67,13 @@ class Checkpoint:
         model: the model's tensors by name, normalizer statistics among them.
         optimizer: the optimizer's tensors by name, and what else the learner keeps as tensors.
         state: what JSON can hold: counters, rates, versions; `config` and `spec` say what the model is and acts on.
-        replay: samples to go on learning from, by name; empty if they were not kept.
+        replay: samples to go on learning from; None if they were not kept.
     """
 
     model: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, torch.Tensor]
     state: Mapping[str, Any]
-    replay: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    replay: KeptReplay | None = None
 
 
 def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None) -> Path:
@@ -148,7 +167,7 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
     Args:
         path: a checkpoint's folder.
         device: device of the tensors.
-        with_replay: read the replay, too, if it was kept.
+        with_replay: read the replay, too, if it was kept; its columns are views of the file.
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged or of a newer format.
@@ -159,7 +178,7 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
         model=_read_tensors(path / MODEL_FILE, manifest, device),
         optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest, device),
         state=manifest["state"],
-        replay=_read_tensors(path / REPLAY_FILE, manifest, "cpu") if has_replay else {},
+        replay=_read_replay(path / REPLAY_FILE, manifest) if has_replay else None,
     )
 
 
@@ -173,28 +192,37 @@ def saved_env_steps(path: Path) -> int:
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
-    contents = {
-        MODEL_FILE: _serialize(checkpoint.model),
-        OPTIMIZER_FILE: _serialize(checkpoint.optimizer),
+    sums = {
+        MODEL_FILE: _write(folder / MODEL_FILE, [_serialize(checkpoint.model)]),
+        OPTIMIZER_FILE: _write(folder / OPTIMIZER_FILE, [_serialize(checkpoint.optimizer)]),
     }
-    if checkpoint.replay:
-        contents[REPLAY_FILE] = _serialize_owned(checkpoint.replay)
     manifest = {
         "format_version": FORMAT_VERSION,
         "env_steps": env_steps,
-        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
+        "sha256": sums,
         "state": dict(checkpoint.state),
     }
-    contents[STATE_FILE] = (json.dumps(manifest, indent=1) + "\n").encode()
-    for name, content in contents.items():
-        with open(folder / name, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    if checkpoint.replay is not None:
+        sums[REPLAY_FILE] = _write(folder / REPLAY_FILE, _serialize_columns(checkpoint.replay.columns))
+        manifest["replay_lost"] = list(checkpoint.replay.count_lost())
+    _write(folder / STATE_FILE, [(json.dumps(manifest, indent=1) + "\n").encode()])
     _sync_folder(folder)
 
 
+def _write(path: Path, pieces: Iterable[bytes]) -> str:
+    """Writes a file to the disk; returns its checksum."""
+    checksum = hashlib.sha256()
+    with open(path, "wb") as file:
+        for piece in pieces:
+            checksum.update(piece)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return checksum.hexdigest()
+
+
 def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    import safetensors.torch
     import torch
 
     # Parameters are views of one flat tensor, and safetensors wants each to own its memory.
@@ -202,13 +230,30 @@ def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
     }
-    return _serialize_owned(owned)
+    return safetensors.torch.save(owned)
 
 
-def _serialize_owned(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    import safetensors.torch
+def _serialize_columns(columns: Mapping[str, Sequence[npt.NDArray[Any]]]) -> Iterator[bytes]:
+    """A safetensors file piece by piece; safetensors itself would make two copies of everything.
 
-    return safetensors.torch.save(dict(tensors))
+    Wide numbers come first, for each is read at a multiple of its size.
+    """
+    ordered = sorted(columns.items(), key=lambda column: -column[1][0].itemsize)
+    header, start = {}, 0
+    for name, parts in ordered:
+        shape = [sum(map(len, parts)), *parts[0].shape[1:]]
+        stop = start + sum(part.nbytes for part in parts)
+        dtype = _SAFETENSORS_DTYPES[parts[0].dtype.name]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for _, parts in ordered:
+        for part in parts:
+            content = part.reshape(-1).view(np.uint8)
+            for begin in range(0, len(content), _CHUNK_BYTES):
+                yield content[begin : begin + _CHUNK_BYTES].tobytes()
 
 
 def _replace(temporary: Path, target: Path) -> None:
@@ -279,12 +324,32 @@ def _read_tensors(path: Path, manifest: Mapping[str, Any], device: str) -> dict[
     import safetensors.torch
 
     content = _read(path)
-    if hashlib.sha256(content).hexdigest() != manifest["sha256"].get(path.name):
+    _verify(path, manifest, [content])
+    return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
+
+
+def _read_replay(path: Path, manifest: Mapping[str, Any]) -> KeptReplay:
+    import safetensors.torch
+
+    try:
+        with open(path, "rb") as file:
+            _verify(path, manifest, iter(lambda: file.read(_CHUNK_BYTES), b""))
+    except OSError as error:
+        raise CheckpointError(f"could not read {path}: {error.strerror}") from error
+    columns = {name: [tensor.numpy()] for name, tensor in safetensors.torch.load_file(path).items()}
+    lost = [int(count) for count in manifest["replay_lost"]]
+    return KeptReplay(columns, lambda: lost)
+
+
+def _verify(path: Path, manifest: Mapping[str, Any], pieces: Iterable[bytes]) -> None:
+    checksum = hashlib.sha256()
+    for piece in pieces:
+        checksum.update(piece)
+    if checksum.hexdigest() != manifest["sha256"].get(path.name):
         raise CheckpointError(
             f"the checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one in {STATE_FILE}; "
             "use an older checkpoint"
         )
-    return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
 
 
 def _read(path: Path) -> bytes:

@@ -1,14 +1,15 @@
 """Child processes: how they start, how they end, and how what goes wrong in them reaches the runner as text.
 
 Children start from a fork server that has the heavy modules loaded already. They ignore Ctrl-C (the runner decides),
-die with their parent, and write a log file of their own.
+die with the runner, and write a log file of their own. They outlive the fork server: if that dies, multiprocessing can
+no longer tell how they fare, so a child is watched through a descriptor of its process (pidfd) where there are any.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
+import fcntl
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -19,34 +20,53 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+_EXIT_S, _STACK_S, _KILLED_S = 2.0, 0.5, 5.0
+_UNKNOWN_EXIT = 255  # what multiprocessing gives for a child whose fork server is gone
 _PRELOADED = ("torch", "gymnasium", "asyncrl.runner")
 
 log = logging.getLogger(__name__)
 
 
 class RunFailed(Exception):
-    """A run cannot go on. `summary` is one line for the user; `details` a traceback, empty where it says no more."""
+    """A run cannot go on. `summary` is one line for the user; `details` a traceback, empty where it says no more.
 
-    def __init__(self, summary: str, details: str = "") -> None:
+    Attributes:
+        exit_code: what the command is to return.
+        is_final: starting the process again would not help.
+    """
+
+    def __init__(self, summary: str, details: str = "", exit_code: int = 1, is_final: bool = False) -> None:
         super().__init__(summary)
         self.summary = summary
         self.details = details
+        self.exit_code = exit_code
+        self.is_final = is_final
+
+
+class LearnerDied(RunFailed):
+    """The learner's process ended without a word: the run can go on from its last checkpoint only."""
 
 
 @dataclass(frozen=True)
 class ChildFailure:
-    """What went wrong in a child: one line that says it, and the traceback as text."""
+    """What went wrong in a child: one line that says it, and the traceback as text.
+
+    `exit_code` and `is_final` are those of a `RunFailed` which the child raised. `is_death`: it ended without a word.
+    """
 
     child: str
     summary: str
     details: str
+    exit_code: int = 1
+    is_final: bool = False
+    is_death: bool = False
 
 
 def process_context(extra_modules: Sequence[str] = ()) -> BaseContext:
@@ -63,9 +83,18 @@ def process_context(extra_modules: Sequence[str] = ()) -> BaseContext:
 
 
 def start_loading_modules(context: BaseContext) -> None:
-    """Starts the fork server, which loads its modules while the runner does other things."""
-    if context.get_start_method() == "forkserver":
-        multiprocessing.forkserver.ensure_running()
+    """Starts the fork server, which loads its modules while the runner does other things; anew if it has died."""
+    if context.get_start_method() != "forkserver":
+        return
+    before = _fork_server_pid()
+    multiprocessing.forkserver.ensure_running()
+    if before is not None and _fork_server_pid() != before:
+        log.warning("the fork server had died and was started again; processes that came from it go on")
+
+
+def _fork_server_pid() -> int | None:
+    pid: int | None = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+    return pid
 
 
 @dataclass(frozen=True)
@@ -77,37 +106,72 @@ class ChildResult:
 
 
 class ChildProcess:
-    """One child: its process, and the pipe through which it says what came of it."""
+    """One child: its process, and the pipe through which it says what came of it.
+
+    Attributes:
+        has_ended: whether `end` has seen the process gone.
+    """
 
     def __init__(
         self, context: BaseContext, name: str, log_path: Path, target: Callable[..., Any], args: tuple[Any, ...]
     ) -> None:
         """Starts `target(*args)` in a new process."""
         self.name = name
+        self.has_ended = False
+        self._killed_for: str | None = None
         self.messages: Connection
         self.messages, child_end = context.Pipe(duplex=False)
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
             target=_child_main, args=(name, log_path, child_end, target, args), name=name, daemon=True
         )
-        self.process.start()
-        child_end.close()
+        try:
+            self.process.start()
+        except (OSError, EOFError) as error:
+            self.messages.close()
+            raise RunFailed(f"{title(name)} could not be started: {type(error).__name__}: {error}") from error
+        finally:
+            child_end.close()
+        self._fork_server = _fork_server_pid()
+        self._pidfd = _open_pidfd(self.process)
 
     @property
     def sentinel(self) -> int:
         """Descriptor that becomes ready when the process ends."""
-        return self.process.sentinel
+        return self.process.sentinel if self._pidfd is None else self._pidfd
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        assert self.process.pid is not None
+        return self.process.pid
 
     def take_outcome(self) -> ChildResult | ChildFailure | None:
         """What came of the child, None while it runs and has said nothing.
 
         A process that ended without a word gets a failure that says how it ended.
         """
-        ended = not self.process.is_alive()
+        ended = self._wait_for_end(0.0)
         with contextlib.suppress(EOFError, OSError):
             if self.messages.poll():
                 outcome: ChildResult | ChildFailure = self.messages.recv()
                 return outcome
-        return ChildFailure(self.name, f"{self.name} {describe_exit(self.process.exitcode)}", "") if ended else None
+        if not ended:
+            return None
+        self.process.join(_EXIT_S)  # the fork server passes the exit code on a moment later
+        reason = self._killed_for or self._describe_exit()
+        return ChildFailure(self.name, f"{title(self.name)} {reason}", "", is_death=True)
+
+    def kill(self, reason: str) -> None:
+        """Kills a process that hangs, after it has written its stacks into its log.
+
+        Args:
+            reason: what is said of it instead of the signal that it died of, as "made no step".
+        """
+        self._killed_for = reason
+        if hasattr(signal, "SIGUSR1"):
+            self._send(signal.SIGUSR1)
+            self._wait_for_end(_STACK_S)
+        self._send(signal.SIGKILL)
 
     def end(self, timeout_s: float) -> bool:
         """Waits for the process to end, and kills it after the timeout.
@@ -115,13 +179,51 @@ class ChildProcess:
         Returns:
             Whether it ended by itself.
         """
-        self.process.join(timeout_s)
-        ended = not self.process.is_alive()
-        if not ended:
-            self.process.kill()
-            self.process.join(5.0)
+        ended = self._wait_for_end(timeout_s)
+        if not ended or self._is_orphan:
+            self._send(signal.SIGKILL)
+        self.has_ended = self._wait_for_end(_KILLED_S)
+        self.process.join(_EXIT_S)
         self.messages.close()
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         return ended
+
+    @property
+    def _is_orphan(self) -> bool:
+        """Whether multiprocessing takes it for dead because the fork server is, which knew how it fares."""
+        return self.process.exitcode == _UNKNOWN_EXIT and self._fork_server != _fork_server_pid()
+
+    def _describe_exit(self) -> str:
+        if self._is_orphan:
+            return "died; of what is unknown, for the fork server that knew had died before"
+        return describe_exit(self.process.exitcode)
+
+    def _wait_for_end(self, timeout_s: float) -> bool:
+        return bool(connection.wait([self.sentinel], timeout_s))
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._pidfd is None:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+
+def _open_pidfd(process: BaseProcess) -> int | None:
+    """A descriptor of the process that tells of its end whoever its parent is; None where the system has none."""
+    assert process.pid is not None
+    try:
+        return os.pidfd_open(process.pid)
+    except (AttributeError, OSError):
+        return None
+
+
+def title(name: str) -> str:
+    """A child's name in words: `rollout worker 2` for `rollout-2`."""
+    role, _, number = name.partition("-")
+    return f"{role} worker {number}" if number.isdigit() else name
 
 
 def describe_exit(exit_code: int | None) -> str:
@@ -141,7 +243,7 @@ def _child_main(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with_parent()
+    _die_with_runner()
     log_file = _open_log(name, log_path)
     log.info("started as process %d", os.getpid())
     try:
@@ -150,7 +252,9 @@ def _child_main(
         log.exception("failed")
         explained = error if isinstance(error, RunFailed) else explain(name, error)
         with contextlib.suppress(OSError):
-            messages.send(ChildFailure(name, explained.summary, explained.details))
+            messages.send(
+                ChildFailure(name, explained.summary, explained.details, explained.exit_code, explained.is_final)
+            )
         log_file.flush()
         os._exit(1)
     log.info("done")
@@ -161,7 +265,7 @@ def _child_main(
 
 def explain(name: str, error: BaseException) -> RunFailed:
     """An unforeseen exception of a role as a failure of the run."""
-    return RunFailed(f"{name} failed: {type(error).__name__}: {error}", traceback.format_exc())
+    return RunFailed(f"{title(name)} failed: {type(error).__name__}: {error}", traceback.format_exc())
 
 
 def _open_log(name: str, log_path: Path) -> Any:
@@ -169,6 +273,8 @@ def _open_log(name: str, log_path: Path) -> Any:
     for stream in (1, 2):  # what an environment or a C library prints: a hundred of them would bury the progress line
         os.dup2(log_file.fileno(), stream)
     faulthandler.enable(log_file, all_threads=True)
+    if hasattr(faulthandler, "register"):  # `ChildProcess.kill` asks for the stacks
+        faulthandler.register(signal.SIGUSR1, log_file, all_threads=True)
     logging.basicConfig(
         stream=log_file, level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True
     )
@@ -176,20 +282,26 @@ def _open_log(name: str, log_path: Path) -> Any:
     return log_file
 
 
-def _die_with_parent() -> None:
-    """Ends this process as soon as the runner is gone, or the fork server that it came from.
+def _die_with_runner() -> None:
+    """Ends this process as soon as the runner is gone, however that ends, and whatever this process does.
 
-    The fork server alone is no help when the runner is killed: it lives as long as any of its children.
+    The runner holds the other end of a pipe from which this process was told what to do. A thread waits for its end. On
+    Linux the kernel sends a deadly signal at the pipe's end too, for a thread cannot run while an environment's library
+    holds the interpreter. Asking to die with the parent (prctl) would be no help: the parent is the fork server.
     """
-    threading.Thread(target=_watch_parent, name="watches the parent", daemon=True).start()
-    if not sys.platform.startswith("linux"):
+    threading.Thread(target=_watch_runner, name="watches the runner", daemon=True).start()
+    parent = multiprocessing.parent_process()
+    if parent is None or not sys.platform.startswith("linux"):
         return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        log.warning("could not ask to die with the parent: errno %d", ctypes.get_errno())
+    pipe = parent.sentinel
+    try:
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    except OSError as error:
+        log.warning("the kernel does not tell of the runner's end: %s", error)
 
 
-def _watch_parent() -> None:
+def _watch_runner() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -74,6 +74,11 @@ class ReportChannel:
         """Asks the thread to take what is there and end, which it does within its idle wake-up time."""
         self._closed.set()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
     def close(self, timeout_s: float) -> None:
         """Lets the thread take what is there, and abandons it if it does not end in time."""
         self.begin_closing()

@@ -1,4 +1,4 @@
-"""Starts the children of a run, notices what becomes of each, and ends them all.
+"""Starts the children of a run, notices what becomes of each, starts them again, and ends them all.
 
 The runner waits on the children's sentinels and on the pipes through which they speak; it never waits on a queue.
 """
@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.monitoring.reports import Report
-from asyncrl.runtime.processes import ChildFailure, ChildProcess, ChildResult
+from asyncrl.runtime.processes import ChildFailure, ChildProcess, ChildResult, start_loading_modules
 from asyncrl.runtime.reporting import ReportChannel
+
+_CLOSING_S = 1.0
 
 
 class Supervisor:
@@ -27,13 +29,22 @@ class Supervisor:
         self._log_path = log_path
         self._inbox: queue.SimpleQueue[Report] = queue.SimpleQueue()
         self._running: dict[str, ChildProcess] = {}
-        self._ended: list[ChildProcess] = []
-        self._channels: list[ReportChannel] = []
+        self._ended: dict[str, ChildProcess] = {}
+        self._channels: dict[str, ReportChannel] = {}
+        self._closing: list[ReportChannel] = []
+        self._num_started = 0
 
     def start(self, name: str, target: Callable[..., Any], *args: Any) -> None:
-        """Starts `target(*args, reports)` in a child process, where `reports` sends reports to this one."""
-        channel = ReportChannel(name, self._inbox)
-        self._channels.append(channel)
+        """Starts `target(*args, reports)` in a child process, where `reports` sends reports to this one.
+
+        A name may be used again once its process was buried.
+
+        Raises:
+            RunFailed: no process could be started.
+        """
+        self._num_started += 1
+        channel = ReportChannel(f"{name} #{self._num_started}", self._inbox)
+        self._channels[name] = channel
         self._running[name] = ChildProcess(self._context, name, self._log_path(name), target, (*args, channel.sender))
 
     @property
@@ -48,13 +59,31 @@ class Supervisor:
             watched.extend((child.sentinel, child.messages))
         if watched:
             connection.wait(watched, timeout_s)
+        start_loading_modules(self._context)
         outcomes = []
         for name, child in list(self._running.items()):
             outcome = child.take_outcome()
             if outcome is not None:
                 outcomes.append(outcome)
-                self._ended.append(self._running.pop(name))
+                self._ended[name] = self._running.pop(name)
         return outcomes
+
+    def bury(self, name: str) -> bool:
+        """Makes sure that the process of a child whose outcome is known has ended, and gives back what it had.
+
+        Returns:
+            Whether it has: a process that the kernel does not let go of has not.
+        """
+        child = self._ended.pop(name)
+        child.end(timeout_s=1.0)
+        channel = self._channels.pop(name)
+        channel.begin_closing()
+        self._closing = [channel, *(other for other in self._closing if not other.is_closed)]
+        return child.has_ended
+
+    def kill_hung(self, name: str, reason: str) -> None:
+        """Kills a child, its stacks in its log; its outcome says that it `reason`."""
+        self._running[name].kill(reason)
 
     def wait_for(self, name: str, timeout_s: float) -> ChildResult | ChildFailure | None:
         """Waits for the outcome of one child, at most `timeout_s`; outcomes of others are passed over."""
@@ -80,12 +109,14 @@ class Supervisor:
         """
         deadline = time.monotonic() + timeout_s
         killed = []
-        for child in [*self._ended, *self._running.values()]:
+        for child in [*self._ended.values(), *self._running.values()]:
             if not child.end(max(0.0, deadline - time.monotonic())):
                 killed.append(child.name)
-        for channel in self._channels:
+        channels = [*self._closing, *self._channels.values()]
+        for channel in channels:
             channel.begin_closing()
-        for channel in self._channels:
-            channel.close(timeout_s=1.0)
-        self._running, self._ended, self._channels = {}, [], []
+        deadline = time.monotonic() + _CLOSING_S
+        for channel in channels:
+            channel.close(max(0.0, deadline - time.monotonic()))
+        self._running, self._ended, self._channels, self._closing = {}, {}, {}, []
         return killed

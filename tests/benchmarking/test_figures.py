@@ -41,6 +41,17 @@ def test_throughput_is_that_of_the_window_and_of_nothing_else():
     assert found.lag_records == [[1.0, 2.0, 3.0], [3.0, 4.0, 9.0]]
 
 
+def test_samples_of_a_replay_are_those_of_its_updates_and_both_sides_waits_are_shares():
+    records = [
+        {**each, "replay/size": 9.0, "replay/learner_blocked": 0.25, "replay/workers_blocked": 0.5} for each in run()
+    ]
+    found = throughput_figures(records, startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE, replay_batch_size=256)
+    assert found.learner_samples_per_s == pytest.approx(16 * 256 / 30)
+    assert found.samples_per_env_step == pytest.approx(16 * 256 / 2500)
+    shares = {name: share for name, share in found.shares.items() if name.startswith("replay/")}
+    assert shares == {"replay/learner_blocked": 0.25, "replay/workers_blocked": 0.5}
+
+
 def test_a_run_that_is_too_short_is_not_measured():
     with pytest.raises(NothingMeasured, match="--measure_s"):
         throughput_figures(run(), startup_s=2.0, warm_up_s=45.0, num_epochs=2, usage=USAGE)
@@ -54,10 +65,14 @@ def test_a_curve_begins_with_the_first_finished_episode():
         record(2.0, 100),
         record(3.0, 200, rollout__ep_rew_mean=5.0),
     ]
+    for updates, line in enumerate(records):
+        line["train/n_updates"] = 10 * updates
     summary = {"env_steps": 250, "wall_s": 4.0, "ep_rew_mean": 6.0}
     found = learning_figures(records, summary, evaluated_return=7.0)
     assert found.curve == [[200.0, 3.0, 5.0]]
     assert (found.env_steps, found.final_return, found.evaluated_return) == (250, 6.0, 7.0)
+    assert (found.env_steps_per_s, found.sgd_steps_per_s) == (100.0, 10.0)
+    assert learning_figures(records[:2], summary, None).env_steps_per_s is None
 
 
 def test_a_record_that_was_cut_off_is_left_out(tmp_path):

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.benchmarking.options import read_options
+from asyncrl.benchmarking.variants import Layout, Variant
 from asyncrl.config.errors import UsageError
 
 BASE = ["--env=CartPole-v1", "--output=out"]
@@ -38,6 +39,7 @@ def test_flags_of_training_are_passed_on_and_lists_are_not():
         ([*BASE, "--measure_s=0"], "nothing to measure"),
         ([*BASE, "--async_rl=True"], "--modes=sync,async"),
         ([*BASE, "--inference_mode=local"], "--inference_modes"),
+        ([*BASE, "--backend=hogwild", "--modes=async"], "--modes=hogwild"),
         ([*BASE, "--treshold=10"], "thresholds"),
         (["--output=out", "--from_run=nowhere"], "no config.yaml"),
     ],
@@ -47,6 +49,15 @@ def test_a_mistake_is_one_sentence(flags, said):
         read_options(flags)
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1, caught.value
+
+
+def test_the_hogwild_backend_is_a_mode():
+    for flag in ("--backend=hogwild", "--algo=a3c", "--modes=hogwild"):
+        options = read_options([*BASE, flag, "--num_workers=1,2,4"])
+        assert options.own.modes == ("hogwild",)
+        assert not any(passed.startswith("--backend") for passed in options.train_flags)
+    assert Variant("hogwild", "local", Layout(2, 4)).flags[0] == "--backend=hogwild"
+    assert read_options([*BASE, "--backend=actor_learner"]).own.modes == ("sync", "async")
 
 
 def test_a_trained_run_brings_its_settings(tmp_path):

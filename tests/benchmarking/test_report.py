@@ -102,6 +102,30 @@ def test_the_report_tells_every_figure(tmp_path):
     assert "Abacus" in report
 
 
+def test_a_speedup_is_taken_within_a_seed_over_variants_that_differ_in_workers_only(tmp_path):
+    one, four, other = (Variant("hogwild", "local", layout) for layout in (Layout(1, 8), Layout(4, 8), Layout(2, 32)))
+    figures = {}
+    for seed, rate in ((0, 100.0), (1, 1000.0)):
+        figures[Task("throughput", one.name, seed, (), ())] = throughput(rate)
+        figures[Task("throughput", four.name, seed, (), ())] = throughput(rate * (3.0 + seed))
+        figures[Task("throughput", other.name, seed, (), ())] = throughput(7.0)
+    learned = LearningFigures(30, 3.5, 1.0, 1.0, [], env_steps_per_s=50.0, sgd_steps_per_s=5.0)
+    figures[Task("learning", four.name, 0, (), ())] = learned
+    found = summarize(ABOUT, [four, one, other], figures, {}).speedups
+    assert [(speedup.variant, speedup.kind) for speedup in found] == [(four, "throughput"), (one, "throughput")]
+    assert sorted(found[0].speedup.values) == pytest.approx([3.0, 4.0])
+    assert sorted(found[0].efficiency.values) == pytest.approx([0.75, 1.0])
+    assert found[1].speedup.values == found[1].efficiency.values == (1.0, 1.0)
+
+    figures[Task("learning", one.name, 0, (), ())] = LearningFigures(30, 3.5, 1.0, 1.0, [], 25.0, 2.5)
+    results = summarize(ABOUT, [four, one, other], figures, {})
+    report = to_markdown(results, Plots({}), tmp_path)
+    body = report.split("## Speed-up over workers")[1].split("\n## ")[0]
+    assert "| hogwild local 4 x 8 | real | 50 | 5.0 | 2.00 | 50.0 % |" in body
+    assert "| hogwild local 4 x 8 | learning rate 0 | 2,150 [300, 4,000] | 12.3 | 3.50 [3.00, 4.00] | 87.5 %" in body
+    assert "2 x 32" not in body
+
+
 def test_the_data_is_json_without_infinities():
     data = json.loads(json.dumps(results().to_json(), allow_nan=False))
     sync, asynchronous = data["variants"]

@@ -44,7 +44,7 @@ def test_rings_hold_all_that_can_be_under_way() -> None:
     shapes = {spec.name: spec.shape for spec in arena_specs(BODY, PLAN, num_weights=1000)}
     for worker in range(2):
         assert shapes[f"granted.{worker}.items"] == shapes[f"ready.{worker}.items"] == (12,)
-        assert shapes[f"requests.{worker}.items"] == (2,)
+        assert shapes[f"requests.{worker}.items"] == (4,)
     assert shapes["splits.request_seq"] == (4,)
     assert shapes["weights.buffers"] == (2, 1000)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,12 +11,18 @@ import numpy as np
 import pytest
 from replays import TaggedWriter, check_one_step, new_replay
 
-from asyncrl.buffers import replay as replay_module
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, replay_specs, rows_per_stripe
 from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.checkpoint import Checkpoint, KeptReplay
 
 GAMMA = 0.9
+
+
+def joined(kept: KeptReplay) -> dict[str, Any]:
+    """Columns, each in one part."""
+    return {name: np.concatenate(parts) for name, parts in kept.columns.items()}
 
 
 def test_a_replay_holds_the_steps_it_was_asked_for_and_images_stay_bytes() -> None:
@@ -58,12 +66,13 @@ def test_a_restored_replay_holds_the_newest_rows_and_closes_open_episodes(writte
     _, stripes = new_replay(2, 3, 5)
     for split_idx in range(2):
         TaggedWriter(stripes, split_idx, seed=split_idx).write_rows(written)
-    content = stripes.content()
+    kept_replay = stripes.content()
+    content = joined(kept_replay)
     assert len(content["reward.0"]) == min(written, 5)
     assert len(content["obs.0"]) == len(content["reward.0"]) + 1
 
     _, restored = new_replay(2, 3, rows)
-    restored.restore(content)
+    restored.restore(kept_replay)
     assert restored.total_env_steps() == stripes.total_env_steps()
     kept = min(len(content["reward.0"]), rows - 1)
     assert restored.num_rows(0) == kept + 1
@@ -82,6 +91,32 @@ def test_a_restored_replay_holds_the_newest_rows_and_closes_open_episodes(writte
         TaggedWriter(restored, split_idx, seed=9).write_rows(2)
     sampler = ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0)
     check_one_step(sampler.sample(1, 2000)[0], GAMMA)
+
+
+@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("written", range(12))
+def test_no_transition_leads_from_a_dead_worker_to_the_one_that_follows(written: int, n_step: int) -> None:
+    _, stripes = new_replay(1, 3, 8)
+    TaggedWriter(stripes, 0, seed=written, end_probability=0.2).write_rows(written)
+    if written > 0:  # it dies in the middle of the next row
+        fields = stripes.rows(0, written)
+        fields.reward[:], fields.next_obs[:] = np.nan, np.nan
+        fields.valid[:], fields.terminated[:] = True, False
+    stripes.close_episodes(0)
+    follower = TaggedWriter(stripes, 0, seed=9, end_probability=0.0)
+    follower._episodes = [1000] * 3
+    for env in range(3):
+        stripes.obs_at((0, stripes.num_rows(0)))[env] = follower._obs(env)
+    assert stripes.num_rows(0) == written + (written > 0)
+    follower.write_rows(4)
+    sampler = ReplaySampler(stripes, n_step, 1.0, 1.0, None, seed=0)
+    batch = sampler.sample(1, 500)[0]
+    obs, after, goes_on = batch.obs.numpy(), batch.next_obs.numpy(), batch.discount.numpy() > 0
+    assert np.array_equal(after[goes_on, 2], obs[goes_on, 2])
+    assert (after[goes_on, 3] - obs[goes_on, 3] <= n_step).all()
+    assert np.isfinite(batch.reward.numpy()).all() and np.isfinite(obs).all() and np.isfinite(after).all()
+    if n_step == 1:
+        check_one_step(batch, 1.0)
 
 
 def test_a_replay_of_another_layout_is_refused() -> None:
@@ -106,28 +141,30 @@ def test_workers_may_step_up_to_both_limits() -> None:
 
 @pytest.mark.parametrize("end_probability", [0.0, 0.3], ids=["endless", "episodes"])
 @pytest.mark.parametrize("written_meanwhile", [0, 2, 5, 30])
-def test_rows_overwritten_while_they_are_copied_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, written_meanwhile: int, end_probability: float
+def test_rows_overwritten_while_they_are_saved_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_meanwhile: int, end_probability: float
 ) -> None:
     _, stripes = new_replay(1, 3, 5)
     writer = TaggedWriter(stripes, 0, seed=0, end_probability=end_probability)
     writer.write_rows(20)
-    take, copied = np.take, []
-
-    def slow_take(*args: Any, **kwargs: Any) -> Any:
-        if len(copied) == 1:  # the observations are copied, the other fields are not
-            writer.write_rows(written_meanwhile)
-        copied.append(take(*args, **kwargs))
-        return copied[-1]
-
-    monkeypatch.setattr(replay_module.np, "take", slow_take)
     content = stripes.content()
-    monkeypatch.undo()
-    assert len(content["reward.0"]) == max(0, 5 - written_meanwhile)
-    assert len(content["obs.0"]) == len(content["reward.0"]) + 1
+    serialize = checkpoint._serialize_columns
+
+    def serialize_slowly(columns: Any) -> Iterator[bytes]:
+        for number, piece in enumerate(serialize(columns)):
+            if number == 4:  # some columns are written, the others are not
+                writer.write_rows(written_meanwhile)
+            yield piece
+
+    monkeypatch.setattr(checkpoint, "_serialize_columns", serialize_slowly)
+    path = checkpoint.save(tmp_path, Checkpoint({}, {}, {}, content), 1, keep=1)
+    loaded = checkpoint.load(path, with_replay=True).replay
+    assert loaded is not None
+    assert loaded.count_lost() == [min(5, written_meanwhile)]
 
     _, restored = new_replay(1, 3, 5)
-    restored.restore(content)
+    restored.restore(loaded)
+    assert restored.num_rows(0) == max(0, min(4, 5 - written_meanwhile) + (written_meanwhile < 5))
     TaggedWriter(restored, 0, seed=9).write_rows(2)
     check_one_step(ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0).sample(1, 500)[0], GAMMA)
 

@@ -24,7 +24,7 @@ def problems(machine: Machine = CPU, **settings: Any) -> list[Problem]:
 
 def warned(**settings: Any) -> set[str]:
     config = TrainConfig(**{"env": "CartPole-v1", **settings})
-    return {name for warning in find_warnings(config, resolve(config, CPU)) for name in warning.settings}
+    return {name for warning in find_warnings(config, resolve(config, CPU), settings) for name in warning.settings}
 
 
 def only(found: list[Problem]) -> Problem:
@@ -152,6 +152,7 @@ SAC: dict[str, Any] = {"algo": "sac", "num_workers": 2, "num_envs_per_worker": 4
         ({"warmup_env_steps": 30, "n_step": 3}, "8 environments have the 4 rows", "--warmup_env_steps=32"),
         ({"replay_size": 4999}, "holds less than the warm-up", "--replay_size=5000"),
         ({"lr_schedule": "kl_adaptive_epoch"}, "which a replay has not", "--lr_schedule=constant"),
+        ({"compile": "cuda_graph"}, "needs a CUDA device", "--compile=auto"),
         (
             {"serial_mode": True, "checkpoint_resets": True, "save_every_env_steps": 1000},
             "needs the replay in it",
@@ -169,10 +170,12 @@ def test_learning_from_a_replay_has_rules_of_its_own(settings: dict[str, Any], w
 
 def test_learning_from_a_replay_knows_no_trajectories() -> None:
     assert problems(**SAC, async_rl=False, rollout=7, batch_size=10) == []
+    assert problems(Machine(4, True, 1), **SAC, compile="cuda_graph") == []
     for name, value in (("debug_forced_lag", 3), ("debug_skip_training", True), ("with_vtrace", True)):
         assert name in only(problems(**SAC, **{name: value})).settings
     assert "warmup_env_steps" in warned(**SAC, train_for_env_steps=5000)
-    assert warned(**SAC, max_policy_lag=1) == set()
+    config = TrainConfig(env="CartPole-v1", **SAC, max_policy_lag=1)
+    assert find_warnings(config, resolve(config, CPU), given=()) == []
 
 
 HOGWILD: dict[str, Any] = {"algo": "a2c", "backend": "hogwild", "num_workers": 3}
@@ -196,7 +199,8 @@ def test_the_hogwild_backend_has_rules_of_its_own(settings: dict[str, Any], name
 
 def test_the_hogwild_backend_takes_what_means_nothing_to_it_and_the_cpu_where_there_is_a_gpu() -> None:
     gpu = Machine(cores=16, torch_has_cuda=True, num_cuda_devices=1)
-    assert problems(gpu, **HOGWILD) == []
+    assert problems(gpu, **HOGWILD) == problems(gpu, **HOGWILD, device="cuda") == []
+    assert resolve(TrainConfig(**{**HOGWILD, "env": "CartPole-v1"}), gpu).device == "cpu"
     assert problems(**HOGWILD, batch_size=1) == []
     assert problems(**HOGWILD, hogwild_mode="gradients", num_gradients_to_combine=4) == []
     assert "hogwild_mode" in warned(algo="a2c", num_epochs=1, hogwild_mode="shared")
@@ -213,3 +217,12 @@ def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None
     assert "train_for_env_steps" in warned(train_for_env_steps=100)
     assert "num_epochs" in warned(algo="a2c", num_epochs=2)
     assert "learning_rate" in warned(learning_rate=0.0)
+
+
+def test_a_memory_learns_from_whole_parts_of_trajectories() -> None:
+    assert problems(use_rnn=True, rollout=32, recurrence=8) == []
+    assert problems(rollout=32, recurrence=12) == []  # nothing has a memory
+    uneven = only(problems(use_rnn=True, rollout=32, recurrence=12))
+    assert uneven.settings == ("recurrence", "rollout")
+    assert "--recurrence=8" in uneven.suggestions
+    assert only(problems(algo="sac", use_rnn=True)).settings == ("use_rnn", "algo")

@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import load, load_file
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
@@ -46,7 +49,7 @@ def test_the_environment_picks_its_preset_and_none_turns_that_off(tmp_path: Path
 def test_every_shipped_preset_is_valid_for_every_algorithm(name: str) -> None:
     for algo in ("ppo", "a2c", "sac"):
         load([f"--preset={name}", f"--algo={algo}"])
-    assert read_preset(name, all_settings()).envs
+    assert bool(read_preset(name, all_settings()).envs) == (name != "humanoid_hogwild")  # taken by its name only
 
 
 def test_an_algorithm_has_defaults_of_its_own_below_presets_and_flags() -> None:
@@ -64,6 +67,32 @@ def test_values_for_one_algorithm_lie_over_the_preset() -> None:
     assert load(["--env=CartPole-v1", "--algo=a2c"]).config.num_epochs == 1
     assert load(["--env=CartPole-v1"]).config.num_epochs > 1
     assert load(["--env=CartPole-v1", "--algo=a3c"]).config.rollout < load(["--env=CartPole-v1"]).config.rollout
+
+
+@pytest.mark.parametrize(
+    ("flags", "num_workers", "warmup_of_one"),
+    [
+        (["--env=Pendulum-v1", "--backend=hogwild", "--num_workers=2"], 2, 500),
+        (["--env=HalfCheetah-v5", "--backend=hogwild", "--num_workers=2"], 2, 5000),
+        (["--env=Humanoid-v5", "--preset=humanoid_hogwild"], 16, 1000),
+    ],
+)
+def test_asynchronous_sac_has_values_for_small_and_large_bodies(
+    flags: list[str], num_workers: int, warmup_of_one: int
+) -> None:
+    machine = Machine(cores=16)
+    config = load([*flags, "--algo=sac"]).config
+    plan = resolve(config, machine)
+    assert find_problems(config, plan, machine) == []
+    assert find_warnings(config, plan) == []
+    assert plan.hogwild is not None
+    assert (plan.hogwild.mode, plan.num_workers) == ("shared", num_workers)
+    own = plan.of_one_worker.replay
+    assert own is not None
+    assert own.warmup_env_steps == warmup_of_one
+    assert own.size > 10 * own.warmup_env_steps
+    if num_workers == 16:
+        assert (config.train_for_env_steps, config.learning_rate) == (50_000_000, 5e-5)
 
 
 def test_a3c_is_short_for_a_backend_an_algorithm_and_a_mode() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import torch
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedMoments, SharedTensor, shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.optimizers import make_shared_optimizer
+from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
 from asyncrl.hogwild.storage import MergedMoments
 
 SIZE = 6
@@ -33,6 +36,24 @@ def step_times(arena: Arena, owner: int, numbers: list[int], learning_rate: floa
     for number in numbers:
         gradient.copy_(gradient_of(value, number))
         stepper.step(learning_rate)
+
+
+def stop_in_the_middle_of_a_step(arena: Arena, owner: int) -> None:
+    """Body of a process that takes one step, and stands still when it has counted it and moved half of the tensor."""
+
+    class StoppingAdam(SharedAdam):
+        def _update(self, learning_rate: float) -> None:
+            before = self.parameters[0].clone()
+            super()._update(learning_rate)
+            half = len(before) // 2
+            after = self.parameters[0][half:].clone()
+            self.parameters[0][half:] = before[half:]
+            os.kill(os.getpid(), signal.SIGSTOP)
+            self.parameters[0][half:] += after - before[half:]
+
+    shared = SharedTensor(arena, "model")
+    gradient = gradient_of(torch.from_numpy(shared.value), 0)
+    StoppingAdam([shared], [gradient], TrainConfig(), owner).step(0.01)
 
 
 def observe_times(arena: Arena, owner: int, num_batches: int) -> None:

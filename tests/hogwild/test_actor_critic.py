@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, vector_observation
+from asyncrl.hogwild import building
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.keeper import HogwildKeeper
+from asyncrl.hogwild.storage import Copies
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.storage import Storage
@@ -59,7 +63,7 @@ class Pair:
             self.setup, plan.hogwild, self.wakers[0], self.wakers[1:], PhaseTimer()
         )
         self.workers = [build_hogwild_worker(self.setup, plan.hogwild, idx, self.wakers[0]) for idx in range(2)]
-        self.shared = SharedTensor(self.setup.arena, "model")
+        self.shared = SharedTensor(self.setup.arena, "critic" if config.is_off_policy else "model")
 
     def close(self) -> None:
         for worker in self.workers:
@@ -69,9 +73,13 @@ class Pair:
         self.setup.arena.close()
 
 
-@pytest.fixture(params=["shared", "synced"])
-def pair(request: pytest.FixtureRequest) -> Any:
-    found = Pair(hogwild_mode=request.param)
+@pytest.fixture(params=["shared", "shared, copied", "synced"])
+def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """In each mode in which workers step; "copied" is what workers do whose networks are on another device."""
+    mode, _, is_copied = request.param.partition(", ")
+    if is_copied:
+        monkeypatch.setattr(building, "_copies_on", lambda device: Copies.FOLLOWING)
+    found = Pair(hogwild_mode=mode)
     yield found
     found.close()
 
@@ -119,13 +127,26 @@ def test_both_workers_step_the_same_parameters_and_count_their_own_steps(pair: P
     assert pair.keeper.env_steps == sum(pair.setup.control.collected_steps(worker) for worker in range(2)) > 0
 
 
-def test_gradients_do_not_add_up_from_one_update_to_the_next() -> None:
-    pair = Pair(hogwild_mode="shared", learning_rate=0.0, normalize_returns=False, normalize_advantage=False)
+@pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
+def test_gradients_do_not_add_up_from_one_update_to_the_next(mode: str) -> None:
+    still: dict[str, Any] = {"normalize_input": False, "normalize_returns": False, "max_grad_norm": 0.0}
+    pair = Pair(hogwild_mode=mode, learning_rate=0.0, num_gradients_to_combine=1, **still)
+    worker, datasets = pair.workers[0], []
+    collect = worker._batcher.collect
+
+    def collect_the_first(columns: Any) -> Any:
+        datasets.append(copy.deepcopy(collect(columns)))  # the batcher takes its memory again
+        datasets[0].policy_version.fill_(worker._learner.policy_version)
+        return datasets[0]
+
+    worker._batcher.collect = collect_the_first
     norms = []
-    for _ in range(8):
-        pair.workers[0].poll()
-        norms.append(pair.workers[0]._trained[-1].grad_norm)
-    assert max(norms) < 3 * min(norms)
+    for _ in range(5):
+        worker.poll()
+        norms.append(worker._trained[-1].grad_norm)
+        pair.keeper.train_once(0.0)
+    assert norms == pytest.approx([norms[0]] * 5, rel=1e-5)
+    assert norms[0] > 0.0
     pair.close()
 
 
@@ -248,7 +269,7 @@ def test_the_end_is_saved_after_workers_have_nothing_in_hand() -> None:
 
 
 def test_combined_gradients_make_one_step_of_the_keeper_which_workers_pull() -> None:
-    pair = Pair(hogwild_mode="gradients", num_gradients_to_combine=2)
+    pair = Pair(hogwild_mode="gradients", num_gradients_to_combine=2, normalize_returns=False)
     before = pair.shared.value.copy()
     first, second = pair.workers
     first.poll()
@@ -265,6 +286,70 @@ def test_combined_gradients_make_one_step_of_the_keeper_which_workers_pull() -> 
     for _ in range(2):
         assert first.poll() == 0.0
     assert first.poll() > 0.0  # two of its own are under way
+    pair.close()
+
+
+SAC: dict[str, Any] = {
+    "algo": "sac",
+    "num_envs_per_worker": 3,
+    "batch_size": 8,
+    "warmup_env_steps": 240,
+    "replay_size": 2000,
+    "precision": "float32",
+    "ent_coef": 1e-4,
+    "learning_rate": 1e-6,
+}
+
+
+def first_actions(worker: Any, num_rows: int) -> list[float]:
+    """What a worker of SAC does in its next rows of three environments."""
+    actions: list[float] = []
+    step = worker._split.group.step
+
+    def noting_step(action: Any, rows: Any) -> int:
+        actions.extend(np.asarray(action).tolist())
+        return step(action, rows)
+
+    worker._split.group.step = noting_step
+    while len(actions) < 3 * num_rows:
+        worker.poll()
+    worker._split.group.step = step
+    return actions
+
+
+def test_a_worker_acts_at_random_until_its_first_update_whatever_the_policy_says() -> None:
+    pair = Pair(**SAC)
+    actor = SharedTensor(pair.setup.arena, "actor")
+    actor.value[:] = 0.0
+    actor.value[-2:] = [50.0, -50.0]  # logits of the two actions
+    worker = pair.workers[0]
+    warm_up = first_actions(worker, 40)
+    assert worker._learner.policy_version == 0
+    assert 35 < sum(warm_up) < 85  # of 120
+    first_actions(worker, 40)  # rows that hold the last observation of an episode are no steps
+    assert worker._learner.policy_version > 0
+    assert sum(first_actions(worker, 20)) == 0
+    pair.close()
+
+
+def test_each_worker_and_each_resumption_draws_random_numbers_of_its_own() -> None:
+    pair = Pair(**SAC)
+    plan = pair.setup.plan.hogwild
+    assert plan is not None
+    resumed = dataclasses.replace(pair.setup, first_env_steps=1000)
+    again = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
+    third = build_hogwild_worker(resumed, plan, 0, pair.wakers[0])
+
+    def drawn(worker: Any) -> tuple[Any, ...]:
+        generators = worker._sampler.generator, worker._learner._generator
+        return (*(torch.rand(3, generator=generator).tolist() for generator in generators), first_actions(worker, 20))
+
+    first, *others = (drawn(worker) for worker in (*pair.workers, third))
+    assert drawn(again) == first
+    for other in others:
+        assert all(mine != theirs for mine, theirs in zip(first, other, strict=True))
+    for worker in (again, third):
+        worker.close()
     pair.close()
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small_runs import CountingWaker
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces, gradient_specs
-from asyncrl.hogwild.gradients import combine
+from asyncrl.config.schema import TrainConfig
+from asyncrl.hogwild.gradients import SendingStorage, combine
+from asyncrl.hogwild.storage import SharedStorage
 
 
 def places(num_workers: int = 2) -> GradientPlaces:
@@ -54,3 +57,29 @@ def test_the_oldest_gradients_come_first() -> None:
     taken = own.take(2)
     assert taken is not None
     assert own.values[taken][:, 0].tolist() == [1.0, 7.0]
+
+
+def test_who_follows_a_dead_worker_counts_on_and_finds_its_half_written_gradient_gone() -> None:
+    own = places()
+    assert own.last_number(0) == 0
+    for number in (7, 8):
+        place = own.free_place(0)
+        assert place is not None
+        own.write(place, np.full(3, float(number), np.float32), number)
+    taken = own.take(2)
+    assert taken is not None
+    own.free(taken)
+    own.values[0] = 99.0  # it dies before it says that this one is whole
+    storage = SendingStorage(SharedStorage(Arena.create(gradient_specs(3, 1)), 1), own, 0, CountingWaker())
+    gradient = torch.ones(3)
+    optimizer = storage.optimizer(["model"], [torch.zeros(3)], [gradient], TrainConfig())
+    other = own.free_place(1)
+    assert other is not None
+    own.write(other, np.full(3, 5.0, np.float32), 8)
+    optimizer.step(0.1)
+    taken = own.take(1)
+    assert taken is not None
+    assert own.values[taken][:, 0].tolist() == [5.0], "its turn comes after those who have handed over fewer"
+    taken = own.take(1)
+    assert taken is not None
+    assert own.values[taken][:, 0].tolist() == [1.0]

@@ -11,7 +11,7 @@ from hogwild.shared import batch_of, observe_times, shared_arena
 
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.storage import InitialStorage, MergedMoments, SharedStorage
+from asyncrl.hogwild.storage import Copies, InitialStorage, MergedMoments, SharedStorage
 from asyncrl.learner.statistics import RunningMoments
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
@@ -38,17 +38,32 @@ def test_moments_of_processes_at_work_are_those_of_all_their_batches(context: Ba
     arena.close()
 
 
-def test_an_entry_that_is_being_written_is_not_read_and_one_left_so_is_written_anew() -> None:
+def test_a_writer_that_dies_leaves_its_entry_as_it_was_before() -> None:
     arena = shared_arena(1)
     shared = SharedMoments(arena, "obs")
     moments = MergedMoments(shared, owner=1)
     moments.update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
-    arena.words("moments.obs.written")[1] += 1  # a writer dies here
-    assert shared.read(1) is None
+    before = shared.read(1)
+    assert before is not None
+    with pytest.raises(ValueError, match="broadcast"):
+        shared.write(1, 99, np.array([7.0, 7.0]), np.zeros(3))  # ends in the middle: count and mean are written
+    np.testing.assert_array_equal(shared.read(1), before)
     other = MergedMoments(shared, RUN)
-    assert other.count == 0
+    assert (other.count, other.mean.tolist()) == (2, [2.0, 4.0])
     moments.update(torch.tensor([[5.0, 1.0]]))
     other.merge()
+    assert (other.count, other.mean.tolist()) == (3, [3.0, 3.0])
+    arena.close()
+
+
+def test_one_who_stands_still_while_writing_keeps_nobody_from_learning_more() -> None:
+    arena = shared_arena(2)
+    shared = SharedMoments(arena, "obs")
+    MergedMoments(shared, owner=1).update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+    other = MergedMoments(shared, owner=2)
+    arena.words("moments.obs.written")[1] += 1  # a writer stops here,
+    arena.array("moments.obs.values")[1] = 99.0  # half done
+    other.update(torch.tensor([[5.0, 1.0]]))
     assert (other.count, other.mean.tolist()) == (3, [3.0, 3.0])
     arena.close()
 
@@ -66,7 +81,7 @@ def test_a_process_in_the_place_of_another_goes_on_with_its_entry() -> None:
 def test_shared_storage_is_the_shared_memory_and_a_private_one_a_copy_until_it_is_pulled() -> None:
     arena = shared_arena(2, size=3)
     InitialStorage(arena).hold("model", torch.tensor([1.0, 2.0, 3.0]))
-    shared, private = SharedStorage(arena, 1), SharedStorage(arena, 2, is_private=True)
+    shared, private = SharedStorage(arena, 1), SharedStorage(arena, 2, Copies.PULLED)
     direct, copy = shared.hold("model", torch.zeros(3)), private.hold("model", torch.zeros(3))
     assert direct.tolist() == copy.tolist() == [1.0, 2.0, 3.0]
     gradient = torch.ones(3)
@@ -76,6 +91,28 @@ def test_shared_storage_is_the_shared_memory_and_a_private_one_a_copy_until_it_i
     assert copy.tolist() == [1.0, 2.0, 3.0]
     private.pull()
     assert torch.equal(copy, direct)
+    arena.close()
+
+
+def test_a_copy_that_follows_is_where_the_shared_values_are_after_each_step_of_its_own() -> None:
+    arena = shared_arena(2, size=3)
+    InitialStorage(arena).hold("model", torch.tensor([1.0, 2.0, 3.0]))
+    other, following = SharedStorage(arena, 1), SharedStorage(arena, 2, Copies.FOLLOWING)
+    direct, copy = other.hold("model", torch.zeros(3)), following.hold("model", torch.zeros(3))
+    gradient = torch.ones(3)
+    mine = following.optimizer(["model"], [copy], [gradient], TrainConfig())
+    others = other.optimizer(["model"], [direct], [gradient], TrainConfig())
+    mine.step(0.5)
+    assert torch.equal(copy, direct)
+    others.step(0.5)
+    assert not torch.equal(copy, direct)
+    following.pull()
+    assert torch.equal(copy, direct)
+    others.step(0.5)
+    before = direct.clone()
+    mine.step(0.0)
+    assert torch.equal(copy, before)  # it takes in what others have done, and undoes nothing of it
+    assert torch.equal(direct, before)
     arena.close()
 
 

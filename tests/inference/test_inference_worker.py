@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_runs import BOX, CountingWaker, planned, small_arena
 
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.departures import Departures
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.config.schema import TrainConfig
@@ -57,18 +57,27 @@ class Service:
         served = setup.served_by(0)
         self.wakers = {worker: CountingWaker() for worker in served}
         rings = {worker: IndexRing(self.arena, f"requests.{worker}") for worker in served}
-        self.worker = InferenceWorker(
+        self.departures = Departures(self.arena, has_server=True, has_slots=True)
+        self._rings, self._max_wait_s = rings, max_wait_s
+        self.server = CountingWaker()
+        self.worker = self.new_worker()
+
+    def new_worker(self) -> InferenceWorker:
+        return InferenceWorker(
             0,
             self.policy,
             self.slots.num_envs,
             self.table,
-            rings,
+            self._rings,
             self.wakers,
             SPLITS,
-            max_wait_s,
-            RunControl(self.arena, 3),
+            self._max_wait_s,
+            self.departures,
         )
-        self.server = CountingWaker()
+
+    def die_and_be_replaced(self) -> None:
+        """Another process takes the inference worker's place; nothing but the arena crosses."""
+        self.worker = self.new_worker()
 
     def ask(self, split_idx: int, slot: int, row: int) -> RemoteActions:
         ring = IndexRing(self.arena, f"requests.{split_idx // SPLITS}")
@@ -127,6 +136,49 @@ def test_requests_for_another_inference_worker_are_left_alone() -> None:
     other = service.ask(2, slot=1, row=0)
     assert service.worker.poll() == WAIT_S
     assert not other.is_answered(2)
+
+
+def test_who_takes_its_place_answers_what_is_open_whatever_the_rings_say() -> None:
+    service = Service()
+    service.ask(0, slot=1, row=0)
+    service.worker.poll()
+    service.ask(0, slot=1, row=1)
+    service.ask(4, slot=2, row=0)
+    IndexRing(service.arena, "requests.2").pop_all()  # died after it had taken this news
+    service.die_and_be_replaced()
+    service.worker.poll()
+    assert service.policy.answered == [[(1, 0)], [(1, 1), (2, 0)]]
+    assert service.worker.poll() == WAIT_S
+
+
+def test_news_that_comes_after_the_answer_leaves_room_for_the_next() -> None:
+    service = Service()
+    ring = IndexRing(service.arena, "requests.0")
+    for split_idx in (0, 1):
+        service.table.ask(split_idx, slot=split_idx, row=0)  # the request is in the table, the news not yet in the ring
+    service.die_and_be_replaced()
+    service.worker.poll()
+    for split_idx in (0, 1):
+        ring.push(split_idx)
+    for split_idx in (0, 1):
+        service.ask(split_idx, slot=split_idx, row=1)
+    service.worker.poll()
+    assert service.policy.answered == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
+
+
+def test_what_a_dead_worker_has_asked_is_closed_and_not_answered() -> None:
+    service = Service(max_wait_s=1000.0)
+    service.ask(0, slot=1, row=0)
+    assert service.worker.poll() > 0.0  # it waits for company, its news is taken
+    service.ask(1, slot=2, row=0)
+    service.departures.announce(0)
+    assert service.worker.poll() == WAIT_S
+    assert service.departures.for_server([0]) == []
+    assert not service.table.is_open(0) and not service.table.is_open(1)
+    service.ask(0, slot=3, row=0)  # the worker that follows
+    service.ask(4, slot=4, row=0)
+    service.worker.poll()
+    assert service.policy.answered == [[(3, 0), (4, 0)]]
 
 
 @pytest.mark.parametrize(("num_workers", "num_servers"), [(1, 1), (3, 2), (8, 3), (4, 4)])

@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import itertools
 import math
+import os
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +32,7 @@ CPU = torch.device("cpu")
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
 
-def make(spec: EnvSpec, double: bool = False, **settings: Any) -> OffPolicyLearner:
+def make(spec: EnvSpec, double: bool = False, device: torch.device = CPU, **settings: Any) -> OffPolicyLearner:
     defaults: dict[str, Any] = {
         "algo": "sac",
         "encoder_mlp_layers": [16],
@@ -40,7 +42,7 @@ def make(spec: EnvSpec, double: bool = False, **settings: Any) -> OffPolicyLearn
     }
     config = TrainConfig(**{**defaults, **settings})
     actor = SacActor(spec, config)
-    return OffPolicyLearner(actor.double() if double else actor, config, spec, CPU)
+    return OffPolicyLearner(actor.double() if double else actor, config, spec, device)
 
 
 def draw(
@@ -244,6 +246,18 @@ def test_the_policy_is_trained_at_every_policy_delay_th_update() -> None:
     assert learner.policy_version == 6
 
 
+def test_the_schedule_of_the_learning_rate_reaches_the_weights() -> None:
+    learner = make(BOX, lr_schedule="linear_decay", train_for_env_steps=1000)
+    batches = draw(BOX, 2)
+    learner.train(batches[:1], 0)
+    trained = learner.publication()
+    learner.train(batches[1:], 999)
+    nearly = learner.publication()
+    assert 0.0 < float((nearly - trained).abs().max()) < 1e-6
+    learner.train(batches[1:], 1000)
+    assert torch.equal(learner.publication(), nearly)
+
+
 @SPECS
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_a_restored_learner_continues_to_the_bit(spec: EnvSpec, precision: str) -> None:
@@ -384,3 +398,42 @@ def test_a_checkpoint_of_another_kind_of_device_is_taken_but_for_its_noise() -> 
     state.optimizer["generator"] = torch.zeros(16, dtype=torch.uint8)  # as on CUDA
     second.load_state_dict(state)
     assert torch.equal(second.model.mlp.layers()[0].weight, first.model.mlp.layers()[0].weight)
+
+
+def assert_updates_are_the_same(plain: OffPolicyLearner, fast: OffPolicyLearner, spec: EnvSpec, num: int) -> None:
+    """Every figure and weight over updates whose learning rate, statistics and noise change each time."""
+    for number, batch in enumerate(draw(spec, num)):
+        for learner in (plain, fast):
+            learner.observe(batch.obs)
+        metrics = [dataclasses.astuple(learner.train([batch], 500_000 * number)) for learner in (plain, fast)]
+        assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-5)
+        torch.testing.assert_close(fast.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(targets_of(fast), targets_of(plain), rtol=1e-4, atol=1e-5)
+    assert fast.take_notice() is None
+
+
+EVERY_KIND: dict[str, Any] = {
+    "policy_delay": 2,
+    "lr_schedule": "linear_decay",
+    "normalize_input": True,
+    "max_grad_norm": 0.5,
+    "learning_rate": 0.01,
+}
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_updates_equal_plain_ones() -> None:
+    plain, compiled = make(BOX, **EVERY_KIND), make(BOX, compile="inductor", **EVERY_KIND)
+    assert_updates_are_the_same(plain, compiled, BOX, 9)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@SPECS
+@pytest.mark.parametrize("settings", [{}, {"critic_layer_norm": True, "nonlinearity": "elu"}], ids=["plain", "norm"])
+def test_updates_as_cuda_graphs_equal_plain_ones(spec: EnvSpec, settings: dict[str, Any]) -> None:
+    device = torch.device("cuda")
+    plain = make(spec, device=device, compile="off", **EVERY_KIND, **settings)
+    graphed = make(spec, device=device, compile="cuda_graph", **EVERY_KIND, **settings)
+    assert_updates_are_the_same(plain, graphed, spec, 20)

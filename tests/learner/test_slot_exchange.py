@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from small_runs import CountingWaker, fill, planned, small_arena
 
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.departures import Departures
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import SlotState
 from asyncrl.buffers.wake import Waker
@@ -27,7 +29,10 @@ class Exchange:
         self.ready = [IndexRing(self.arena, f"ready.{worker}") for worker in range(2)]
         self.granted = [IndexRing(self.arena, f"granted.{worker}") for worker in range(2)]
         self.ledger = SlotLedger(self.slots, plan)
-        self.exchange = SlotExchange(self.ledger, self.ready, self.granted, self.wakers, splits_per_worker=2)
+        self.departures = Departures(self.arena, has_server=False, has_slots=True)
+        self.exchange = SlotExchange(
+            self.ledger, self.ready, self.granted, self.wakers, splits_per_worker=2, departures=self.departures
+        )
 
     def hand_over(self, worker: int, slot: int) -> None:
         fill(self.slots, slot)
@@ -64,6 +69,30 @@ def test_released_slots_are_granted_anew_at_once() -> None:
     run.exchange.release(columns)
     assert sorted(slot for ring in run.granted for slot in ring.pop_all()) == sorted(part.slot for part in columns)
     assert all(run.slots.state(part.slot) == SlotState.FILLING for part in columns)
+
+
+def test_what_a_dead_worker_had_finished_is_kept_and_what_it_was_filling_begins_anew() -> None:
+    run = Exchange()
+    run.exchange.poll()
+    (told, untold), others = run.granted[0].pop_all(), run.granted[1].pop_all()
+    for slot in (told, untold):
+        fill(run.slots, slot)
+        run.slots.finish(slot, run.slots.owner(slot))
+    run.ready[0].push(told)  # and dies before it tells of the other
+    run.departures.announce(0)
+    run.exchange.poll()
+    assert run.departures.is_settled(0)
+    assert run.exchange.num_ready == 2
+    granted = run.granted[0].pop_all()
+    assert len(granted) == 2, "one slot for each split of the worker that follows"
+    run.slots.reward[granted[0], 0] = 1.0  # it dies, too, after one row
+    run.slots.valid[granted[0]] = True
+    run.departures.announce(0)
+    run.exchange.poll()
+    assert sorted(run.granted[0].pop_all()) == sorted(granted)
+    assert np.isnan(run.slots.reward[granted]).all()
+    assert run.exchange.dropped_samples == 1
+    assert all(run.slots.state(slot) == SlotState.FILLING for slot in others)
 
 
 @pytest.mark.timeout(30)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import struct
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from asyncrl.monitoring.reports import (
     LagMetrics,
     LearnerReport,
     ReplayMetrics,
+    RestartReport,
     RolloutReport,
     TrainMetrics,
 )
@@ -247,6 +249,11 @@ def test_a_failed_evaluation_is_said(run):
     assert run.progress.said == ["the evaluation failed, training goes on: the wheels came off"]
 
 
+def test_what_the_learner_has_to_say_is_said(run):
+    run.at(1.0, dataclasses.replace(learner(100), notice="there is no compiler"))
+    assert run.progress.said == ["warning: there is no compiler"]
+
+
 def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
     run.at(4, learner(9000))
     run.at(4.5, EvaluationReport(8000, 64, 12.5, 3.0, 40.0, 10, 2.0))
@@ -297,7 +304,7 @@ def test_the_summary_says_how_the_run_ended(run):
     run.at(4, learner(1000, 8, LagMetrics(0.0, 0.0, 0, 10.0)), CheckpointReport("checkpoints/a", 1000))
     run.at(6, learner(3000, 16, LagMetrics(8.0, 8.0, 9, 30.0), dropped=64))
     run.at(6, CheckpointReport("checkpoints/b", 3000, error="disk full"))
-    run.monitor.count_restart()
+    run.monitor.handle(RestartReport("rollout-0", "rollout worker 0 died; it is started again"))
     run.clock.now += 1
     summary = run.monitor.finish("interrupted", env_steps=3100)
     written = json.loads(run.folder.summary.read_text())
@@ -343,6 +350,12 @@ def test_workers_that_train_themselves_have_a_curve_each(tmp_path):
     assert [record[f"worker/{idx}/env_steps"] for idx in range(2)] == [150, 300]
     assert [record[f"worker/{idx}/ep_rew_mean"] for idx in range(2)] == [2.0, 5.0]
     assert record["rollout/ep_rew_mean"] == 3.0
+
+
+def test_the_curve_of_a_worker_goes_on_where_it_was(tmp_path):
+    run = Run(tmp_path, backend="hogwild", earlier=Earlier(5000, 70.0, worker_env_steps=(4000,)))
+    run.at(6.0, *[RolloutReport(idx, 1.0, 0.5, 100, (), train=None) for idx in range(2)])
+    assert [run.records[-1][f"worker/{idx}/env_steps"] for idx in range(2)] == [4100, 100]
 
 
 def test_a_replay_and_who_waited_for_whom_are_published(run):

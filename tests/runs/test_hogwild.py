@@ -16,6 +16,7 @@ from command import Command
 from run_helper import FinishedRun, run
 from runs.test_sac import GREEDY, SAC, learner_of, values
 
+from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
 
@@ -101,10 +102,31 @@ def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
     second = run(tmp_path / "second", "async-local", "ContextualBandit", resume_from=path, **settings)
     before, after = (checkpoint.load(Path(finished.outcome.checkpoint)).state for finished in (first, second))
     assert 4000 <= after["env_steps"] < 4200
+    counts = saved_worker_steps(before), saved_worker_steps(after)
+    assert [len(steps) for steps in counts] == [2, 2]
+    assert [sum(steps) for steps in counts] == [before["env_steps"], after["env_steps"]]
+    assert all(now > then for then, now in zip(*counts, strict=True))
     made = after["policy_version"] - before["policy_version"]
     expected = (after["env_steps"] - before["env_steps"]) / 64 if algo == "a2c" else 2000 - 200
     assert made == pytest.approx(expected, rel=0.1)
     assert after["obs_count"] > before["obs_count"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize(
+    ("algo", "mode"), [("a2c", "shared"), ("a2c", "synced"), ("a2c", "gradients"), ("sac", "shared")]
+)
+def test_workers_whose_networks_are_on_a_gpu_train_to_the_end(
+    algo: str, mode: str, start: Callable[..., Command]
+) -> None:
+    command = start(
+        "asyncrl.train", "--env=CartPole-v1", f"--algo={algo}", "--backend=hogwild", f"--hogwild_mode={mode}",
+        "--device=cuda", "--num_workers=2", "--train_for_env_steps=3000", "--with_tensorboard=False",
+    )  # fmt: skip
+    code, _, stderr = command.finish()
+    assert code == 0, stderr
+    assert json.loads((command.folder / "summary.json").read_text())["num_updates"] > 10
 
 
 FLAGS = (
@@ -143,14 +165,25 @@ def test_one_worker_that_stands_still_stops_nobody(start: Callable[..., Command]
     assert command.finish()[0] == 130
 
 
-def test_a_worker_that_is_killed_ends_the_run_by_name_and_what_was_learned_is_saved(
+def test_the_curves_of_workers_go_on_where_the_run_was_stopped(start: Callable[..., Command]) -> None:
+    first = start("asyncrl.train", *FLAGS, "--train_for_env_steps=4000")
+    assert first.finish()[0] == 0
+    before = worker_steps(first)
+    again = start("asyncrl.train", *FLAGS, "--train_for_env_steps=6000")
+    assert again.finish()[0] == 0
+    after = worker_steps(again)
+    assert all(now > then > 0 for then, now in zip(before, after, strict=True))
+    assert 6000 <= sum(after) < 6500
+
+
+def test_a_worker_that_may_not_be_replaced_ends_the_run_by_name_and_what_was_learned_is_saved(
     start: Callable[..., Command],
 ) -> None:
-    command = start("asyncrl.train", *FLAGS)
+    command = start("asyncrl.train", "--max_restarts=0", *FLAGS)
     command.wait_until(lambda: min(worker_steps(command)) > 2000, "both workers have made steps")
     workers(command)[0].kill()
     code, _, stderr = command.finish()
-    assert code == 1
-    assert "rollout-" in stderr
+    assert code == 3
+    assert "rollout worker " in stderr
     assert "SIGKILL" in stderr
     assert command.checkpoint() is not None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from run_helper import FinishedRun, run
+from replay_checks import checking_learner_main, slow_learner_main
+from run_helper import SMALL, FinishedRun, run
 
+from asyncrl import runner
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import LearnerState
@@ -102,12 +105,46 @@ def test_the_asked_ratio_is_kept(ratio: float, tmp_path: Path) -> None:
     assert report.num_updates == pytest.approx(ratio * (finished.outcome.env_steps - 200), rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("mode", "learner_main", "step_delay_s"),
+    [
+        ("async-local", checking_learner_main, 0.0),
+        ("async-central", checking_learner_main, 0.0),
+        ("async-local", slow_learner_main, 0.0),
+        ("async-local", checking_learner_main, 0.02),
+    ],
+    ids=["local", "central", "slow-learner", "slow-workers"],
+)
+def test_four_workers_fill_a_replay_whose_every_sample_is_a_step_and_the_ratio_is_kept(
+    mode: str, learner_main: Any, step_delay_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_learner_main", learner_main)
+    settings: dict[str, Any] = {
+        **SAC,
+        "num_workers": 4,
+        "replay_size": 400,  # overwritten several times
+        "train_for_env_steps": 2500,
+        "updates_per_env_step": 0.5,
+        "replay_ratio_tolerance": 0.0,
+    }
+    finished = run(
+        tmp_path, mode, "Sentinel", **settings, env_kwargs={"run_seed": SMALL["seed"], "delay_s": step_delay_s}
+    )
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert sorted(map(int, seen)) == list(range(8))
+    late = [report for report in finished.learner_reports if report.env_steps >= 1200]
+    ratios = [report.replay.updates_per_env_step for report in late if report.replay is not None]
+    assert ratios
+    assert ratios == pytest.approx([0.5] * len(ratios), rel=0.02)
+    assert sum(seen.values()) == 32 * finished.learner_reports[-1].num_updates
+
+
 def test_the_warm_up_covers_the_whole_range_of_actions_and_learning_starts_after_it(tmp_path: Path) -> None:
     settings = {**SAC, "warmup_env_steps": 600, "train_for_env_steps": 600, "save_replay": True}
     finished = run(tmp_path, "async-local", "DistantTarget", **settings)
     assert learner_of(finished).policy_version <= 8  # of a few steps beyond 600 at most
-    content = checkpoint.load(Path(finished.outcome.checkpoint), with_replay=True).replay
-    drawn = torch.cat([content[f"action.{split}"].flatten() for split in range(2)]).numpy()[:600]
+    replay = checkpoint.load(Path(finished.outcome.checkpoint), with_replay=True).replay
+    drawn = np.concatenate([replay.columns[f"action.{split}"][0].flatten() for split in range(2)])[:600]
     taken = ActionAdapter(finished.spec, squash=True).to_env_batch(drawn[:, np.newaxis])[:, 0]
     counts, _ = np.histogram(taken, bins=4, range=(-2.0, 6.0))
     assert np.abs(counts - 150).max() < 60
@@ -127,10 +164,13 @@ def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stop
         assert resumed.outcome.env_steps == whole.outcome.env_steps
         first, second = (checkpoint.load(Path(f.outcome.checkpoint), with_replay=True) for f in (whole, resumed))
         assert {**first.state, "elapsed_s": 0} == {**second.state, "elapsed_s": 0}
-        for kind in ("model", "optimizer", "replay"):
+        for kind in ("model", "optimizer"):
             tensors, others = getattr(first, kind), getattr(second, kind)
             assert tensors.keys() == others.keys()
             assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items()), kind
+        columns, others = first.replay.columns, second.replay.columns
+        assert columns.keys() == others.keys()
+        assert all(np.array_equal(column[0], others[name][0]) for name, column in columns.items())
 
 
 @pytest.mark.parametrize("keeps_replay", [True, False])

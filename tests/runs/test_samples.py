@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from probe_envs import Sentinel
 from run_helper import MODES, SMALL, FinishedRun, run
+from sentinel_rows import check_rows
 
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, read_block
@@ -20,46 +19,6 @@ pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")
 
 NORMALIZED: dict[str, Any] = {"normalize_input": True, "normalize_returns": True}
 SAME_POLICY = 1e-5  # rounding in another order of summation, and no more
-
-
-class Row(NamedTuple):
-    obs: tuple[int, int, int]
-    valid: bool
-    terminated: bool
-    truncated: bool
-
-
-class RowsOfOneEnvironment:
-    """What must be stored of one sentinel, row by row, however the rows are divided into trajectories."""
-
-    def __init__(self, number: int) -> None:
-        self._rows = self._play(number)
-        self._next = next(self._rows)
-
-    @staticmethod
-    def _play(number: int) -> Iterator[Row]:
-        for episode in itertools.count():
-            length = Sentinel.length(number, episode)
-            is_cut = Sentinel.is_truncated(number, episode)
-            for step in range(length):
-                is_last = step == length - 1
-                yield Row((number, episode, step), True, is_last and not is_cut, is_last and is_cut)
-            if is_cut:
-                yield Row((number, episode, length), False, False, False)
-
-    def take(self, num_rows: int) -> tuple[list[Row], Row]:
-        """The rows of the next trajectory, and the one that its last observation shows.
-
-        A final observation there has served its purpose; the next trajectory begins after it.
-        """
-        rows = []
-        for _ in range(num_rows):
-            rows.append(self._next)
-            self._next = next(self._rows)
-        shown = self._next
-        if not shown.valid:
-            self._next = next(self._rows)
-        return rows, shown
 
 
 _sentinel_runs: dict[str, FinishedRun] = {}
@@ -86,19 +45,9 @@ def sentinel(
 
 
 def test_every_sample_is_one_step_of_one_environment(sentinel: FinishedRun) -> None:
-    environments: dict[int, RowsOfOneEnvironment] = {}
+    assert check_rows(sentinel) == set(range(sentinel.plan.num_envs))
     for data in sentinel.datasets:
-        for column in range(data["reward"].shape[1]):
-            number = int(data["obs"][0, column, 0])
-            rows, shown = environments.setdefault(number, RowsOfOneEnvironment(number)).take(sentinel.plan.rollout)
-            np.testing.assert_array_equal(data["obs"][:, column], [row.obs for row in rows] + [shown.obs])
-            for name in ("valid", "terminated", "truncated"):
-                np.testing.assert_array_equal(data[name][:, column], [getattr(row, name) for row in rows], name)
-        valid = data["valid"]
-        np.testing.assert_array_equal(data["reward"][valid], Sentinel.echo(data["action"][valid]))
-        assert (np.abs(data["action"][valid]) > Sentinel.BOUND).any(), "actions are stored as drawn, not as clipped"
-    assert set(environments) == set(range(sentinel.plan.num_envs))
-    assert sentinel.outcome.env_steps == sum(int(data["valid"].sum()) for data in sentinel.datasets)
+        assert (np.abs(data["action"][data["valid"]]) > Sentinel.BOUND).any(), "actions are stored as drawn, unclipped"
 
 
 def test_every_sample_was_chosen_and_valued_by_the_version_that_it_names(sentinel: FinishedRun) -> None:

@@ -1,11 +1,16 @@
+import dataclasses
 import json
 import os
+import tracemalloc
+from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError
+from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError, KeptReplay
 
 
 def make_checkpoint(value=1.0):
@@ -32,6 +37,47 @@ def test_what_was_saved_is_loaded(tmp_path):
         for name, tensor in expected.items():
             assert found[name].dtype == tensor.dtype
             assert torch.equal(found[name], tensor)
+
+
+def make_replay(num_rows=5):
+    rows = np.arange(num_rows * 3)
+    columns = {
+        "truncated": [rows[: num_rows - 1] % 2 == 0, rows[:0] > 0],
+        "obs": [rows.reshape(num_rows, 3).astype(np.uint8)],
+        "reward": [rows[:2].astype(np.float32), rows[2:num_rows].astype(np.float32)],
+        "action": [rows[:num_rows].astype(np.int64)],
+    }
+    return KeptReplay(columns, lambda: [2, 0])
+
+
+def test_a_replay_is_loaded_as_it_was_saved_and_only_if_asked_for(tmp_path):
+    saved = dataclasses.replace(make_checkpoint(), replay=make_replay())
+    path = checkpoints.save(tmp_path, saved, 1, keep=1)
+    assert checkpoints.load(path).replay is None
+    replay = checkpoints.load(path, with_replay=True).replay
+    assert replay.count_lost() == [2, 0]
+    assert replay.columns.keys() == saved.replay.columns.keys()
+    for name, parts in saved.replay.columns.items():
+        (found,) = replay.columns[name]
+        expected = np.concatenate(parts)
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected)
+    # Whoever reads safetensors can read the file.
+    assert safetensors.numpy.load_file(path / checkpoints.REPLAY_FILE)["action"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_large_replay_is_saved_and_loaded_without_a_copy_in_memory(tmp_path):
+    column = np.zeros((1 << 26) // 4, np.float32)
+    saved = Checkpoint({}, {}, {}, KeptReplay({"obs.0": [column[:1000], column[1000:]]}, lambda: [0]))
+    tracemalloc.start()
+    try:
+        replay = checkpoints.load(checkpoints.save(tmp_path, saved, 1, keep=1), with_replay=True).replay
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert replay.columns["obs.0"][0].shape == column.shape
+    assert peak < column.nbytes // 2
+    assert checkpoints.REPLAY_FILE in Path("/proc/self/maps").read_text(), "it is read where it lies"
 
 
 def test_the_newest_are_kept_and_found_by_steps_not_by_name_or_time(tmp_path):
@@ -99,14 +145,15 @@ def test_what_a_killed_run_left_is_neither_found_nor_kept(tmp_path):
     assert names(tmp_path) == [path.name]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "replay.safetensors"])
 def test_one_flipped_bit_is_noticed(tmp_path, name):
-    path = checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
+    saved = dataclasses.replace(make_checkpoint(), replay=make_replay())
+    path = checkpoints.save(tmp_path, saved, 1, keep=1)
     content = bytearray((path / name).read_bytes())
     content[-1] ^= 1
     (path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=f"damaged: the checksum of {name}"):
-        checkpoints.load(path)
+        checkpoints.load(path, with_replay=True)
 
 
 def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):

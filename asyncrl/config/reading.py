@@ -1,0 +1,103 @@
+"""Which settings a run reads, as data: what must be chosen elsewhere for a setting to have an effect.
+
+Settings that are missing here are read by every run, or refused by `asyncrl.config.checks` where they are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.config.flags import format_value
+from asyncrl.config.schema import TrainConfig
+
+Condition = Mapping[str, tuple[Any, ...]]
+"""By setting, the values with which another one is read. `algo` is a3c for A2C on the Hogwild backend."""
+
+_IS_SET = ("anything",)
+
+_TRAJECTORIES: Condition = {"algo": ("ppo", "a2c", "a3c")}
+_DATASETS: Condition = {"algo": ("ppo", "a2c")}
+_BATCHES: Condition = {"algo": ("ppo", "a2c", "sac")}
+_REPLAY: Condition = {"algo": ("sac",)}
+_RATIO: Condition = {"algo": ("ppo",)}
+_ACTOR_LEARNER: Condition = {"backend": ("actor_learner",)}
+_HOGWILD: Condition = {"backend": ("hogwild",)}
+_COMBINED: Condition = {"hogwild_mode": ("gradients",)}
+_ADAPTIVE: Condition = {"lr_schedule": ("kl_adaptive_minibatch", "kl_adaptive_epoch")}
+_SERVED: Condition = {"inference_mode": ("central",)}
+_EVALUATED: Condition = {"eval_every_env_steps": _IS_SET}
+
+_READ_WITH: dict[str, Condition] = {
+    "eval_episodes": _EVALUATED,
+    "eval_deterministic": _EVALUATED,
+    "async_rl": _ACTOR_LEARNER,
+    "num_batches_to_accumulate": {**_DATASETS, "async_rl": (True,)},
+    "inference_mode": {"serial_mode": (False,)},
+    "num_inference_workers": _SERVED,
+    "inference_max_wait_ms": _SERVED,
+    "max_policy_lag": _DATASETS,
+    "rollout": _TRAJECTORIES,
+    "batch_size": _BATCHES,
+    "num_batches_per_epoch": _DATASETS,
+    "num_epochs": _DATASETS,
+    "shuffle_minibatches": _DATASETS,
+    "recompute_values": _DATASETS,
+    "vtrace_rho": {"with_vtrace": (True,)},
+    "vtrace_c": {"with_vtrace": (True,)},
+    "gae_lambda": _TRAJECTORIES,
+    "lr_schedule_kl_threshold": _ADAPTIVE,
+    "lr_adaptive_min": _ADAPTIVE,
+    "lr_adaptive_max": _ADAPTIVE,
+    "adam_beta1": {"hogwild_optimizer": ("adam",)},
+    "adam_beta2": {"hogwild_optimizer": ("adam",)},
+    "ppo_clip_ratio": _RATIO,
+    "ppo_clip_mode": _RATIO,
+    "ppo_clip_value": _TRAJECTORIES,
+    "value_loss_coeff": _TRAJECTORIES,
+    "entropy_loss_coeff": _TRAJECTORIES,
+    "kl_loss_coeff": _TRAJECTORIES,
+    "normalize_advantage": _TRAJECTORIES,
+    "normalize_returns": _TRAJECTORIES,
+    "replay_size": _REPLAY,
+    "save_replay": _REPLAY,
+    "warmup_env_steps": _REPLAY,
+    "updates_per_env_step": _REPLAY,
+    "replay_ratio_tolerance": {**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)},
+    "n_step": _REPLAY,
+    "tau": _REPLAY,
+    "ent_coef": _REPLAY,
+    "target_entropy": {**_REPLAY, "ent_coef": ("auto",)},
+    "policy_delay": _REPLAY,
+    "critic_layer_norm": _REPLAY,
+    "precision": _REPLAY,
+    "compile": {**_REPLAY, **_ACTOR_LEARNER},
+    "hogwild_mode": _HOGWILD,
+    "hogwild_optimizer": _HOGWILD,
+    "num_gradients_to_combine": {**_HOGWILD, **_COMBINED},
+    "combine_gradients": {**_HOGWILD, **_COMBINED},
+    "actor_critic_share_weights": _TRAJECTORIES,
+    "adaptive_stddev": _TRAJECTORIES,
+    "squash_actions": _TRAJECTORIES,
+}
+
+
+def missing_for(name: str, config: TrainConfig, inference_mode: str | None = None) -> str | None:
+    """Says what would have to be chosen for a setting to have an effect, None if it has one.
+
+    Args:
+        name: the setting.
+        config: all settings.
+        inference_mode: what `config.inference_mode` was resolved to.
+    """
+    for other, values in _READ_WITH.get(name, {}).items():
+        value = getattr(config, other)
+        if other == "algo" and (config.algo, config.backend) == ("a2c", "hogwild"):
+            value = "a3c"
+        if other == "inference_mode" and inference_mode is not None:
+            value = inference_mode
+        if values is _IS_SET and value is None:
+            return other
+        if values is not _IS_SET and value not in values:
+            return f"{other}={' or '.join(map(format_value, values))}"
+    return None

@@ -1,0 +1,86 @@
+"""How often and how soon a process is started again, and when one counts as hung. All times are seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 10.0
+_LONGEST_LOOK_S = 1.0
+
+
+class RestartBudget:
+    """Allows so many restarts of all processes together within a window of time.
+
+    A process that keeps dying is started again later and later: after 0.1 s, 0.2 s, 0.4 s, at most 10 s.
+    """
+
+    def __init__(self, most: int, window_s: float) -> None:
+        """Allows `most` restarts within any `window_s` seconds."""
+        self._most = most
+        self._window_s = window_s
+        self._restarts: deque[tuple[float, str]] = deque()
+
+    @property
+    def num_taken(self) -> int:
+        """Restarts taken within the window, as of the last `take`."""
+        return len(self._restarts)
+
+    def take(self, child: str, now: float) -> float | None:
+        """Takes one restart.
+
+        Returns:
+            Seconds to wait before it, or None if none is left.
+        """
+        while self._restarts and now - self._restarts[0][0] > self._window_s:
+            self._restarts.popleft()
+        if len(self._restarts) >= self._most:
+            return None
+        before = sum(name == child for _, name in self._restarts)
+        self._restarts.append((now, child))
+        return float(min(FIRST_DELAY_S * 2.0 ** min(before, 32), LONGEST_DELAY_S))
+
+
+class HangDetector:
+    """Finds processes that make no progress, from numbers that each of them moves while it works or waits.
+
+    Time counts while somebody looks: if all of a run was stopped for an hour (Ctrl-Z, a sleeping laptop) the one look
+    after it adds a second.
+    """
+
+    def __init__(self, timeout_s: float, start_timeout_s: float) -> None:
+        """A process may stand still for `timeout_s`, before its first progress for `start_timeout_s`."""
+        self._timeout_s = timeout_s
+        self._start_timeout_s = max(start_timeout_s, timeout_s)
+        self._looked_at: float | None = None
+        self._seen: dict[str, int] = {}
+        self._still_s: dict[str, float] = {}
+        self._has_begun: dict[str, bool] = {}
+
+    def look(self, progress: Mapping[str, int], now: float) -> list[str]:
+        """Compares with the last look.
+
+        Args:
+            progress: the number of each process that runs. One that was absent from a look begins anew.
+            now: time (`time.monotonic`).
+
+        Returns:
+            Those that are hung.
+        """
+        passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, _LONGEST_LOOK_S)
+        self._looked_at = now
+        for name in set(self._seen) - set(progress):
+            del self._seen[name], self._still_s[name], self._has_begun[name]
+        hung = []
+        for name, number in progress.items():
+            if name not in self._seen:
+                self._still_s[name], self._has_begun[name] = 0.0, False
+            elif number != self._seen[name]:
+                self._still_s[name], self._has_begun[name] = 0.0, True
+            else:
+                self._still_s[name] += passed_s
+            self._seen[name] = number
+            if self._still_s[name] > (self._timeout_s if self._has_begun[name] else self._start_timeout_s):
+                hung.append(name)
+        return hung

@@ -1,0 +1,246 @@
+"""Kills random processes of training runs at random moments, and says what came of it.
+
+    python scripts/fault_injection.py                    # until 200 kills are recorded
+    python scripts/fault_injection.py --kills=20 --only=Hogwild
+    python scripts/fault_injection.py --table            # show what was recorded, run nothing
+
+Each kill and each run is appended to a JSON-lines file as soon as it is over, so the script can be stopped at any time
+and continued. A run has to end by itself with exit code 0; one that has not after its time limit counts as hung. After
+each run no process of it may live and no new entry may be in /dev/shm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+KILLS_OF_A_RUN = 10
+RUN_LIMIT_S = 600.0
+NOTICE_LIMIT_S = 30.0
+RECOVER_LIMIT_S = 120.0
+SHARED_MEMORY = Path("/dev/shm")
+STARTED, AT_WORK = re.compile(r"started as process (\d+)"), re.compile(r"at work")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Runs of one kind: their flags, and the logs of the processes that may be killed."""
+
+    name: str
+    flags: tuple[str, ...]
+    victims: str = "[ri]*-*.log"
+
+
+_CARTPOLE = ("--env=CartPole-v1", "--num_workers=2", "--num_envs_per_worker=4", "--train_for_env_steps=120000")
+_PENDULUM = ("--env=Pendulum-v1", "--num_workers=2", "--num_envs_per_worker=2", "--train_for_env_steps=30000")
+_SAC = ("--algo=sac", "--warmup_env_steps=500", "--updates_per_env_step=0.25", "--batch_size=64")
+_SMALL = ("--encoder_mlp_layers=[32]", "--learner_threads=1")
+
+CASES = (
+    Case("PPO async local", (*_CARTPOLE, "--inference_mode=local")),
+    Case("PPO async central", (*_CARTPOLE, "--inference_mode=central", "--worker_num_splits=2")),
+    Case("PPO sync central", (*_CARTPOLE, "--inference_mode=central", "--async_rl=False")),
+    Case("PPO learner", (*_CARTPOLE, "--save_every_s=1", "--max_learner_restarts=1000"), "learner.log"),
+    Case("SAC async local", (*_PENDULUM, *_SAC, *_SMALL)),
+    Case("SAC async central", (*_PENDULUM, *_SAC, *_SMALL, "--inference_mode=central")),
+    Case("SAC sync local", (*_PENDULUM, *_SAC, *_SMALL, "--async_rl=False")),
+    Case("Hogwild A3C", (*_CARTPOLE, *_SMALL, "--algo=a3c")),
+    Case("Hogwild gradients", (*_CARTPOLE, *_SMALL, "--algo=a2c", "--backend=hogwild", "--hogwild_mode=gradients")),
+    Case("Hogwild SAC", (*_PENDULUM, *_SAC, *_SMALL, "--backend=hogwild")),
+)
+
+
+class Run:
+    """One run in a session of its own, whose standard error is read with the times at which lines came."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        """Starts it."""
+        self.logs = folder / "runs" / "run" / "logs"
+        place = ("--train_dir=runs", "--experiment=run", "--max_restarts=1000", "--preset=none")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "asyncrl.train", *place, *case.flags],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines: list[tuple[float, str]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append((time.monotonic(), line.rstrip()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its main process has ended."""
+        return self.process.poll() is not None
+
+    def noticed_at(self, role: str, since: float) -> float | None:
+        """When it said that a process of that log died, since then."""
+        name = re.sub(r"-(\d+)$", r" worker \1", role)
+        return next((at for at, line in list(self.lines) if at >= since and f"{name} died: SIGKILL" in line), None)
+
+    def processes(self) -> list[psutil.Process]:
+        """Its processes that live."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def end(self) -> None:
+        """Kills what is left."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+        self._reader.join(5.0)
+
+
+def _await(condition: Callable[[], Any], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _count(log: Path, pattern: re.Pattern[str]) -> int:
+    return len(pattern.findall(log.read_text())) if log.exists() else 0
+
+
+def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | None:
+    """Kills a random victim, waits until its successor is at work; None if the run ended before."""
+    time.sleep(chance.uniform(0.0, 1.5))
+    log = chance.choice(sorted(run.logs.glob(case.victims)))
+    num_at_work = _count(log, AT_WORK)
+    pid = int(STARTED.findall(log.read_text())[-1])
+    killed_at = time.monotonic()
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return None
+    _await(lambda: run.is_over or run.noticed_at(log.stem, killed_at) is not None, NOTICE_LIMIT_S)
+    noticed_at = run.noticed_at(log.stem, killed_at)
+    recovered = _await(lambda: run.is_over or _count(log, AT_WORK) > num_at_work, RECOVER_LIMIT_S)
+    if run.is_over and noticed_at is None:
+        return None  # it was done when the kill came
+    return {
+        "victim": log.stem,
+        "noticed_s": None if noticed_at is None else round(noticed_at - killed_at, 3),
+        "recovered_s": round(time.monotonic() - killed_at, 3) if recovered and not run.is_over else None,
+    }
+
+
+def run_case(case: Case, most_kills: int, seed: int, record: Callable[[dict[str, Any]], None]) -> int:
+    """One run with kills; returns how many there were."""
+    chance, num_kills = random.Random(seed), 0
+    entries = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
+    with tempfile.TemporaryDirectory(prefix="asyncrl_faults_") as folder:
+        run = Run(case, Path(folder))
+        try:
+            started_at = time.monotonic()
+            _await(lambda: run.is_over or any(_count(log, AT_WORK) for log in run.logs.glob(case.victims)), 120.0)
+            for _ in range(4 * most_kills):
+                if num_kills == most_kills or run.is_over:
+                    break
+                kill = kill_one(run, case, chance)
+                if kill is not None:
+                    num_kills += 1
+                    record({"kind": "kill", "case": case.name, **kill})
+            is_hung = not _await(lambda: run.is_over, max(0.0, started_at + RUN_LIMIT_S - time.monotonic()))
+            _await(lambda: not run.processes(), 0.0 if is_hung else 10.0)
+            left = len(run.processes())
+        finally:
+            run.end()
+        new = set(os.listdir(SHARED_MEMORY)) - entries if SHARED_MEMORY.is_dir() else set()
+        outcome = {"exit_code": run.process.returncode, "is_hung": is_hung, "processes_left": left}
+        record({"kind": "run", "case": case.name, "seed": seed, **outcome, "entries_left": sorted(new)})
+        if is_hung or run.process.returncode != 0:
+            print("\n".join(line for _, line in run.lines[-20:]), file=sys.stderr)
+    return num_kills
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """A line for each case, as Markdown."""
+    head = "| runs | kills | exit code 0 | hung | processes left | /dev/shm | noticed, median (max) s | at work again |"
+    rows = [f"| case {head}", "|" + " --- |" * 9]
+    for name in dict.fromkeys(record["case"] for record in records):
+        kills = [each for each in records if each["kind"] == "kill" and each["case"] == name]
+        runs = [each for each in records if each["kind"] == "run" and each["case"] == name]
+        figures = [
+            len(runs),
+            len(kills),
+            sum(run["exit_code"] == 0 for run in runs),
+            sum(run["is_hung"] for run in runs),
+            sum(run["processes_left"] for run in runs),
+            sum(len(run["entries_left"]) for run in runs),
+            _spread([kill["noticed_s"] for kill in kills]),
+            _spread([kill["recovered_s"] for kill in kills]),
+        ]
+        rows.append(f"| {name} | " + " | ".join(map(str, figures)) + " |")
+    return "\n".join(rows)
+
+
+def _spread(seconds: list[float | None]) -> str:
+    known = [each for each in seconds if each is not None]
+    unknown = f", {len(seconds) - len(known)} not seen" if len(known) < len(seconds) else ""
+    return f"{statistics.median(known):.2f} ({max(known):.2f}){unknown}" if known else "-"
+
+
+def main() -> int:
+    """Runs until the kills are recorded; returns 1 if anything hung, leaked or failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200, help="kills to be recorded in all")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--output", type=Path, default=Path("fault_injection.jsonl"))
+    parser.add_argument("--table", action="store_true", help="show what was recorded, run nothing")
+    options = parser.parse_args()
+    lines = options.output.read_text().splitlines() if options.output.exists() else []
+    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    cases = [case for case in CASES if options.only in case.name]
+
+    def record(entry: dict[str, Any]) -> None:
+        records.append(entry)
+        with options.output.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    while not options.table and cases:
+        left = options.kills - sum(entry["kind"] == "kill" for entry in records)
+        if left <= 0:
+            break
+        num_runs = {case: sum(r["kind"] == "run" and r["case"] == case.name for r in records) for case in cases}
+        case = min(cases, key=lambda case: num_runs[case])
+        num_kills = run_case(case, min(left, KILLS_OF_A_RUN), seed=len(records), record=record)
+        print(f"{case.name}: {num_kills} kills", flush=True)
+    print(table(records))
+    runs = [entry for entry in records if entry["kind"] == "run"]
+    is_clean = all(not (r["is_hung"] or r["processes_left"] or r["entries_left"] or r["exit_code"]) for r in runs)
+    return 0 if is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

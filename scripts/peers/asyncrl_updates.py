@@ -1,0 +1,151 @@
+"""Times asyncrl's updates alone: SAC's, drawn from its replay, or A2C's of one rollout, each time the same.
+
+Usage: asyncrl_updates.py OPTIONS, JSON: env, algo ("sac" or "a2c"), storage, precision, threads, seconds, warm_up_s,
+seed. Prints one line of JSON: {"per_s": ...}, updates a second.
+
+With the storage "own" it is the learner of the actor/learner backend, with "shared" that of a Hogwild worker that is
+alone. A2C's begins each update as the backend does: the one publishes after it, the other pulls before it.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import torch
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.replay import ReplayStripes, replay_specs
+from asyncrl.buffers.shared_tensors import ReturnUnits, shared_tensor_specs
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.loading import load
+from asyncrl.config.plan import resolve
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import read_spec
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.hogwild.actions import OwnActions
+from asyncrl.hogwild.actor_critic import HogwildActorCritic
+from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
+from asyncrl.learner.batcher import Batcher
+from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.slot_ledger import Columns
+from asyncrl.learner.storage import Storage
+from asyncrl.models.acting import make_act
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.flat import FlatParameters
+from asyncrl.models.sac import SacActor
+from asyncrl.models.sizes import shared_sizes
+from asyncrl.models.uniform import UniformPolicy
+from asyncrl.rollout.env_group import EnvGroup, StepRows
+from asyncrl.rollout.split import Split
+
+NUM_RANDOM_STEPS = 5000
+UPDATES_AT_ONCE = 16
+CPU = torch.device("cpu")
+
+
+def main() -> int:
+    """Runs the command line."""
+    options = json.loads(sys.argv[1])
+    torch.set_num_threads(options["threads"])
+    algo, is_shared = options["algo"], options["storage"] == "shared"
+    # Both take the preset of Hogwild: the same rollout, and so the same work.
+    flags = [f"--env={options['env']}", f"--algo={'a3c' if algo == 'a2c' else algo}", "--num_workers=1"]
+    config = load([*flags, f"--precision={options['precision']}", f"--seed={options['seed']}"]).config
+    spec = read_spec(gymnasium.make(config.env), config.env)
+    make = make_sac_updates if algo == "sac" else make_a2c_updates
+    update, at_once = make(config, spec, is_shared)
+    started, count = time.monotonic(), 0
+    while time.monotonic() - started < options["warm_up_s"]:
+        update()
+    started = time.monotonic()
+    while time.monotonic() - started < options["seconds"]:
+        update()
+        count += at_once
+    print(json.dumps({"per_s": count / (time.monotonic() - started)}))
+    return 0
+
+
+def make_sac_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tuple[Callable[[], Any], int]:
+    """What makes some updates, and how many, from a replay of random steps."""
+    stripes = ReplayStripes(Arena.create(replay_specs(spec, 1, 1, config.replay_size)))
+    actor = SacActor(spec, config)
+    env = gymnasium.make(config.env)
+    group, policy = EnvGroup([env], [config.seed], 0, spec, squash=True), UniformPolicy(actor.distribution, 0)
+    group.reset(stripes.obs_at((0, 0)))
+    for row in range(NUM_RANDOM_STEPS):
+        stripes.answer((0, row), slice(0, 1), policy.act(stripes.obs_at((0, row))), version=0, now=0.0)
+        fields = stripes.rows(0, row)
+        rows = StepRows(fields.reward, fields.terminated, fields.truncated, fields.valid, fields.next_obs)
+        stripes.publish(0, group.step(stripes.store_action(0, row), rows))
+    storage = Storage()
+    if is_shared:
+        arena = shared_arena(spec, config, lambda begun: OffPolicyLearner(actor, config, spec, CPU, begun))
+        storage = SharedStorage(arena, owner=1)
+    learner = OffPolicyLearner(actor, config, spec, CPU, storage)
+    sampler = ReplaySampler(stripes, config.n_step, config.gamma, config.reward_scale, None, config.seed)
+    return lambda: learner.train(sampler.sample(UPDATES_AT_ONCE, config.batch_size)), UPDATES_AT_ONCE
+
+
+def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tuple[Callable[[], Any], int]:
+    """What makes one update from a rollout of the policy at its start."""
+    whole = {"num_epochs": 1, "num_batches_per_epoch": 1, "shuffle_minibatches": False}
+    # Nothing here is older than the last publication, so no older one is kept.
+    once = config.model_copy(update={**whole, "max_policy_lag": 0})
+    dataset, model = collect(config, spec), ActorCritic(spec, config)
+    if is_shared:
+        arena = shared_arena(spec, config, lambda begun: OnPolicyLearner(model, once, CPU, begun))
+        storage, units = SharedStorage(arena, owner=1, copies=Copies.PULLED), ReturnUnits(arena)
+        units.values[:] = [0.0, 1.0]
+        hogwild = HogwildActorCritic(model, config, storage, units)
+
+        def update_shared() -> None:
+            hogwild.begin(storage.pull)
+            dataset.policy_version.fill_(hogwild.policy_version)
+            hogwild.train(dataset, 0, after_epoch=lambda: None)
+
+        return update_shared, 1
+    learner = OnPolicyLearner(model, once, CPU)
+    block = learner.publication()
+
+    def update() -> None:
+        dataset.policy_version.fill_(learner.policy_version)
+        learner.train(dataset, 0, after_epoch=lambda: learner.publication(block))
+
+    return update, 1
+
+
+def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
+    """One rollout of a Hogwild worker."""
+    plan = resolve(config).of_one_worker
+    slots = TrajectorySlots(Arena.create(arena_specs(spec, plan, num_weights=1)))
+    slots.reset()
+    model = ActorCritic(spec, config)
+    FlatParameters(model)
+    actions = OwnActions(make_act(model, CPU, config.seed), slots, lambda: 0)
+    envs = [gymnasium.make(config.env) for _ in range(plan.num_envs_per_worker)]
+    split = Split(0, EnvGroup(envs, list(range(len(envs))), 0, spec, squash=False), slots, actions)
+    slots.grant(0, 0)
+    split.begin(0)
+    while split.advance()[1] is None:
+        pass
+    slots.take(0)
+    return Batcher(slots, slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
+
+
+def shared_arena(spec: EnvSpec, config: TrainConfig, begin: Callable[[Storage], object]) -> Arena:
+    """The shared tensors of a Hogwild run with one worker; `begin` makes a learner, whose weights they get."""
+    sizes = shared_sizes(spec, config)
+    arena = Arena.create(shared_tensor_specs(sizes.tensors, sizes.moments, num_workers=1))
+    begin(InitialStorage(arena))
+    return arena
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""Measurements that scripts make in rounds: each once, its result kept as a line of JSON, all shown as one table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncrl.benchmarking.report import cell, number, table
+from asyncrl.benchmarking.statistics import Spread, spread
+from asyncrl.runtime.provenance import describe
+
+
+@dataclass(frozen=True)
+class Row:
+    """One system in one group. Rows of a group do the same; the first is what the others are compared with.
+
+    Attributes:
+        group: what is measured.
+        system: who does it.
+        measure: from the number of the round to what was done a second.
+    """
+
+    group: str
+    system: str
+    measure: Callable[[int], float]
+
+    @property
+    def key(self) -> str:
+        """Name in the results."""
+        return f"{self.group}, {self.system}"
+
+
+def parser(description: str | None, rounds: int, warm_up_s: float, measure_s: float) -> argparse.ArgumentParser:
+    """The flags that all have; the numbers are their defaults."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--work_dir", type=Path, default=Path("peers"), help="environments, runs, results, table")
+    found.add_argument("--rounds", type=int, default=rounds)
+    found.add_argument("--warm_up_s", type=float, default=warm_up_s)
+    found.add_argument("--measure_s", type=float, default=measure_s)
+    found.add_argument(
+        "--precisions",
+        type=lambda text: text.split(","),
+        default=["float32", "bf16"],
+        help="asyncrl's; leave out bf16 where the processor has no instructions for it",
+    )
+    found.add_argument("--table", action="store_true", help="show what was measured and measure nothing")
+    return found
+
+
+def carry_out(name: str, about: str, rows: Sequence[Row], options: argparse.Namespace) -> bool:
+    """Measures what has no result yet, the rows in turn forwards and backwards, and writes and shows the table.
+
+    Args:
+        name: of the files in `work_dir`: results in `NAME.jsonl`, the table in `NAME.md`.
+        about: a sentence above the table.
+        rows: what is measured.
+        options: from `parser`.
+
+    Returns:
+        Whether everything has a result.
+    """
+    options.work_dir.mkdir(parents=True, exist_ok=True)
+    path = options.work_dir / f"{name}.jsonl"
+    conditions = {"warm_up_s": options.warm_up_s, "measure_s": options.measure_s}
+    results = _read(path, conditions)
+    for round_idx in range(0 if options.table else options.rounds):
+        for row in rows if round_idx % 2 == 0 else reversed(rows):
+            if (row.key, round_idx) in results:
+                continue
+            per_s = results[row.key, round_idx] = row.measure(round_idx)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": row.key, "round": round_idx, "per_s": per_s, **conditions}) + "\n")
+            print(f"round {round_idx} {row.key}: {per_s:.1f}", flush=True)
+    text = _to_markdown(about, rows, results, options)
+    (options.work_dir / f"{name}.md").write_text(text, encoding="utf-8")
+    print(text)
+    return all((row.key, round_idx) in results for row in rows for round_idx in range(options.rounds))
+
+
+def _read(path: Path, conditions: dict[str, float]) -> dict[tuple[str, int], float]:
+    """Results under these conditions, or under conditions that are not known."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    entries = [
+        entry
+        for entry in map(json.loads, lines)
+        if all(entry.get(name, value) == value for name, value in conditions.items())
+    ]
+    return {(entry["key"], entry["round"]): entry["per_s"] for entry in entries}
+
+
+def _to_markdown(
+    about: str, rows: Sequence[Row], results: dict[tuple[str, int], float], options: argparse.Namespace
+) -> str:
+    lines = []
+    for row in rows:
+        reference = next(other for other in rows if other.group == row.group)
+        values = {idx: results[row.key, idx] for idx in range(options.rounds) if (row.key, idx) in results}
+        if not values:
+            continue
+        ratios = [
+            value / results[reference.key, idx] for idx, value in values.items() if (reference.key, idx) in results
+        ]
+        compared = _cell(spread(ratios), 2) if ratios else "-"
+        lines.append([row.group, row.system, _cell(spread(list(values.values())), 0), compared])
+    machine, packages = describe("cpu")["machine"], describe("cpu")["packages"]
+    return "\n\n".join(
+        [
+            f"{machine['cpu']}, {machine['usable_cores']} usable cores, torch {packages['torch']}, "
+            f"{time.strftime('%Y-%m-%d')}. `python {' '.join(sys.argv)}`",
+            f"{about} Medians of {options.rounds} rounds (95 % bootstrap interval), {options.measure_s:g} s each after "
+            f"{options.warm_up_s:g} s; ratios are taken within a round.",
+            table(["what", "system", "a second", "times the first of its group"], lines),
+            "",
+        ]
+    )
+
+
+def _cell(figure: Spread, digits: int) -> str:
+    return cell(figure, lambda value: number(value, digits))

@@ -1,0 +1,93 @@
+"""Settings without effect: which of those that the user named are said to have none, in which words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config import reading
+from asyncrl.config.checks import find_warnings
+from asyncrl.config.loading import load
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import resolve
+from asyncrl.config.presets import preset_names
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.settings import all_settings
+
+CPU = Machine(cores=4)
+
+
+def unread(*flags: str, machine: Machine = CPU) -> list[str]:
+    """The sentences that say so."""
+    loaded = load(["--env=Pendulum-v1", *flags])
+    found = find_warnings(loaded.config, resolve(loaded.config, machine), loaded.given)
+    return [warning.text for warning in found if "no effect" in warning.text]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--algo=sac", "--ppo_clip_ratio=0.3"], "--ppo_clip_ratio (read with algo=ppo)"),
+        (["--tau=0.1", "--n_step=3"], "--n_step, --tau (read with algo=sac)"),
+        (["--hogwild_optimizer=rmsprop"], "--hogwild_optimizer (read with backend=hogwild)"),
+        (["--algo=a3c", "--batch_size=64"], "--batch_size (read with algo=ppo or a2c or sac)"),
+        (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (read with hogwild_mode=gradients)"),
+        (["--num_inference_workers=2"], "--num_inference_workers (read with inference_mode=central)"),
+        (["--eval_episodes=3"], "--eval_episodes (read with eval_every_env_steps)"),
+        (
+            ["--async_rl=False", "--num_batches_to_accumulate=2"],
+            "--num_batches_to_accumulate (read with async_rl=True)",
+        ),
+        (["--compile=inductor"], "--compile (read with algo=sac)"),
+        (["--algo=sac", "--backend=hogwild", "--compile=off"], "--compile (read with backend=actor_learner)"),
+        (
+            ["--algo=sac", "--gae_lambda=0.5", "--hogwild_mode=shared"],
+            "--gae_lambda (read with algo=ppo or a2c or a3c); --hogwild_mode (read with backend=hogwild)",
+        ),
+    ],
+)
+def test_what_nothing_reads_is_said_in_one_line(flags: list[str], said: str) -> None:
+    assert unread(*flags) == [f"no effect in this run: {said}."]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--algo=sac", "--tau=0.1", "--compile=off", "--batch_size=64"],
+        ["--algo=a3c", "--hogwild_optimizer=rmsprop", "--rollout=8"],
+        ["--ppo_clip_ratio=0.3", "--eval_episodes=3", "--eval_every_env_steps=1000"],
+        ["--inference_mode=central", "--num_inference_workers=2", "--num_workers=2"],
+        ["--algo=sac", "--ppo_clip_ratio=0.2"],  # the default
+    ],
+)
+def test_what_is_read_or_as_it_always_is_is_not_said(flags: list[str]) -> None:
+    assert unread(*flags) == []
+
+
+def test_inference_is_what_the_plan_makes_of_it() -> None:
+    gpu = Machine(cores=4, torch_has_cuda=True, num_cuda_devices=1)
+    assert unread("--num_inference_workers=2", machine=gpu) == []
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "a3c", "sac"])
+@pytest.mark.parametrize("preset", preset_names())
+def test_presets_are_never_blamed(preset: str, algo: str) -> None:
+    assert unread(f"--preset={preset}", f"--algo={algo}") == []
+
+
+def test_settings_in_the_users_own_file_count_as_named(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("tau: 0.5\n")
+    assert unread(f"--config={file}") == ["no effect in this run: --tau (read with algo=sac)."]
+
+
+def test_every_condition_is_of_settings_and_values_that_there_are() -> None:
+    known: dict[str, Any] = {name: setting.default for name, setting in all_settings().items()}
+    for name, condition in reading._READ_WITH.items():
+        assert name in known
+        assert condition.keys() <= known.keys()
+        for other, values in condition.items():
+            for value in set(values) - {"a3c", "anything"}:
+                TrainConfig(**{other: value})

@@ -1,0 +1,165 @@
+"""Environments that misbehave when they are told to; made as `faulty_envs:NAME`."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from probe_envs import ConstantReward, Sentinel, Transition, environment_number
+
+_DAY_S = 86_400.0
+
+
+class Traceable(Sentinel):
+    """A sentinel with a number of its own also if it follows a dead one; slow until the file `gate` is there."""
+
+    def __init__(self, gate: str, delay_s: float = 0.005) -> None:
+        super().__init__(run_seed=0)
+        self._gate = Path(gate)
+        self._pause_s = delay_s
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        observation, info = super().reset(seed=seed)
+        if seed is not None:
+            self._number = seed % 2**23  # float32 holds it
+            observation = self._observe()
+        return observation, info
+
+    def step(self, action: np.ndarray) -> Transition:
+        if self._pause_s > 0.0:
+            if self._gate.exists():
+                self._pause_s = 0.0
+            time.sleep(self._pause_s)
+        return super().step(action)
+
+
+class _Marked(ConstantReward):
+    """Knows whether it is one of those that begin a run, and does something in its step number `at`.
+
+    One that follows a dead one, or that somebody else tries out, does nothing.
+    """
+
+    def __init__(self, at: int = 20, only: int | None = None, run_seed: int = 0) -> None:
+        super().__init__()
+        self._at = at
+        self._only = only
+        self._run_seed = run_seed
+        self._number = -1
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        if seed is not None:
+            self._number = environment_number(self._run_seed, seed)
+        return super().reset(seed=seed)
+
+    def step(self, action: int) -> Transition:
+        self._steps += 1
+        if self._steps == self._at and self._is_marked:
+            self._misbehave()
+        return super().step(action)
+
+    @property
+    def _is_marked(self) -> bool:
+        return self._number >= 0 and self._only in (None, self._number)
+
+    def _misbehave(self) -> None:
+        raise NotImplementedError
+
+
+class Stands(_Marked):
+    """Never returns from its step."""
+
+    def _misbehave(self) -> None:
+        self._stand_for_ever()
+
+    @staticmethod
+    def _stand_for_ever() -> None:
+        time.sleep(1e6)
+
+
+class HoldsTheInterpreter(_Marked):
+    """Never returns from its step, in a library that lets no other thread run; makes the file `sign` before."""
+
+    def __init__(self, sign: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._sign = sign
+
+    def _misbehave(self) -> None:
+        Path(self._sign).touch()
+        ctypes.PyDLL(None).sleep(100_000)
+
+
+class Crashes(_Marked):
+    """Reads memory that is not there."""
+
+    def _misbehave(self) -> None:
+        ctypes.string_at(0)
+
+
+class KeepsCrashing(ConstantReward):
+    """Reads memory that is not there in its step number `at`, whoever it follows."""
+
+    def __init__(self, at: int = 20) -> None:
+        super().__init__()
+        self._at = at
+        self._steps = 0
+
+    def step(self, action: int) -> Transition:
+        self._steps += 1
+        if self._steps == self._at:
+            ctypes.string_at(0)
+        return super().step(action)
+
+
+class FailsToReset(_Marked):
+    """Raises in its first reset."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        observation = super().reset(seed=seed)
+        if self._is_marked:
+            raise ValueError("the arm is not calibrated")
+        return observation
+
+
+class Limps(_Marked):
+    """Takes a hundred times as long as others for each step, if it is marked."""
+
+    QUICK_S = 0.0002
+
+    def step(self, action: int) -> Transition:
+        time.sleep(100 * self.QUICK_S if self._is_marked else self.QUICK_S)
+        return ConstantReward.step(self, action)
+
+
+class TurnsTheClock(ConstantReward):
+    """Lets the wall clock of its process jump."""
+
+    def _begin(self) -> np.ndarray:
+        time.time = jumping_time
+        return super()._begin()
+
+
+_true_time = time.time
+
+
+def jumping_time() -> float:
+    """A wall clock that jumps by months, forth and back, at every look."""
+    return _true_time() + random.uniform(-300.0, 300.0) * _DAY_S
+
+
+for _environment in (
+    Traceable,
+    Stands,
+    HoldsTheInterpreter,
+    Crashes,
+    KeepsCrashing,
+    FailsToReset,
+    Limps,
+    TurnsTheClock,
+):
+    gymnasium.register(f"{_environment.__name__}-v0", entry_point=_environment)

@@ -1,0 +1,57 @@
+"""Recurrent cores: whole sequences give what one step after the other gives, wherever episodes end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.models.cores import RecurrentCore
+
+NUM_ROWS, NUM_COLUMNS, NUM_FEATURES = 9, 7, 4
+
+
+def make(kind: str, num_layers: int) -> RecurrentCore:
+    torch.manual_seed(0)
+    config = TrainConfig(use_rnn=True, rnn_type=kind, rnn_size=5, rnn_num_layers=num_layers)
+    return RecurrentCore(NUM_FEATURES, config)
+
+
+def looped(core: RecurrentCore, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
+    outputs = []
+    for row in range(len(features)):
+        output, state = core.step(features[row], state.masked_fill(begins[row].unsqueeze(1), 0.0))
+        outputs.append(output)
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+def test_sequences_give_what_single_steps_give(kind: str, num_layers: int, share: float) -> None:
+    core = make(kind, num_layers)
+    features, state = torch.randn(NUM_ROWS, NUM_COLUMNS, NUM_FEATURES), torch.randn(NUM_COLUMNS, core.state_size)
+    begins = torch.rand(NUM_ROWS, NUM_COLUMNS) < share
+    expected = looped(core, features, state, begins)
+    torch.testing.assert_close(core.unroll(features, state, begins), expected, atol=1e-5, rtol=1e-5)
+    weight = torch.randn_like(expected)
+    gradients = []
+    for output in (expected, core.unroll(features, state, begins)):
+        gradients.append(torch.autograd.grad((output * weight).sum(), list(core.parameters())))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_nothing_passes_the_beginning_of_an_episode(kind: str) -> None:
+    core = make(kind, 1)
+    features, begins = torch.randn(6, 2, NUM_FEATURES), torch.zeros(6, 2, dtype=torch.bool)
+    begins[3, 0] = True
+    outputs = []
+    for past in (0.0, 5.0):
+        changed = features.clone()
+        changed[:3] += past
+        outputs.append(core.unroll(changed, torch.full((2, core.state_size), past), begins))
+    assert torch.equal(outputs[0][3:, 0], outputs[1][3:, 0])
+    assert not torch.allclose(outputs[0][3:, 1], outputs[1][3:, 1])

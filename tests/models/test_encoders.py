@@ -1,0 +1,137 @@
+"""Encoders: which parts of a row reach which network, and in which order of axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.observations import ObservationCodec
+from asyncrl.envs.spaces import spec_of_spaces
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.models import registry
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.array_policy import make_array_policy
+from asyncrl.models.encoders import ConvEncoder, Inputs, ObservationEncoder, split_tensor
+from asyncrl.models.flat import FlatParameters
+from asyncrl.models.sizes import num_model_parameters
+
+IMAGE = spaces.Box(0, 255, (12, 10, 3), np.uint8)
+NESTED = spaces.Dict(
+    {
+        "image": IMAGE,
+        "state": spaces.Tuple((spaces.Box(-1, 1, (2,)), spaces.Discrete(3))),
+        "other": spaces.Box(-1, 1, (4,)),
+    }
+)
+MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "state": spaces.Box(-1, 1, (4,))})
+
+
+def spec_of(space: spaces.Space[Any]) -> EnvSpec:
+    return spec_of_spaces(space, spaces.Discrete(3), "X", None)
+
+
+def rows_of(spec: EnvSpec, space: spaces.Space[Any], count: int = 6) -> torch.Tensor:
+    codec, layout = ObservationCodec(spec.observation), spec.observation
+    rows = np.zeros((count, layout.row_size), dtype=layout.row_dtype)
+    space.seed(0)
+    for row in rows:
+        codec.write(space.sample(), row)
+    return torch.from_numpy(rows)
+
+
+def test_each_key_has_an_encoder_and_only_its_own_part_reaches_it() -> None:
+    spec = spec_of(NESTED)
+    encoder = ObservationEncoder(spec.observation, TrainConfig(encoder_mlp_layers=[7], encoder_conv_mlp_layers=[11]))
+    assert encoder.output_size == 11 + 7 + 7
+    inputs = split_tensor(spec.observation, rows_of(spec, NESTED))
+    before = encoder(inputs)
+    changed = inputs.floats.clone()
+    places = dict(zip((part.path for part in spec.observation.parts), spec.observation.places, strict=True))
+    changed[:, places["state", 0]] += 1.0
+    differs = (encoder(Inputs(changed, inputs.pixels)) != before).any(0)
+    keys = list(dict.fromkeys(part.path[0] for part in spec.observation.parts))
+    start = sum({"image": 11, "other": 7}[key] for key in keys[: keys.index("state")])
+    assert differs[start : start + 7].any()
+    assert not differs[:start].any() and not differs[start + 7 :].any()
+
+
+@pytest.mark.parametrize("shape", [(12, 10, 3), (3, 12, 10), (12, 10), (2, 12, 10, 3)])
+@pytest.mark.parametrize("architecture", ["auto", "impala"])
+def test_an_image_is_the_same_in_any_order_of_its_axes(shape: tuple[int, ...], architecture: str) -> None:
+    config = TrainConfig(encoder_conv_architecture=architecture)
+    torch.manual_seed(0)
+    encoder = ConvEncoder(shape, config)
+    image = torch.rand(2, *shape)
+    channels_first = {2: (0, 1, 2), 3: (0, 3, 1, 2) if shape[-1] == 3 else (0, 1, 2, 3), 4: (0, 1, 4, 2, 3)}[len(shape)]
+    stacked = image.permute(channels_first).reshape(2, -1, 12, 10)
+    expected = encoder.head(encoder.stack(stacked).flatten(1))
+    torch.testing.assert_close(encoder(image.flatten(1)), expected)
+
+
+@pytest.mark.parametrize("space", [NESTED, IMAGE, MASKED, spaces.Discrete(4), spaces.Box(-1, 1, (2, 2))])
+@pytest.mark.parametrize("settings", [{}, {"use_rnn": True, "rnn_size": 6}, {"actor_critic_share_weights": True}])
+def test_sizes_are_known_before_anything_is_built(space: spaces.Space[Any], settings: dict[str, Any]) -> None:
+    spec, config = spec_of(space), TrainConfig(encoder_conv_mlp_layers=[8], **settings)
+    model = ActorCritic(spec, config)
+    assert num_model_parameters(spec, config) == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "space", [MASKED, spaces.Dict({"a": spaces.Box(-1, 1, (2,)), "b": spaces.Discrete(3)}), spaces.Discrete(4)]
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_arrays_act_as_tensors_do_on_nested_numbers(space: spaces.Space[Any], shared: bool) -> None:
+    spec = spec_of(space)
+    model = ActorCritic(spec, TrainConfig(actor_critic_share_weights=shared))
+    flat = FlatParameters(model, with_grad=False)
+    flat.data.add_(torch.randn_like(flat.data) * 0.1)
+    size = model.observation_size
+    model.set_obs_statistics(torch.randn(size), torch.rand(size) + 0.5)
+    assert model.runs_in_arrays
+    rows = rows_of(spec, space)
+    result = make_array_policy(model, seed=0).act(rows.numpy())
+    expected = model.act(rows)
+    np.testing.assert_allclose(result.value, expected.value.numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result.action_parameters, expected.action_parameters.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_choices_and_masks_are_not_normalized() -> None:
+    model = ActorCritic(spec_of(MASKED), TrainConfig())
+    model.set_obs_statistics(torch.full((7,), 3.0), torch.full((7,), 2.0))
+    normalized = [part.kind == "numbers" for part in model.layout.parts for _ in range(part.size)]
+    assert model.obs_mean.tolist() == [3.0 if own else 0.0 for own in normalized]
+    assert model.obs_std.tolist() == [2.0 if own else 1.0 for own in normalized]
+
+
+def test_a_registered_encoder_core_and_model_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    for table in (registry._encoders, registry._cores, registry._models):
+        monkeypatch.setattr(registry, table_name(table), dict(table))
+
+    class Doubled(ObservationEncoder):
+        def forward(self, inputs: Inputs) -> torch.Tensor:
+            return super().forward(inputs) * 2.0
+
+    registry.register_encoder("doubled")(Doubled)
+    plain, doubled = (
+        ActorCritic(spec_of(spaces.Box(-1, 1, (4,))), TrainConfig(encoder=name)) for name in ("default", "doubled")
+    )
+    assert not doubled.runs_in_arrays
+    rows = torch.randn(3, 4)
+    torch.testing.assert_close(doubled.actor(doubled.inputs_of(rows)), 2.0 * plain.actor(plain.inputs_of(rows)))
+    with pytest.raises(UsageError, match=r"--encoder=other is not registered \(there are: default, doubled\)"):
+        ActorCritic(spec_of(MASKED), TrainConfig(encoder="other"))
+    with pytest.raises(ValueError, match="take another name"):
+        registry.register_core("default")
+    registry.register_core("small")(lambda size, config: type("Core", (), {"state_size": 1})())
+    with pytest.raises(UsageError, match="state_size of 1"):
+        ActorCritic(spec_of(MASKED), TrainConfig(use_rnn=True, core="small"))
+
+
+def table_name(table: Any) -> str:
+    return next(name for name in ("_encoders", "_cores", "_models") if getattr(registry, name) is table)

@@ -1,0 +1,272 @@
+"""Processes that die, hang or crash: what is said, who is started again, what the learner is given, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import faulty_envs
+import numpy as np
+import psutil
+import pytest
+from command import PROBE, Command, wait_until
+from killing import Killer, pids
+from run_helper import PARALLEL_MODES, FinishedRun, run
+from sentinel_rows import check_rows
+
+from asyncrl.learner.worker import LearnerOutcome
+from asyncrl.monitoring.reports import RestartReport
+from asyncrl.runtime import checkpoint
+
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_nothing")]
+
+ENOUGH: dict[str, Any] = {"max_restarts": 100, "train_for_env_steps": 6000}
+SAC: dict[str, Any] = {
+    "algo": "sac",
+    "num_envs_per_worker": 2,
+    "batch_size": 32,
+    "replay_size": 3000,
+    "warmup_env_steps": 200,
+    "updates_per_env_step": 0.25,
+    "lr_schedule": "constant",
+    "learning_rate": 0.001,
+    "max_grad_norm": 0.0,
+    "precision": "float32",
+    "train_for_env_steps": 2000,
+}
+
+
+def run_under_fire(folder: Path, mode: str, roles: str, count: int, **settings: Any) -> FinishedRun:
+    """A recorded run of which processes are killed while it collects slowly, until all were, and then quickly."""
+    gate = folder / "gate"
+    killer = Killer(folder, roles, count, gate)
+    killer.start()
+    is_recorded = settings.get("algo", "ppo") == "ppo"
+    settings = {**ENOUGH, "env_kwargs": {"gate": str(gate)}, **settings}
+    finished = run(folder, mode, "faulty_envs:Traceable-v0", recorded=is_recorded, **settings)
+    killer.join()
+    assert killer.num_killed == count
+    assert len(restarts(finished)) == count
+    assert finished.outcome.is_complete
+    assert finished.outcome.error is None
+    return finished
+
+
+def restarts(finished: FinishedRun) -> list[RestartReport]:
+    return [report for report in finished.reports if isinstance(report, RestartReport)]
+
+
+@pytest.mark.parametrize("mode", PARALLEL_MODES)
+def test_rollout_workers_that_are_killed_are_replaced_and_nothing_goes_across_the_gap(
+    mode: str, tmp_path: Path
+) -> None:
+    finished = run_under_fire(tmp_path, mode, "rollout-*.log", count=4)
+    assert all("died: SIGKILL, possibly out of memory" in report.text for report in restarts(finished))
+    assert len(check_rows(finished)) > finished.plan.num_envs
+    if not finished.plan.async_rl:
+        assert finished.largest_lag == 0
+
+
+@pytest.mark.parametrize("mode", ["sync-central", "async-central"])
+def test_an_inference_worker_that_is_killed_is_replaced_and_no_action_serves_twice(mode: str, tmp_path: Path) -> None:
+    settings = {"worker_num_splits": 2, "num_inference_workers": 2}
+    finished = run_under_fire(tmp_path, mode, "inference-*.log", count=4, **settings)
+    assert len(check_rows(finished)) == finished.plan.num_envs, "no environment was lost"
+    assert finished.learner_reports[-1].dropped_samples == 0
+
+
+@pytest.mark.parametrize("mode", ["sync-local", "async-central"])
+def test_learning_from_a_replay_goes_on_when_workers_are_killed(mode: str, tmp_path: Path) -> None:
+    finished = run_under_fire(tmp_path, mode, "[ri]*-*.log", count=4, save_replay=True, **SAC)
+    assert finished.outcome.checkpoint is not None
+    replay = checkpoint.load(Path(finished.outcome.checkpoint), with_replay=True).replay
+    numbers = set()
+    for split_idx in range(finished.plan.num_splits):
+        rows = {name: replay[f"{name}.{split_idx}"].numpy() for name in ("obs", "valid", "terminated", "truncated")}
+        numbers |= check_stripe(rows)
+        reward, action = (replay[f"{name}.{split_idx}"].numpy()[rows["valid"]] for name in ("reward", "action"))
+        assert len(reward) == len(action)
+    assert len(numbers) > finished.plan.num_envs
+
+
+def check_stripe(rows: dict[str, np.ndarray]) -> set[int]:
+    """A row whose next observation is not its own environment's next one ends an episode, or is no start."""
+    numbers = set()
+    for env in range(rows["valid"].shape[1]):
+        obs = rows["obs"][:, env]
+        numbers |= {int(number) for number in obs[:, 0]}
+        for row in np.flatnonzero(rows["valid"][:, env]):
+            goes_on = obs[row + 1, 0] == obs[row, 0] and obs[row + 1, 2] == obs[row, 2] + 1
+            assert goes_on or rows["terminated"][row, env]
+            if rows["truncated"][row, env]:
+                assert goes_on
+    return numbers
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algo": "a2c", "hogwild_mode": "synced", "train_for_env_steps": 6000},
+        {"algo": "a2c", "hogwild_mode": "gradients", "train_for_env_steps": 6000},
+        {**SAC, "num_envs_per_worker": 1},
+    ],
+    ids=["synced", "gradients", "sac"],
+)
+def test_hogwild_workers_that_are_killed_are_replaced(settings: dict[str, Any], tmp_path: Path) -> None:
+    finished = run_under_fire(tmp_path, "async-local", "rollout-*.log", count=4, backend="hogwild", **settings)
+    assert finished.learner_reports[-1].num_updates > 0
+
+
+def train(start: Callable[..., Command], env: str, *flags: str, **env_kwargs: Any) -> Command:
+    return start(
+        "asyncrl.train", f"--env=faulty_envs:{env}-v0", f"--env_kwargs={json.dumps(env_kwargs)}", *PROBE, *flags
+    )
+
+
+@pytest.mark.parametrize("mode", ["--inference_mode=local", "--inference_mode=central", "--backend=hogwild"])
+def test_workers_that_all_fail_at_once_are_one_failure(start: Callable[..., Command], mode: str) -> None:
+    hogwild = ("--algo=a2c",) if "hogwild" in mode else ()
+    failing = train(start, "FailsToReset", mode, *hogwild)
+    code, _, stderr = failing.finish()
+    assert code == 1
+    assert stderr.count("Traceback") == 1, stderr
+    assert stderr.count("ValueError: the arm is not calibrated") == 1
+    assert "(2 workers failed the same way)" in stderr
+    assert failing.summary()["restarts"] == 0
+
+
+def test_a_worker_that_hangs_is_killed_and_replaced_while_others_go_on(start: Callable[..., Command]) -> None:
+    training = train(start, "Stands", "--env_step_timeout=2", "--train_for_seconds=10", only=5)
+    code, _, stderr = training.finish()
+    assert code == 0, stderr
+    assert "rollout worker 1 made no environment step for 2 s and was killed" in stderr
+    assert training.summary()["restarts"] == 1
+    assert len(pids(training.folder / "logs" / "rollout-1.log")) == 2
+    assert "_stand_for_ever" in (training.folder / "logs" / "rollout-1.log").read_text()
+    assert "Current thread" not in (training.folder / "logs" / "rollout-0.log").read_text()
+
+
+def test_a_segmentation_fault_is_named_and_traced(start: Callable[..., Command]) -> None:
+    training = train(start, "Crashes", "--train_for_env_steps=3000", only=4)
+    code, _, stderr = training.finish()
+    assert code == 0, stderr
+    assert "rollout worker 1 died: SIGSEGV; it is started again" in stderr
+    trace = (training.folder / "logs" / "rollout-1.log").read_text()
+    assert "Fatal Python error: Segmentation fault" in trace
+    assert "_misbehave" in trace
+
+
+def test_used_up_restarts_end_the_run_after_it_has_saved(start: Callable[..., Command]) -> None:
+    training = train(start, "KeepsCrashing", "--max_restarts=2", "--inference_mode=central", at=200)
+    code, _, stderr = training.finish()
+    assert code == 3, stderr
+    assert "the restarts are used up (max_restarts=2 in 600 s)" in stderr
+    assert "first: rollout worker" in stderr and "last: rollout worker" in stderr
+    assert training.summary()["status"] == "failed"
+    assert training.summary()["restarts"] == 2
+    saved = training.checkpoint()
+    assert saved is not None
+    assert checkpoint.load(saved).model
+
+
+def pid_of(command: Command, role: str) -> int:
+    log = command.folder / "logs" / f"{role}.log"
+    wait_until(lambda: bool(pids(log)), 60.0, f"{role} has begun")
+    return pids(log)[-1]
+
+
+def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", "--env=CartPole-v1", "--save_every_s=0.5", *PROBE)
+    training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
+    os.kill(pid_of(training, "learner"), signal.SIGKILL)
+    code, _, stderr = training.finish()
+    saved = training.checkpoint()
+    assert code == 1
+    assert "error: learner died: SIGKILL, possibly out of memory" in stderr
+    assert saved is not None
+    assert str(saved.name) in stderr
+    command = stderr.strip().rpartition("to go on from it: ")[2].split()
+    assert command[:3] == ["python", "-m", "asyncrl.train"]
+    steps = checkpoint.saved_env_steps(saved)
+    goes_on = start(command[2], *command[3:], f"--train_for_env_steps={steps + 500}")
+    code, stdout, stderr = goes_on.finish()
+    assert code == 0, stderr
+    assert f"going on from {saved.relative_to(training.folder.parents[1])}" in stdout
+    assert goes_on.summary()["env_steps"] >= steps + 500
+
+
+def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(start: Callable[..., Command]) -> None:
+    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", "--train_for_env_steps=20000")
+    training = start("asyncrl.train", "--env=CartPole-v1", *flags, *PROBE)
+    training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
+    first = pid_of(training, "learner")
+    os.kill(first, signal.SIGKILL)
+    code, stdout, stderr = training.finish()
+    assert code == 0, stderr
+    assert "the run begins again from its last checkpoint" in stderr
+    assert "going on from" in stdout
+    assert training.summary()["status"] == "completed"
+    assert training.summary()["restarts"] == 1
+    steps = [record["time/total_env_steps"] for record in training.records()]
+    assert steps == sorted(steps)
+
+
+@pytest.mark.parametrize("flags", [(), ("--env_step_timeout=100000",)], ids=["at work", "in a library"])
+def test_nothing_outlives_the_runner(start: Callable[..., Command], flags: tuple[str, ...], tmp_path: Path) -> None:
+    sign = tmp_path / "sign"
+    if flags:
+        training = train(start, "HoldsTheInterpreter", *flags, sign=str(sign))
+        training.wait_until(sign.exists, "a worker stands in a library")
+    else:
+        training = start("asyncrl.train", "--env=CartPole-v1", "--inference_mode=central", *PROBE)
+        training.wait_until_trained()
+    assert len(training.session()) >= 5
+    training.process.kill()
+    training.process.wait()
+    wait_until(lambda: not training.session(), 5.0, "all descendants are gone")
+
+
+def test_the_death_of_the_fork_server_costs_nothing(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", "--env=CartPole-v1", "--train_for_env_steps=20000", *PROBE)
+    training.wait_until_trained()
+    worker = psutil.Process(pid_of(training, "rollout-0"))
+    fork_server = psutil.Process(worker.ppid())
+    assert fork_server.ppid() == training.process.pid
+    fork_server.kill()
+    time.sleep(0.5)
+    assert worker.is_running()
+    worker.kill()
+    code, _, stderr = training.finish()
+    assert code == 0, stderr
+    assert "the fork server had died and was started again" in stderr
+    assert "rollout worker 0 died" in stderr
+    assert training.summary()["restarts"] == 1
+    assert training.summary()["env_steps"] >= 20000
+
+
+def test_a_worker_that_limps_is_no_worker_that_hangs(tmp_path: Path) -> None:
+    finished = run(
+        tmp_path,
+        "async-local",
+        "faulty_envs:Limps-v0",
+        env_kwargs={"only": 0, "run_seed": 1},
+        env_step_timeout=2.0,
+        recorded=True,
+        train_for_env_steps=6000,
+    )
+    assert restarts(finished) == []
+    assert finished.outcome.is_complete
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
+    with mock.patch("time.time", faulty_envs.jumping_time):
+        finished = run(tmp_path, "async-central", "faulty_envs:TurnsTheClock-v0", env_step_timeout=5.0)
+    assert restarts(finished) == []
+    assert isinstance(finished.outcome, LearnerOutcome)
+    assert finished.outcome.is_complete

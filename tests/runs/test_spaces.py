@@ -1,0 +1,57 @@
+"""Whole runs on spaces of every kind, with and without memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_helper import run
+
+from asyncrl.evaluation import evaluate
+from asyncrl.policy import load_policy
+
+LEARNING: dict[str, Any] = {
+    "rollout": 20,
+    "batch_size": 320,
+    "num_batches_per_epoch": 1,
+    "entropy_loss_coeff": 0.01,
+    "gamma": 0.0,
+}
+
+
+def mean_return(checkpoint: str | None, episodes: int = 40) -> float:
+    assert checkpoint is not None
+    return evaluate(load_policy(Path(checkpoint)), episodes=episodes, deterministic=True).mean_reward
+
+
+def test_an_image_and_a_vector_are_answered_by_a_choice_and_a_number(tmp_path: Path) -> None:
+    small = {"learning_rate": 0.003, "batch_size": 80, "num_batches_per_epoch": 4, "num_epochs": 2}
+    settings = {**LEARNING, **small, "encoder_conv_mlp_layers": [32], "train_for_env_steps": 24_000}
+    finished = run(tmp_path, "async-central", "space_envs:SeeAndTell-v0", **settings)
+    assert mean_return(finished.outcome.checkpoint) > 0.9  # of 1; without the image 0.75 at best
+
+
+@pytest.mark.parametrize("mode", ["serial", "async-local"])
+def test_only_allowed_actions_are_taken_and_the_first_ratio_is_one(tmp_path: Path, mode: str) -> None:
+    # The environment raises at an action that its mask forbids.
+    finished = run(tmp_path, mode, "space_envs:Masked-v0", **{**LEARNING, "train_for_env_steps": 8000})
+    trained = [report.train for report in finished.learner_reports if report.train is not None]
+    if mode == "serial":
+        assert max(metrics.max_ratio_deviation_first_batch for metrics in trained) < 1e-4
+    assert mean_return(finished.outcome.checkpoint) == pytest.approx(1.0)
+
+
+RECALL: dict[str, Any] = {**LEARNING, "train_for_env_steps": 60_000, "learning_rate": 0.005, "encoder_mlp_layers": []}
+
+
+@pytest.mark.parametrize(("mode", "rnn_type"), [("serial", "gru"), ("async-central", "lstm")])
+def test_a_memory_recalls_what_was_shown(tmp_path: Path, mode: str, rnn_type: str) -> None:
+    memory = {"use_rnn": True, "rnn_type": rnn_type, "rnn_size": 24}
+    finished = run(tmp_path, mode, "space_envs:Recall-v0", **RECALL, **memory)
+    assert mean_return(finished.outcome.checkpoint) > 0.95
+
+
+def test_without_memory_it_is_chance(tmp_path: Path) -> None:
+    finished = run(tmp_path, "serial", "space_envs:Recall-v0", **{**RECALL, "train_for_env_steps": 10_000})
+    assert mean_return(finished.outcome.checkpoint, 100) < 0.45  # a third is chance

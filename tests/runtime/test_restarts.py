@@ -1,0 +1,60 @@
+"""How often and how soon processes are started again, and which of them hang."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncrl.runtime.restarts import HangDetector, RestartBudget
+
+
+def test_who_keeps_dying_is_started_later_and_later_and_others_are_not() -> None:
+    budget = RestartBudget(most=100, window_s=600.0)
+    assert [budget.take("a", now=0.0) for _ in range(9)] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+    assert budget.take("b", now=0.0) == 0.1
+
+
+def test_restarts_of_all_count_together_until_they_are_long_ago() -> None:
+    budget = RestartBudget(most=3, window_s=600.0)
+    assert None not in [budget.take(name, now) for name, now in (("a", 0.0), ("b", 500.0), ("a", 600.0))]
+    assert budget.num_taken == 3
+    assert budget.take("c", now=600.0) is None
+    assert budget.take("c", now=600.1) == 0.1
+    assert budget.take("c", now=600.2) is None
+    assert RestartBudget(most=0, window_s=600.0).take("a", now=0.0) is None
+
+
+def looks(detector: HangDetector, progress: dict[str, int], start: float, stop: float) -> list[list[str]]:
+    """What is found by looking once a second."""
+    return [detector.look(progress, float(second)) for second in range(int(start), int(stop))]
+
+
+def test_who_stands_still_for_longer_than_allowed_hangs() -> None:
+    detector = HangDetector(timeout_s=10.0, start_timeout_s=10.0)
+    for second in range(5):
+        assert detector.look({"a": second, "b": second}, float(second)) == []
+    assert looks(detector, {"a": 4, "b": 9}, 5, 15) == [[]] * 10
+    assert detector.look({"a": 4, "b": 10}, 15.0) == ["a"]
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_before_its_first_progress_a_process_has_longer(number: int) -> None:
+    detector = HangDetector(timeout_s=10.0, start_timeout_s=100.0)
+    assert looks(detector, {"a": number}, 0, 101) == [[]] * 101
+    assert detector.look({"a": number}, 101.0) == ["a"]
+
+
+def test_who_was_away_begins_anew() -> None:
+    detector = HangDetector(timeout_s=10.0, start_timeout_s=100.0)
+    detector.look({"a": 1}, 0.0)
+    assert looks(detector, {"a": 2}, 1, 9) == [[]] * 8
+    assert detector.look({}, 9.0) == []
+    assert looks(detector, {"a": 2}, 10, 60) == [[]] * 50
+
+
+def test_time_counts_only_while_somebody_looks() -> None:
+    detector = HangDetector(timeout_s=10.0, start_timeout_s=10.0)
+    detector.look({"a": 1}, 0.0)
+    detector.look({"a": 2}, 1.0)
+    assert detector.look({"a": 2}, 10_000.0) == []
+    assert looks(detector, {"a": 2}, 10_001, 10_010) == [[]] * 9
+    assert detector.look({"a": 2}, 10_010.5) == ["a"]

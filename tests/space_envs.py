@@ -1,0 +1,94 @@
+"""Environments with observations and actions of every kind. Imported by workers as the module of `module:Id`."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Recall(gymnasium.Env[int, int]):
+    """Symbols come and go; an action is right if it names the one that was shown `delay` steps ago."""
+
+    observation_space = spaces.Discrete(3)
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, delay: int = 2, length: int = 20) -> None:
+        self._delay = delay
+        self._length = length
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._shown: deque[int] = deque(maxlen=self._delay + 1)
+        self._steps = 0
+        return self._show(), {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        counts = len(self._shown) == self._delay + 1
+        reward = float(counts and action == self._shown[0]) / (self._length - self._delay)
+        self._steps += 1
+        return self._show(), reward, self._steps == self._length, False, {}
+
+    def _show(self) -> int:
+        self._shown.append(int(self.np_random.integers(3)))
+        return self._shown[-1]
+
+
+class SeeAndTell(gymnasium.Env[dict[str, Any], Any]):
+    """An image says which choice is right, a number which continuous action is: a Tuple of both is asked for."""
+
+    observation_space = spaces.Dict(
+        {"image": spaces.Box(0, 255, (8, 8, 1), np.uint8), "vector": spaces.Box(-1.0, 1.0, (2,), np.float64)}
+    )
+    action_space = spaces.Tuple((spaces.Discrete(2), spaces.Box(-1.0, 1.0, (1,), np.float32)))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        choice, continuous = action
+        distance = min(1.0, abs(float(continuous[0]) - self._wanted))
+        reward = 0.5 * float(choice == self._side) + 0.5 * (1.0 - distance)
+        self._steps += 1
+        return self._show(), reward / 10.0, self._steps == 10, False, {}
+
+    def _show(self) -> dict[str, Any]:
+        self._side, self._wanted = int(self.np_random.integers(2)), float(self.np_random.uniform(-1.0, 1.0))
+        image = np.zeros((8, 8, 1), dtype=np.uint8)
+        image[:, 4 * self._side : 4 * self._side + 4] = 255
+        return {"image": image, "vector": np.array([self._wanted, 0.0])}
+
+
+class Masked(gymnasium.Env[dict[str, Any], Any]):
+    """Only some choices are allowed at each step; another one is an error."""
+
+    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(5), "number": spaces.Box(-1.0, 1.0, (1,))})
+    action_space = spaces.MultiDiscrete([2, 3], start=[0, 4])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._show(), {}
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        first, second = int(action[0]), int(action[1]) - 4
+        if not (self._mask[first] and self._mask[2 + second]):
+            raise ValueError(f"the action {action} is not allowed by {self._mask}")
+        self._steps += 1
+        return self._show(), float(second == 2) / 10.0, self._steps == 10, False, {}
+
+    def _show(self) -> dict[str, Any]:
+        self._mask = np.ones(5, dtype=np.int8)
+        self._mask[self.np_random.integers(2)] = 0
+        self._mask[2 + self.np_random.integers(2)] = 0
+        return {"action_mask": self._mask, "number": self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)}
+
+
+gymnasium.register("Recall-v0", Recall)
+gymnasium.register("SeeAndTell-v0", SeeAndTell)
+gymnasium.register("Masked-v0", Masked)
