@@ -97,15 +97,15 @@ class SharedMoments:
 
     def new_entries(self) -> DoubleArray:
         """Room for the entries of all owners, `[owners, 1 + 2 * size]`, as if nobody had seen anything."""
-        return np.zeros_like(self._values)
+        return np.zeros_like(self._values[:, 0])
 
     def read_all(self, entries: DoubleArray) -> None:
-        """Copies the entries of all owners; of those that are being written `entries` keeps what it has."""
+        """Copies the entries of all owners; of those that were written meanwhile `entries` keeps what it has."""
         before = self._written.tolist()
         values = self._values.copy()
         for owner, (then, now) in enumerate(zip(before, self._written.tolist(), strict=True)):
-            if then == now and then % 2 == 0:
-                entries[owner] = values[owner]
+            if then == now:
+                entries[owner] = values[owner, then % 2]
 
 
 class ReturnUnits:

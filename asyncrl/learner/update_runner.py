@@ -75,7 +75,8 @@ class UpdateRunner:
             return self._fast(batch, noise, trains_actor)
         except Exception as error:
             # Tracing, compiling and capturing come before anything is computed, so the update is still to be made.
-            reason = " ".join(str(error).split()) or type(error).__name__
+            first_paragraph = str(error).strip().split("\n\n")[0]
+            reason = " ".join(first_paragraph.split()) or type(error).__name__
             self._notice = f"updates run without --compile={self._way}, which failed: {reason[:_LONGEST_REASON]}"
             log.warning("--compile=%s failed", self._way, exc_info=True)
             self._way, self._fast = "off", None
