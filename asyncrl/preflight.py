@@ -80,7 +80,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
                 config.env,
                 config.env_kwargs,
                 env_backend=config.env_backend,
-                atari_preprocessing=config.atari_preprocessing,
+                atari_preprocessing=config.preprocesses_atari,
             )
         except EnvironmentFailed as error:
             failure = str(error)

@@ -311,6 +311,11 @@ class TrainConfig(BaseModel):
     quiet: bool = _setting(False, "watching", "print no progress")
 
     @property
+    def preprocesses_atari(self) -> bool:
+        """Whether the environment is an Atari game that is to be seen as is usual."""
+        return self.env.startswith("ALE/") and self.atari_preprocessing
+
+    @property
     def is_off_policy(self) -> bool:
         """Whether the algorithm learns from a replay."""
         return self.algo in OFF_POLICY

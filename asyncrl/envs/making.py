@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import importlib.util
 import os
 import traceback
 import warnings
@@ -96,7 +97,7 @@ def make_run_env(
         config.env_kwargs,
         render_mode,
         backend=config.env_backend,
-        atari_preprocessing=config.atari_preprocessing,
+        atari_preprocessing=config.preprocesses_atari,
         in_training=in_training,
     )
 
@@ -158,7 +159,7 @@ def make_run_vector_env(config: TrainConfig, num_envs: int, seed: int) -> tuple[
     """
     if config.env_backend == "envpool":
         return make_pool(config.env, config.env_kwargs, num_envs, seed), None
-    vector_env = make_vector_env(config.env, config.env_kwargs, num_envs, config.atari_preprocessing)
+    vector_env = make_vector_env(config.env, config.env_kwargs, num_envs, config.preprocesses_atari)
     return vector_env, seed % _SEEDS_OF_VECTORIZED
 
 
@@ -217,16 +218,16 @@ def _import_registering_module(env_id: str) -> str:
 
 
 def _unknown_id(env_id: str, registered_id: str) -> str:
+    text = f"Gymnasium knows no environment {registered_id!r}"
+    if atari.is_atari(registered_id) and importlib.util.find_spec("ale_py") is None:
+        return f"{text}; Atari games need: {_INSTALL['ale']}"
     known = [name for name in gymnasium.registry if name != registered_id]
     near = difflib.get_close_matches(registered_id, known, n=3, cutoff=0.6)
     if not near:
         by_lower = {name.lower(): name for name in known}
         near = [by_lower[name] for name in difflib.get_close_matches(registered_id.lower(), by_lower, n=3, cutoff=0.6)]
-    text = f"Gymnasium knows no environment {registered_id!r}"
     if near:
         return f"{text}; the nearest are {', '.join(near)}."
-    if registered_id.startswith("ALE/"):
-        return f"{text}; Atari games need: {_INSTALL['ale']}"
     if ":" not in env_id:
         return f"{text}; an environment that a module of yours registers is given as module:Id."
     return f"{text}, also after importing {env_id.partition(':')[0]!r}: does that module call gymnasium.register?"
