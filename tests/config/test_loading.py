@@ -81,10 +81,11 @@ def test_asynchronous_sac_has_values_for_small_and_large_bodies(
     flags: list[str], num_workers: int, warmup_of_one: int
 ) -> None:
     machine = Machine(cores=16)
-    config = load([*flags, "--algo=sac"]).config
+    loaded = load([*flags, "--algo=sac"])
+    config = loaded.config
     plan = resolve(config, machine)
     assert find_problems(config, plan, machine) == []
-    assert find_warnings(config, plan) == []
+    assert find_warnings(config, plan, loaded.given) == []
     assert plan.hogwild is not None
     assert (plan.hogwild.mode, plan.num_workers) == ("shared", num_workers)
     own = plan.of_one_worker.replay

@@ -61,8 +61,8 @@ def test_one_who_stands_still_while_writing_keeps_nobody_from_learning_more() ->
     shared = SharedMoments(arena, "obs")
     MergedMoments(shared, owner=1).update(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
     other = MergedMoments(shared, owner=2)
-    arena.words("moments.obs.written")[1] += 1  # a writer stops here,
-    arena.array("moments.obs.values")[1] = 99.0  # half done
+    next_place = (arena.words("moments.obs.written")[1] + 1) % 2
+    arena.array("moments.obs.values")[1, next_place] = 99.0  # a writer stops here, before it says so
     other.update(torch.tensor([[5.0, 1.0]]))
     assert (other.count, other.mean.tolist()) == (3, [3.0, 3.0])
     arena.close()
