@@ -88,6 +88,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
             problems.append(Problem(("env",), str(error)))
     needed, free = None, available_bytes()
     if spec is not None:
+        plan = resolve(config, machine, observes_images=spec.observation.num_pixels > 0)
         problems.extend(_action_problems(config, spec))
         problems.extend(resuming.find_problems_of_source(config, spec))
         warnings.extend(_short_parts(config, plan, spec))
