@@ -19,6 +19,9 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
+ATARI_FRAMESKIP = 4
+"""Frames of a game for which an action is held, unless env_kwargs say otherwise."""
+
 
 def _setting(default: Any, section: str, description: str) -> Any:
     return Field(default=default, description=description, json_schema_extra={"section": section})
@@ -314,6 +317,11 @@ class TrainConfig(BaseModel):
     def preprocesses_atari(self) -> bool:
         """Whether the environment is an Atari game that is to be seen as is usual."""
         return self.env.startswith("ALE/") and self.atari_preprocessing
+
+    @property
+    def frames_per_step(self) -> int:
+        """Frames of a preprocessed game that pass with one environment step; 1 elsewhere."""
+        return int(self.env_kwargs.get("frameskip", ATARI_FRAMESKIP)) if self.preprocesses_atari else 1
 
     @property
     def is_off_policy(self) -> bool:

@@ -17,8 +17,9 @@ import gymnasium
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
+from asyncrl.config.schema import ATARI_FRAMESKIP
+
 _FRAMES = 4
-_FRAMESKIP = 4
 _NOOP_MAX = 30
 
 
@@ -43,7 +44,7 @@ def preprocessed(
         in_training: end an episode where a life is lost.
     """
     env: gymnasium.Env[Any, Any] = AtariPreprocessing(
-        game, noop_max=env_kwargs.get("noop_max", _NOOP_MAX), frame_skip=env_kwargs.get("frameskip", _FRAMESKIP)
+        game, noop_max=env_kwargs.get("noop_max", _NOOP_MAX), frame_skip=env_kwargs.get("frameskip", ATARI_FRAMESKIP)
     )
     env = FrameStackObservation(env, _FRAMES, padding_type="zero")
     return EpisodeOfOneLife(env) if in_training else env
@@ -51,7 +52,7 @@ def preprocessed(
 
 def vectorized_kwargs(env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments with which ALE's vectorized environment does the same as `preprocessed` in training."""
-    usual = {"frameskip": _FRAMESKIP, "noop_max": _NOOP_MAX, "stack_num": _FRAMES, "num_threads": 1}
+    usual = {"frameskip": ATARI_FRAMESKIP, "noop_max": _NOOP_MAX, "stack_num": _FRAMES, "num_threads": 1}
     fixed = {
         "life_loss_info": True,  # says that a life is lost as the end of an episode, but goes on with the game
         "reward_clipping": False,

@@ -363,6 +363,8 @@ class Monitor:
             "time/time_elapsed": self._elapsed_s(now),
             "perf/restarts": self._num_restarts,
         }
+        if self._config.frames_per_step > 1:
+            named["time/total_frames"] = self._training.env_steps * self._config.frames_per_step
         learner = self._last_learner_report
         if learner is not None:
             named["train/n_updates"] = learner.num_updates

@@ -35,6 +35,20 @@ def test_ales_vectorized_environment_gives_what_the_wrappers_give_to_the_bit() -
     vector_env.close()
 
 
+def test_a_game_that_is_cut_off_shows_the_same_last_screen() -> None:
+    kwargs = {**WITHOUT_CHANCE, "max_num_frames_per_episode": 80}
+    env, vector_env = make_env("ALE/Pong-v5", kwargs, in_training=True), make_vector_env("ALE/Pong-v5", kwargs, 2)
+    env.reset()
+    vector_env.reset(seed=1)
+    truncated = False
+    while not truncated:
+        observation, _, _, truncated, _ = env.step(2)
+        *_, truncations, infos = vector_env.step(np.array([2, 2]))
+        assert truncated == truncations[0]
+    np.testing.assert_array_equal(observation, infos["final_obs"][0])
+    vector_env.close()
+
+
 def test_an_evaluation_plays_whole_games() -> None:
     env = make_env("ALE/Breakout-v5", WITHOUT_CHANCE)
     env.reset()
