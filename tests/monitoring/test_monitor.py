@@ -155,8 +155,9 @@ def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
 )
 def test_frames_of_a_game_are_a_figure_of_their_own(tmp_path, env, kwargs, frames):
     run = Run(tmp_path, env=env, env_kwargs=kwargs)
-    run.at(11, learner(1024))
-    (record,) = run.records()
+    run.at(1, learner(1024))
+    run.at(6)
+    (record,) = run.records
     assert (record["time/total_env_steps"], record.get("time/total_frames")) == (1024, frames)
 
 
