@@ -44,6 +44,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
 from asyncrl.rollout.split import ActionSource, Split
 from asyncrl.rollout.worker import RolloutWorker
@@ -84,8 +85,9 @@ def build_rollout_worker(
     else:
         actions = RemoteActions(RequestTable(arena), IndexRing(arena, f"requests.{worker_idx}"), server)
     first_split = worker_idx * plan.worker_num_splits
+    failures = FailureLog(worker_idx, setup.config, setup.control)
     groups = {
-        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed_steps)
+        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed_steps, failures)
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
     if plan.replay is not None:

@@ -27,6 +27,8 @@ from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, num_deviations
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime.memory import available_bytes
 
+_MORE_MEMORY = "more memory (of a container: docker run --memory, systemd MemoryMax)"
+
 
 @dataclass(frozen=True)
 class Preflight:
@@ -174,7 +176,7 @@ def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
     if plan.replay is not None:
         fitting = max(1, int(plan.replay.size * free * 0.9 / needed))
         text = f"a replay of {plan.replay.size} environment steps needs {memory}"
-        return Problem(("replay_size",), text, (f"--replay_size={fitting}",))
+        return Problem(("replay_size",), text, (f"--replay_size={fitting}", _MORE_MEMORY))
     text = f"{plan.num_slots} slots of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
     names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
-    return Problem(names, text)
+    return Problem(names, text, (f"less of {', '.join('--' + name for name in names)}", _MORE_MEMORY))

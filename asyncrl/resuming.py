@@ -110,7 +110,7 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
 
     Raises:
         CheckpointError: there are checkpoints, and none of them can be read.
-        UsageError: the environment's spaces are not those of the checkpoint.
+        UsageError: the environment's spaces are not those of the checkpoint, or it is none of ours.
     """
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
@@ -121,6 +121,8 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
             updates_due = 0 if content.replay is None else int(state["updates_due"])
             done = int(state["env_steps"]), float(state["elapsed_s"])
             found = Resumption(path, *done, tuple(skipped), updates_due, saved_worker_steps(state))
+        except checkpoint.ForeignCheckpointError as error:
+            raise UsageError(str(error)) from error
         except checkpoint.CheckpointError as error:
             skipped.append(str(error))
             continue

@@ -22,14 +22,13 @@ from asyncrl.building import (
     build_learner,
     build_rollout_worker,
 )
-from asyncrl.envs.errors import environment_traceback
 from asyncrl.evaluation_worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import EvaluationFailed, Report
-from asyncrl.rollout.env_group import EnvironmentCallFailed
+from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run_setup import RunSetup
-from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed
+from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.signals import StopAtOnce
 from asyncrl.runtime.supervisor import Supervisor
@@ -85,10 +84,15 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
         while not learner.is_over and boundary is None:
             if exchange is not None:
                 exchange.poll()
-            for worker in workers:
-                with _environment_errors(worker.worker_idx):
-                    worker.poll()
-                _report_if_due(worker, send)
+            try:
+                for worker in workers:
+                    with _environment_errors(worker.worker_idx):
+                        worker.poll()
+                    _report_if_due(worker, send)
+            except RunFailed:
+                control.request_stop()
+                learner.finish(send)
+                raise
             saved = learner.advance(0.0, send)
             if turn(control):
                 control.request_stop()
@@ -232,9 +236,10 @@ def _environment_errors(worker_idx: int) -> Iterator[None]:
     """Says where an environment's exception came from, and keeps only the environment's own traceback."""
     try:
         yield
-    except EnvironmentCallFailed as error:
-        cause = error.__cause__ or error
-        raise RunFailed(f"rollout worker {worker_idx}: {error}", environment_traceback(cause)) from error
+    except EnvironmentTrouble as error:
+        raise RunFailed(f"rollout worker {worker_idx}: {error}", error.traceback, is_final=True) from error
+    except EnvironmentsKeepFailing as error:
+        raise RunFailed(str(error), error.tracebacks, EXIT_FAILED_TOO_OFTEN, is_final=True) from error
 
 
 class _Role(Protocol):

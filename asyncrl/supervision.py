@@ -20,11 +20,10 @@ from typing import Any
 
 from asyncrl.monitoring.reports import Report, RestartReport
 from asyncrl.run_setup import RunSetup
-from asyncrl.runtime.processes import ChildFailure, LearnerDied, RunFailed, title
+from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, LearnerDied, RunFailed, title
 from asyncrl.runtime.restarts import HangDetector, RestartBudget
 from asyncrl.runtime.supervisor import Supervisor
 
-EXIT_RESTARTS_USED_UP = 3
 START_TIMEOUT_S = 120.0  # until a worker has made its environments and looked around once
 SETTLE_TIMEOUT_S = 60.0
 SAME_FAILURE_S = 1.0
@@ -173,7 +172,7 @@ class Supervision:
         limits = f"max_restarts={self._setup.config.max_restarts} in {self._setup.config.restart_window_s:g} s"
         summary = f"the restarts are used up ({limits}); first: {first.summary}; last: {last.summary}"
         parts = [f"{when}: {each.details}" for when, each in (("first", first), ("last", last)) if each.details]
-        return RunFailed(summary, "\n\n".join(parts), EXIT_RESTARTS_USED_UP)
+        return RunFailed(summary, "\n\n".join(parts), EXIT_FAILED_TOO_OFTEN)
 
     def _kill_who_hangs(self, now: float) -> None:
         running = set(self._supervisor.running)

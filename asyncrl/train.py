@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Returns:
-        0 done, 1 failed, 2 wrong usage, 3 processes failed too often, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+        0 done, 1 failed, 2 wrong usage, 3 processes or environments failed too often, 130 stopped by Ctrl-C, 143 by
+        SIGTERM.
     """
     started_at = process_started_at()
     arguments = sys.argv[1:] if argv is None else argv

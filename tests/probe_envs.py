@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -239,6 +240,54 @@ class Failing(ConstantReward):
         return super().step(action)
 
 
+class Unreliable(_Probe):
+    """Episodes of five steps with a reward of 1, in which faults are injected.
+
+    `faults` says what is wrong (step, reward, observation, shape, huge) at which step of an environment's life; with
+    `every` the step raises again and again. `markers` is a folder in which each fault is noted, so that it happens to
+    one environment and once.
+    """
+
+    _LENGTH = 5
+
+    def __init__(self, faults: dict[str, int], markers: str | None = None, every: int = 0) -> None:
+        super().__init__(2)
+        self._faults, self._every = faults, every
+        self._markers = None if markers is None else Path(markers)
+        self._made = self._step = 0
+
+    def _begin(self) -> np.ndarray:
+        self._step = 0
+        return np.zeros(2, np.float32)
+
+    def step(self, action: int) -> Transition:
+        self._made += 1
+        self._step += 1
+        if self._happens("step") or (self._every and self._made % self._every == 0):
+            raise ZeroDivisionError("the probe was asked to fail")
+        obs, reward = np.full(2, float(self._step), np.float32), 1.0
+        if self._happens("observation"):
+            obs[1] = np.nan
+        if self._happens("reward"):
+            reward = np.inf
+        if self._happens("shape"):
+            obs = np.zeros(3, np.float32)
+        if self._made >= self._faults.get("huge", self._made + 1):
+            reward = 3e38  # finite, but no two of them add up to a number
+        return (obs, reward, False, False, {}) if self._step < self._LENGTH else self._end(reward)
+
+    def _happens(self, fault: str) -> bool:
+        if self._made < self._faults.get(fault, self._made + 1):
+            return False
+        if self._markers is None:
+            return True
+        try:
+            (self._markers / fault).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+
 for _environment in (
     ConstantReward,
     RewardIsObservation,
@@ -249,6 +298,7 @@ for _environment in (
     Sentinel,
     KeepsPace,
     Failing,
+    Unreliable,
 ):
     gymnasium.register(f"{_environment.__name__}-v0", entry_point=_environment)
 

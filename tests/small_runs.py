@@ -46,7 +46,8 @@ def fill(slots: TrajectorySlots, slot: int, version: int = 0, value: float = 0.0
 class ScriptedEnv(gymnasium.Env[Any, Any]):
     """Plays a list of steps, each (observation, reward, terminated, truncated); resets give the numbers -1, -2, ...
 
-    An observation is one number, repeated. A step may be an exception, which is raised.
+    An observation is one number, repeated; `wrong`, once it is set, takes its place in resets. A step may be an
+    exception, which is raised.
     """
 
     def __init__(
@@ -62,11 +63,12 @@ class ScriptedEnv(gymnasium.Env[Any, Any]):
         self.taken: list[Any] = []
         self.seeds: list[int | None] = []
         self.is_closed = False
+        self.wrong: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.seeds.append(seed)
         self.obs[:] = -len(self.seeds)
-        return self.obs, {}
+        return self.obs if self.wrong is None else self.wrong, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.taken.append(np.array(action))

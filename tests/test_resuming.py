@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +116,36 @@ def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: 
     assert newer.name in found.skipped[0]
     (older / "state.json").write_text((older / "state.json").read_text().replace("elapsed_s", "elapsed"))
     with pytest.raises(checkpoint.CheckpointError, match="no checkpoint can be used"):
+        resuming.find_checkpoint(tmp_path, SPEC)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_one_bit_or_byte_less_in_any_file_makes_a_run_go_on_from_the_checkpoint_before(
+    tmp_path: Path, name: str, cut: bool
+) -> None:
+    older, newer = save(tmp_path, 100), save(tmp_path, 200)
+    for path in (newer, older):
+        content = bytearray((path / name).read_bytes())
+        content[len(content) // 2] ^= 0 if cut else 1
+        (path / name).write_bytes(content[: len(content) - cut])
+        if path == newer:
+            found = resuming.find_checkpoint(tmp_path, SPEC)
+            assert found is not None and found.checkpoint == older
+            (warning,) = found.skipped
+            assert newer.name in warning and "damaged" in warning
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint can be used"):
+        resuming.find_checkpoint(tmp_path, SPEC)
+
+
+def test_a_run_in_whose_folder_somebody_put_a_pickle_does_not_go_on(tmp_path: Path) -> None:
+    save(tmp_path, 100)
+    newer = save(tmp_path, 200)
+    (newer / "model.safetensors").write_bytes(pickle.dumps({"weight": 1.0}))
+    sums = (newer / "SHA256SUMS").read_text().splitlines()
+    sums[0] = f"{hashlib.sha256((newer / 'model.safetensors').read_bytes()).hexdigest()}  model.safetensors"
+    (newer / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    with pytest.raises(UsageError, match="no safetensors file"):
         resuming.find_checkpoint(tmp_path, SPEC)
 
 

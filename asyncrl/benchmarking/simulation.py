@@ -21,7 +21,7 @@ from asyncrl.benchmarking.recorded import Recording
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env
+from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.runtime.processes import process_context
 
 _NUM_ACTIONS = 1000
@@ -128,8 +128,8 @@ class _Player:
             yield
 
     def _vectorized_steps(self) -> Iterator[None]:
-        env, seed = make_run_vector_env(self._config, self._num_envs, env_seed(0, self._first_env_idx))
-        env.reset(seed=seed)
+        env = make_run_vector_env(self._config, self._num_envs)
+        env.reset(seed=vector_env_seed(0, self._first_env_idx))
         env.action_space.seed(self._first_env_idx)
         resets_itself = env.metadata["autoreset_mode"] != AutoresetMode.DISABLED
         for actions in itertools.cycle([env.action_space.sample() for _ in range(_NUM_ACTIONS)]):

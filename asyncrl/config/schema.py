@@ -292,7 +292,7 @@ class TrainConfig(BaseModel):
         False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
     )
 
-    # When processes die or hang
+    # What goes wrong: processes that die or hang, environments that fail, numbers that are none
     env_step_timeout: PositiveFloat = _setting(
         180.0,
         "supervision",
@@ -301,9 +301,28 @@ class TrainConfig(BaseModel):
     max_restarts: Annotated[int, Field(ge=0)] = _setting(
         10, "supervision", "rollout and inference workers started again within restart_window_s; the next ends the run"
     )
-    restart_window_s: PositiveFloat = _setting(600.0, "supervision", "seconds for which a restart counts")
+    max_env_failures: Annotated[int, Field(ge=0)] = _setting(
+        10,
+        "supervision",
+        "environments of one worker that may fail and be made anew within restart_window_s; one more ends the run. "
+        "Before the run's first finished episode none may",
+    )
+    restart_window_s: PositiveFloat = _setting(
+        600.0, "supervision", "seconds for which a restart and an environment's failure count"
+    )
     max_learner_restarts: Annotated[int, Field(ge=0)] = _setting(
         0, "supervision", "how often a run whose learner died begins again from its last checkpoint by itself"
+    )
+    nan_policy: Literal["drop", "fail"] = _setting(
+        "drop",
+        "supervision",
+        "what to do with a step whose reward or observation is not finite: leave it out and reset its environment "
+        "(drop), or end the run (fail)",
+    )
+    max_skipped_steps: PositiveInt = _setting(
+        10,
+        "supervision",
+        "the run ends when so many optimizer steps in a row were left out because loss or gradient were not finite",
     )
 
     # What is shown

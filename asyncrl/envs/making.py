@@ -21,11 +21,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs import atari
-from asyncrl.envs.pooled import PooledEnv, make_pool
+from asyncrl.envs.pooled import PooledVectorEnv
+from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
 from asyncrl.envs.spaces import has_action_mask
 from asyncrl.runtime.user_modules import import_user_module
-
-_SEEDS_OF_VECTORIZED = 2**30  # those written in C++ take 31 bits, and count on from the first environment's
 
 _INSTALL = {
     "mujoco": 'pip install "asyncrl[mujoco]"',
@@ -63,7 +62,7 @@ def make_env(
     if backend == "envpool":
         if render_mode is not None:
             raise UsageError("environments of EnvPool cannot be shown or recorded.")
-        return PooledEnv(env_id, arguments)
+        return SingleEnv(PooledVectorEnv(env_id, arguments, num_envs=1), env_id)
     is_preprocessed = atari_preprocessing and atari.is_atari(env_id)
     if is_preprocessed:
         arguments = atari.inner_kwargs(arguments)
@@ -146,21 +145,11 @@ def make_vector_env(
         )
 
 
-def make_run_vector_env(config: TrainConfig, num_envs: int, seed: int) -> tuple[VectorEnv[Any, Any, Any], int | None]:
-    """Makes a vectorized environment of a run.
-
-    Args:
-        config: settings of the run.
-        num_envs: environments in it.
-        seed: of the first one.
-
-    Returns:
-        The environment, and the seed for its first reset; None if it has it already.
-    """
+def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """Makes a vectorized environment of a run."""
     if config.env_backend == "envpool":
-        return make_pool(config.env, config.env_kwargs, num_envs, seed), None
-    vector_env = make_vector_env(config.env, config.env_kwargs, num_envs, config.preprocesses_atari)
-    return vector_env, seed % _SEEDS_OF_VECTORIZED
+        return PooledVectorEnv(config.env, config.env_kwargs, num_envs)
+    return make_vector_env(config.env, config.env_kwargs, num_envs, config.preprocesses_atari)
 
 
 def why_not_vectorized(
@@ -185,6 +174,11 @@ def why_not_vectorized(
         return None
     finally:
         vector_env.close()
+
+
+def vector_env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
+    """Seed of a vectorized environment whose first one is `env_idx`; arguments are as for `env_seed`."""
+    return env_seed(seed, env_idx, env_steps) % VECTOR_SEEDS
 
 
 def env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:

@@ -81,7 +81,9 @@ class ObservationCodec:
                 positions = values.reshape(len(rows), -1) + self._offsets[part.path]
                 np.put_along_axis(one_hot, positions.astype(np.int64), 1.0, axis=1)
             else:
-                target = pixels if part.kind == "image" else floats
+                target: npt.NDArray[Any] = pixels if part.kind == "image" else floats
+                if not np.can_cast(values.dtype, target.dtype, "same_kind"):
+                    raise ObservationMismatch(f"{part.name} has dtype {values.dtype}, its space says {part.dtype}")
                 target[:, place] = values.reshape(len(rows), -1)
 
     def _choices(self, part: ObservationPart, one_hot: FloatArray) -> Any:

@@ -67,9 +67,12 @@ class HogwildA2cWorker(HogwildWorker):
             return 0.0
         dataset = self._batcher.collect([Columns(_SLOT, 0, self._slots.num_envs, is_last=True)])
         self.phases.charge(Phase.COPY)
+        if dataset.num_valid == 0:  # all of it was of environments that failed
+            self._slots.free(_SLOT)
+            return 0.0
         metrics = self._learner.train(dataset, self._clock.env_steps, after_epoch=_nothing)
         self._slots.free(_SLOT)
-        self.note_training(metrics)
+        self.note_training(metrics, self._learner.skipped_steps)
         self.phases.charge(Phase.TRAIN)
         return 0.0
 

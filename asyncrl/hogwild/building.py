@@ -47,6 +47,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit
 from asyncrl.rollout.split import Split
 from asyncrl.run_setup import RunSetup, state_to_begin_with
@@ -143,7 +144,8 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
     slots.reset()
     act = make_act(learner.model, device, _acting_seed(setup, worker_idx))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps)
+    failures = FailureLog(worker_idx, setup.config, setup.control)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps, failures)
     return HogwildA2cWorker(
         parts,
         split=Split(0, group, slots, actions, parts.phases),
@@ -171,7 +173,8 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, parts: WorkerParts) -
         stripes,
         lambda: learner.policy_version,
     )
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps)
+    failures = FailureLog(worker_idx, setup.config, setup.control)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps, failures)
     return HogwildSacWorker(
         parts,
         split=ReplaySplit(0, group, stripes, actions, parts.phases),

@@ -39,12 +39,14 @@ class GradientSender(FlatAdam):
         self._combiner = combiner
         self._number = places.last_number(worker_idx)  # its turn does not come earlier because it was started again
 
-    def step(self, learning_rate: float | Tensor) -> None:
-        """Sends the gradient.
+    def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
+        """Sends the gradient, if it is finite.
 
         Raises:
             RuntimeError: there is no free place, which the worker looks for before it collects.
         """
+        if found_inf:
+            return
         place = self._places.free_place(self._worker_idx)
         if place is None:
             raise RuntimeError(f"worker {self._worker_idx} has no free place for its gradient")

@@ -6,7 +6,6 @@ processes, so each counts its own steps in a word that only it writes, and the c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -17,11 +16,6 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.adam import FlatAdam
 
 _RMSPROP_ALPHA = 0.99
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are finite, and not so large that they cannot be added up. One pass, without a copy."""
-    return math.isfinite(float(tensor.sum()))
 
 
 class SharedAdam(FlatAdam):
@@ -53,29 +47,23 @@ class SharedAdam(FlatAdam):
         for tensor, steps in zip(self._shared, self.steps, strict=True):
             steps.fill_(tensor.num_steps)
 
-    def step(self, learning_rate: float | Tensor) -> None:
-        """Takes one step; other processes may be taking theirs.
-
-        Raises:
-            FloatingPointError: a gradient is not finite; the shared parameters are as they were.
-        """
-        if not all(map(is_finite, self._gradients)):
-            raise FloatingPointError(
-                "a gradient is not finite: look for observations or rewards that are not finite, or lower learning_rate"
-            )
+    def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
+        """Takes one step; other processes may be taking theirs."""
+        if found_inf:
+            return
         self.refresh()
         for tensor in self._shared:
             tensor.steps[self._owner] += 1
-        self._update(learning_rate)
+        self._update(learning_rate, found_inf)
 
-    def _update(self, learning_rate: float | Tensor) -> None:
-        super().step(learning_rate)
+    def _update(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
+        super().step(learning_rate, found_inf)
 
 
 class SharedRMSprop(SharedAdam):
     """RMSProp with shared statistics (Mnih et al. 2016, arXiv:1602.01783, equations 8 and 9)."""
 
-    def _update(self, learning_rate: float | Tensor) -> None:
+    def _update(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
         eps = self._config.adam_eps
         for value, square, gradient in zip(self.parameters, self.exp_avg_sqs, self._gradients, strict=True):
             square.mul_(_RMSPROP_ALPHA).addcmul_(gradient, gradient, value=1.0 - _RMSPROP_ALPHA)

@@ -80,6 +80,7 @@ class HogwildSacWorker(HogwildWorker):
         if self._config.normalize_input:
             self._learner.observe(torch.cat([batch.obs for batch in batches]))
         self.phases.charge(Phase.GATHER)
-        self.note_training(self._learner.train(batches, self._clock.env_steps))
+        metrics = self._learner.train(batches, self._clock.env_steps)
+        self.note_training(metrics, self._learner.skipped_steps)
         self._limiter.count(num_updates)
         self.phases.charge(Phase.TRAIN)

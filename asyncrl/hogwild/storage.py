@@ -12,7 +12,7 @@ from torch import Tensor
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.optimizers import SharedAdam, is_finite, make_shared_optimizer
+from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
 from asyncrl.learner.adam import FlatAdam
 from asyncrl.learner.statistics import RunningMoments
 from asyncrl.learner.storage import Storage
@@ -39,14 +39,11 @@ class MergedMoments(RunningMoments):
         self.merge()
 
     def update(self, batch: Tensor) -> None:
-        """Takes in `batch: [N, D] float32`, from any device, and what others have taken in.
+        """Takes in `batch: [N, D] float32`, unless one of its numbers is not finite, and what others have taken in.
 
-        Raises:
-            FloatingPointError: the batch is not finite; the common moments are as they were.
+        The batch may be on any device.
         """
         batch = batch.cpu()
-        if not is_finite(batch):
-            raise FloatingPointError("an observation or a return is not finite: look at the environment's")
         self._own.update(batch)
         self._shared.write(self._owner, self._own.count, self._own.mean.numpy(), self._own.variance.numpy())
         self.merge()
@@ -104,11 +101,11 @@ class CopyOptimizer(FlatAdam):
         self._fetched = fetched
         self._after_step = after_step
 
-    def step(self, learning_rate: float | Tensor) -> None:
+    def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
         """Takes one step; see `SharedAdam.step`."""
         for fetched, gradient in zip(self._fetched, self._gradients, strict=True):
             fetched.copy_(gradient)
-        self._shared.step(float(learning_rate))
+        self._shared.step(float(learning_rate), found_inf.to("cpu"))
         self._after_step()
 
 

@@ -43,10 +43,15 @@ class FlatAdam:
         self._gradients = list(gradients)
         self._config = config
 
-    def step(self, learning_rate: float | Tensor) -> None:
-        """Takes one step (Kingma and Ba 2015, arXiv:1412.6980)."""
+    def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
+        """Takes one step (Kingma and Ba 2015, arXiv:1412.6980).
+
+        Args:
+            learning_rate: its size.
+            found_inf: float32 scalar on the parameters' device; where it is 1 the step is left out, and not counted.
+        """
         if torch.compiler.is_compiling():
-            self._step_by_elements(learning_rate)
+            self._step_by_elements(learning_rate, found_inf)
             return
         adam(
             self.parameters,
@@ -56,6 +61,7 @@ class FlatAdam:
             [],
             self.steps,
             fused=True,
+            found_inf=found_inf,
             amsgrad=False,
             beta1=self._config.adam_beta1,
             beta2=self._config.adam_beta2,
@@ -65,13 +71,15 @@ class FlatAdam:
             maximize=False,
         )
 
-    def _step_by_elements(self, learning_rate: float | Tensor) -> None:
+    def _step_by_elements(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
         """The same step in operations that `torch.compile` makes one kernel of; the fused kernel is closed to it."""
         beta1, beta2 = self._config.adam_beta1, self._config.adam_beta2
+        is_left_out = found_inf > 0.0
         tensors = (self.parameters, self._gradients, self.exp_avgs, self.exp_avg_sqs, self.steps)
         for parameter, gradient, mean, square, steps in zip(*tensors, strict=True):
-            steps.add_(1.0)
-            mean.lerp_(gradient, 1.0 - beta1)
-            square.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
+            steps.add_(1.0 - found_inf)
+            mean.copy_(torch.where(is_left_out, mean, torch.lerp(mean, gradient, 1.0 - beta1)))
+            square.copy_(torch.where(is_left_out, square, beta2 * square + (1.0 - beta2) * gradient * gradient))
             deviation = (square / (1.0 - beta2**steps)).sqrt_().add_(self._config.adam_eps)
-            parameter.sub_(learning_rate / (1.0 - beta1**steps) * mean / deviation)
+            change = learning_rate / (1.0 - beta1**steps) * mean / deviation
+            parameter.copy_(torch.where(is_left_out, parameter, parameter - change))

@@ -7,6 +7,7 @@ every `policy_delay`-th update the policy and the entropy coefficient (Haarnoja 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from asyncrl.algorithms import sac
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.learner.divergence import SkippedSteps
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.precision import matmul_dtype
@@ -28,8 +30,8 @@ from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.reports import SacMetrics
 
-_NUM_ACTOR_FIGURES = 5
-
+_CRITIC_FIGURES = ("critic_loss", "q_mean", "sum of inputs", "grad_norm_critic")
+_ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
 
 ACTOR, CRITIC, TARGET_CRITIC, LOG_ENT_COEF = "actor", "critic", "target_critic", "log_ent_coef"
 """Names of what is trained, in a `Storage`."""
@@ -77,11 +79,18 @@ class OffPolicyLearner:
         self._learning_rate = LearningRate(config)
         self._obs_moments = storage.moments("obs", actor.observation_size, device)
         self._generator = torch.Generator(device).manual_seed(config.seed)
-        self._last_actor_figures = torch.zeros(_NUM_ACTOR_FIGURES, dtype=own, device=device)
+        self._skipped_critic = SkippedSteps(config.max_skipped_steps)
+        self._skipped_actor = SkippedSteps(config.max_skipped_steps)
+        self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)
         self._inputs = torch.empty(0)
         self._rate = torch.zeros((), dtype=own, device=device)
         # Updates of shared networks also change what is no tensor: counts of steps in shared memory.
         self._update_runner = UpdateRunner(self._update, "off" if storage.is_shared else config.compile, device)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps of critics and policy that were left out since this learner was made."""
+        return self._skipped_critic.total + self._skipped_actor.total
 
     @property
     def block_size(self) -> int:
@@ -117,15 +126,18 @@ class OffPolicyLearner:
         self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
 
     @torch.no_grad()
-    def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> SacMetrics:
-        """Make one update for each batch.
+    def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> SacMetrics | None:
+        """Make one update for each batch; steps whose loss or gradient is not finite are left out.
 
         Args:
             batches: at least one, of raw transitions on any device.
             env_steps_before: environment steps collected before; the linear schedule of the learning rate reads it.
 
+        Returns:
+            Means over the steps that were taken, None if no critics' step was.
+
         Raises:
-            FloatingPointError: a loss or gradient was not finite; publish nothing any more.
+            RunFailed: too many steps in a row were left out.
         """
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
@@ -137,7 +149,7 @@ class OffPolicyLearner:
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
             figures.append(self._update_runner(batch, self._noise(batch, trains_actor), trains_actor))
-        return self._metrics(figures)
+        return self._metrics(figures, batches[-1])
 
     def take_notice(self) -> str | None:
         """What the user should know of how updates are run, once."""
@@ -279,10 +291,10 @@ class OffPolicyLearner:
     def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> Tensor:
         """Step the critics down `gradient` of their outputs, then the target critics towards them; returns figures."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
-        grad_norm = self._critic.step(self._rate)
+        figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
         self._storage.move(self._target, self._critic.flat.data, self._config.tau)
         self._target_weights.refresh()
-        return torch.stack((loss.value, values.mean(), grad_norm, self._inputs.sum()))
+        return figures
 
     def _train_actor(
         self, loss: Tensor, gradient: Tensor, parameters: Tensor, entropy: Tensor, ent_coef: Tensor
@@ -292,23 +304,26 @@ class OffPolicyLearner:
         self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
         adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, self._target_entropy)
         self._ent_coef_gradient.copy_(adapting.gradient)
-        grad_norm = self._actor.step(self._rate)
-        return torch.stack((loss, ent_coef, adapting.value, entropy, grad_norm))
+        return self._actor.step(self._rate, torch.stack((loss, ent_coef, adapting.value, entropy)))
 
-    def _metrics(self, figures_of_updates: Sequence[UpdateFigures]) -> SacMetrics:
-        """Bring every figure to the host in one transfer, and stop before weights that are not numbers go out."""
+    def _metrics(self, figures_of_updates: Sequence[UpdateFigures], last_batch: Transitions) -> SacMetrics | None:
+        """Bring every figure to the host in one transfer; those of steps that were left out do not count."""
+        critic = torch.stack([update.critic for update in figures_of_updates])
         of_actor = [update.actor for update in figures_of_updates if update.actor is not None]
-        if of_actor:
-            self._last_actor_figures.copy_(torch.stack(of_actor).mean(0))
-        critic_figures = torch.stack([update.critic for update in figures_of_updates]).mean(0)
-        figures = torch.cat((self._last_actor_figures, critic_figures)).tolist()
-        if not all(map(math.isfinite, figures)):
-            raise FloatingPointError(
-                f"a loss or its gradient is not finite by update {self.policy_version}: "
-                "look for observations or rewards that are not finite, or lower learning_rate"
-            )
-        actor_loss, ent_coef, ent_coef_loss, entropy, grad_norm_actor, critic_loss, q_mean, grad_norm_critic, _ = (
-            figures
+        actor = torch.stack(of_actor) if of_actor else critic.new_empty((0, len(_ACTOR_FIGURES)))
+        critic_mean, critic_taken = _mean_of_finite(critic, torch.zeros_like(critic[0]))
+        actor_mean, actor_taken = _mean_of_finite(actor, self._last_actor_figures)
+        self._last_actor_figures.copy_(actor_mean)
+        flags = torch.cat((critic_taken, actor_taken)).to(critic_mean)
+        figures = torch.cat((actor_mean, critic_mean, flags)).tolist()
+        were_taken = [flag == 1.0 for flag in figures[len(_ACTOR_FIGURES) + len(_CRITIC_FIGURES) :]]
+        self._skipped_critic.note(were_taken[: len(critic)])
+        self._skipped_actor.note(were_taken[len(critic) :])
+        self._end_if_diverged(critic, actor, last_batch)
+        if not any(were_taken[: len(critic)]):
+            return None
+        actor_loss, ent_coef, ent_coef_loss, entropy, grad_norm_actor, critic_loss, q_mean, _, grad_norm_critic = (
+            figures[:9]
         )
         return SacMetrics(
             actor_loss=actor_loss,
@@ -321,6 +336,25 @@ class OffPolicyLearner:
             grad_norm_actor=grad_norm_actor,
             grad_norm_critic=grad_norm_critic,
         )
+
+    def _end_if_diverged(self, critic: Tensor, actor: Tensor, last_batch: Transitions) -> None:
+        """Ends the run where too many steps in a row were left out; figures of critics and actor are `[U, K]`."""
+        for skipped, names, figures in (
+            (self._skipped_critic, _CRITIC_FIGURES, critic),
+            (self._skipped_actor, _ACTOR_FIGURES, actor),
+        ):
+            if skipped.are_too_many:
+                samples = {field.name: getattr(last_batch, field.name) for field in dataclasses.fields(last_batch)}
+                weights = {"policy's weights": self._actor.flat.data, "critics' weights": self._critic.flat.data}
+                last = dict(zip(names, figures[-1].tolist(), strict=True))
+                raise skipped.diagnosis(last, {**samples, **weights})
+
+
+def _mean_of_finite(rows: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean `[K]` of those rows of `[U, K]` that are finite, `otherwise` if none is; and which are, `[U]` bool."""
+    is_finite = torch.isfinite(rows).all(1)
+    mean = torch.where(is_finite.unsqueeze(1), rows, 0.0).sum(0) / is_finite.sum()
+    return torch.where(is_finite.any(), mean, otherwise), is_finite
 
 
 def _target_entropy(config: TrainConfig, spec: EnvSpec) -> float:

@@ -103,7 +103,9 @@ class OffPolicyTrainer:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
             self._phases.charge(Phase.GATHER)
             with self._threads.updating(num_updates) if self._threads is not None else contextlib.nullcontext():
-                self._unreported.append(self._learner.train(batches, self.env_steps))
+                metrics = self._learner.train(batches, self.env_steps)
+            if metrics is not None:
+                self._unreported.append(metrics)
             self._phases.charge(Phase.TRAIN)
             self._limiter.count(num_updates)
             self._publish()
@@ -127,6 +129,7 @@ class OffPolicyTrainer:
             wall_s=now - self._report_started,
             busy_s=busy_s(phases),
             train=mean_metrics(self._unreported),
+            skipped_steps=self._learner.skipped_steps,
             replay=ReplayMetrics(
                 size=self._stripes.num_held_steps,
                 updates_per_env_step=self._limiter.achieved_ratio,

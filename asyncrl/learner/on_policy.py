@@ -28,6 +28,7 @@ from asyncrl.algorithms.losses import (
 from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.divergence import SkippedSteps, is_bad
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.storage import Storage
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
@@ -111,7 +112,7 @@ class OnPolicyLearner:
     """Owns the model that is trained, its optimizer, and the running statistics of observations and returns.
 
     Attributes:
-        policy_version: optimizer steps so far.
+        policy_version: optimizer steps so far, those among them that were left out.
         model: the model, its statistics the newest.
     """
 
@@ -134,10 +135,16 @@ class OnPolicyLearner:
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._generator = torch.Generator().manual_seed(config.seed)
         self._clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
+        self._skipped = SkippedSteps(config.max_skipped_steps)
         self._recurrence = 0
         if model.rnn_state_size > 0:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
         self._needs_kl = config.kl_loss_coeff > 0.0 or self._learning_rate.is_adaptive
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were left out since this learner was made."""
+        return self._skipped.total
 
     @property
     def block_size(self) -> int:
@@ -163,16 +170,19 @@ class OnPolicyLearner:
         self._published_obs_statistics[self.policy_version] = self._obs_statistics
         return out
 
-    def train(self, dataset: Dataset, env_steps_before: int, after_epoch: Callable[[], None]) -> TrainMetrics:
-        """Train `num_epochs` passes over the dataset.
+    def train(self, dataset: Dataset, env_steps_before: int, after_epoch: Callable[[], None]) -> TrainMetrics | None:
+        """Train `num_epochs` passes over the dataset; steps whose loss or gradient is not finite are left out.
 
         Args:
             dataset: columns of raw samples, on any device.
             env_steps_before: environment steps trained on before this dataset; the linear schedule reads it.
             after_epoch: called after every pass, the place to publish.
 
+        Returns:
+            Means over the steps that were taken, None if there were none.
+
         Raises:
-            FloatingPointError: a loss or gradient was not finite; `after_epoch` is not called with such weights.
+            RunFailed: too many steps in a row were left out.
             LookupError: a policy version in the dataset was never published.
         """
         dataset = dataset.to(self._device)
@@ -180,8 +190,9 @@ class OnPolicyLearner:
         self._learning_rate.start_dataset(env_steps_before)
         steps: list[_Step] = []
         learning_rates: list[float] = []
+        were_taken: list[bool] = []
         for _ in range(self._config.num_epochs):
-            start = len(steps)
+            num_before = len(steps)
             kls = []
             for minibatch in self._shuffled(samples).minibatches(self._config.num_batches_per_epoch):
                 learning_rates.append(self._learning_rate.value)
@@ -190,9 +201,10 @@ class OnPolicyLearner:
                 kls.append(kl)
                 self._learning_rate.after_minibatch(kl)
             self._learning_rate.after_epoch(kls)
-            self._check_finite(steps[start:])
+            were_taken += self._look_at(steps[num_before:], samples)
             after_epoch()
-        return self._metrics(steps, learning_rates, explained_variance(raw_values, raw_returns))
+        steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
+        return self._metrics(steps, learning_rates, explained_variance(raw_values, raw_returns)) if steps else None
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another."""
@@ -418,25 +430,30 @@ class OnPolicyLearner:
         """Take one step down the gradient of `loss`; returns the gradient's norm before clipping."""
         self._flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        return self._step()
+        return self._step(loss.detach())
 
-    def _step(self) -> Tensor:
-        """Take one step down the gradients that are there; returns their norm before clipping."""
+    def _step(self, loss: Tensor) -> Tensor:
+        """Take one step down the gradients that are there, if they and `loss` are finite; returns their norm before
+        clipping.
+        """
         grad_norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._config.max_grad_norm > 0.0:
             self._gradient.mul_((self._config.max_grad_norm / (grad_norm + 1e-6)).clamp_(max=1.0))
-        self._optimizer.step(self._learning_rate.value)
+        self._optimizer.step(self._learning_rate.value, is_bad(loss + grad_norm))
         self.policy_version += 1
         return grad_norm
 
-    def _check_finite(self, steps: list[_Step]) -> None:
-        """Stop before weights that are not numbers are published; one look an epoch, for it waits for the device."""
-        if bool(torch.isfinite(torch.stack([step.loss + step.grad_norm for step in steps])).all()):
-            return
-        raise FloatingPointError(
-            f"the loss or its gradient is not finite by optimizer step {self.policy_version}: "
-            "look for observations or rewards that are not finite, or lower learning_rate"
-        )
+    def _look_at(self, steps: list[_Step], samples: _Samples) -> list[bool]:
+        """Which steps of an epoch were taken. One look an epoch, for it waits for the device."""
+        were_taken: list[bool] = torch.isfinite(torch.stack([step.loss + step.grad_norm for step in steps])).tolist()
+        self._skipped.note(were_taken)
+        if self._skipped.are_too_many:
+            figures = {name: float(value) for name, value in zip(_Step._fields[:6], steps[-1], strict=False)}
+            given = {name: values for name, values in samples._asdict().items() if values is not None}
+            obs = {"obs": given.pop("floats")}
+            trained_on = {name: values for name, values in given.items() if values.is_floating_point()}
+            raise self._skipped.diagnosis(figures, {**obs, **trained_on, "weights": self._flat.data})
+        return were_taken
 
     def _metrics(self, steps: list[_Step], learning_rates: list[float], variance: Tensor) -> TrainMetrics:
         """Bring every figure to the host in one transfer."""

@@ -82,6 +82,9 @@ class OnPolicyTrainer:
             self._exchange.poll()  # slots that were dropped as too old are free now
             return None
         dataset = self._batcher.collect(columns)
+        if dataset.num_valid == 0:  # all of it was of environments that failed
+            self._exchange.release(columns)
+            return None
         lag = self._batcher.lag(self._learner.policy_version)
         self._phases.charge(Phase.COPY)
         skip = self._config.debug_skip_training
@@ -105,6 +108,7 @@ class OnPolicyTrainer:
             lag=lag,
             slots_ready=self._exchange.num_ready,
             dropped_samples=self._exchange.dropped_samples,
+            skipped_steps=self._learner.skipped_steps,
             phases=phases,
         )
         self._report_started = now

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.runtime.processes import RunFailed
 
 
 class WeightsPublisher:
@@ -26,7 +27,12 @@ class WeightsPublisher:
             block: weights and statistics.
             version: their policy version.
             env_steps: environment steps that they were trained on.
+
+        Raises:
+            RunFailed: a number in the block is not finite; nobody is to act with it.
         """
+        if not np.isfinite(block).all():
+            raise RunFailed(f"weights or statistics of policy version {version} are not finite", is_final=True)
         if self._forced_lag == 0:
             self._channel.publish(block, version, env_steps)
             return

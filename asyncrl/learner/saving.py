@@ -9,10 +9,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.checkpoint import Checkpoint
+from asyncrl.runtime.processes import RunFailed
+
+MOST_FAILED = 3
+"""Checkpoints in a row that cannot be written before the run ends: it would go on for nothing."""
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +35,7 @@ class CheckpointSaver:
         self._milestones_s = config.save_milestones_s or math.inf
         self._saved_at = self._milestone_at = time.monotonic()
         self._saved_steps = env_steps
+        self._num_failed = 0
 
     def is_due(self, env_steps: int) -> bool:
         """Whether the newest state should be saved, by time or by steps."""
@@ -43,7 +50,11 @@ class CheckpointSaver:
         return time.monotonic() - self._milestone_at >= self._milestones_s
 
     def save(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
-        """Saves the newest state; a failure to write is reported, not raised."""
+        """Saves the newest state; a failure to write is reported, not raised.
+
+        Raises:
+            RunFailed: this and those before it could not be written.
+        """
         self._saved_at, self._saved_steps = time.monotonic(), env_steps
         return self._write("newest", self._folder, env_steps, content, self._keep)
 
@@ -71,9 +82,23 @@ class CheckpointSaver:
         self, kind: str, folder: Path, env_steps: int, content: Callable[[], Checkpoint], keep: int | None
     ) -> CheckpointReport:
         try:
-            path = checkpoint.save(folder, content(), env_steps, keep)
+            made = content()
+            _check_finite(made)
+            path = checkpoint.save(folder, made, env_steps, keep)
         except (checkpoint.CheckpointError, MemoryError) as error:
             reason = str(error) or "there is no memory left to make it in"
             log.error("%s", reason)
+            self._num_failed += 1
+            if self._num_failed == MOST_FAILED:
+                raise RunFailed(
+                    f"{MOST_FAILED} checkpoints in a row could not be saved, the last: {reason}", is_final=True
+                ) from error
             return CheckpointReport(str(folder), env_steps, reason, kind)
+        self._num_failed = 0
         return CheckpointReport(str(path), env_steps, None, kind)
+
+
+def _check_finite(content: Checkpoint) -> None:
+    for name, tensor in (*content.model.items(), *content.optimizer.items()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise checkpoint.CheckpointError(f"{name} is not finite: nobody could go on from such a checkpoint")

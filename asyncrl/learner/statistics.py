@@ -28,7 +28,7 @@ class RunningMoments:
         return (self.variance + _VARIANCE_EPS).sqrt()
 
     def update(self, batch: Tensor) -> None:
-        """Take in `batch: [N, D] float32`."""
+        """Take in `batch: [N, D] float32`; one with a number that is not finite changes nothing."""
         batch_count = batch.shape[0]
         if batch_count == 0:
             return
@@ -38,6 +38,8 @@ class RunningMoments:
         offset = centered.mean(0)
         spread = centered.sub_(offset).square_().mean(0).double()
         shift = (center.double() + offset.double()) - self.mean
+        if not bool(torch.isfinite(shift + spread).all()):
+            return
         total = self.count + batch_count
         weight = batch_count / total
         if self.count == 0:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.divergence import is_bad
 from asyncrl.learner.storage import Storage
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
@@ -82,19 +83,24 @@ class TrainedMlp:
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
         self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
 
-    def step(self, learning_rate: float | Tensor) -> Tensor:
-        """Take one step down the gradients; returns their norm before clipping.
+    def step(self, learning_rate: float | Tensor, figures: Tensor) -> Tensor:
+        """Take one step down the gradients, or leave it out if a figure or the gradients' norm is not finite.
 
         Args:
             learning_rate: as a scalar tensor on the parameters' device it may change between replays of a CUDA graph.
+            figures: [K], losses and what else must be finite.
+
+        Returns:
+            [K + 1]: the figures, and the norm before clipping.
         """
         self._weight_gradients.write_back()
         norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._max_grad_norm > 0.0:
             self._gradient.mul_((self._max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self._optimizer.step(learning_rate)
+        figures = torch.cat((figures, norm.unsqueeze(0)))
+        self._optimizer.step(learning_rate, is_bad(figures))
         self._weights.refresh()
-        return norm
+        return figures
 
     def tensors(self) -> dict[str, Tensor]:
         """All that continues the training, the tensors themselves: call `loaded` after writing to them."""

@@ -151,6 +151,21 @@ class WorkerStatistics:
         }
 
 
+class FailureCounts:
+    """What went wrong in the run with environments, and with the training that workers do themselves."""
+
+    def __init__(self) -> None:
+        """Starts with nothing."""
+        self.num_failures = self.num_not_finite = self.num_dropped = self.skipped_steps = 0
+
+    def add(self, report: RolloutReport) -> None:
+        """Adds what one worker reports."""
+        self.num_failures += report.failures.num_failures
+        self.num_not_finite += report.failures.num_not_finite
+        self.num_dropped += report.failures.num_dropped
+        self.skipped_steps += report.skipped_steps
+
+
 class LagStatistics:
     """Policy lag over several datasets: means of their means and of their 95th percentiles, and the largest lag."""
 

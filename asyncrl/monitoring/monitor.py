@@ -19,6 +19,7 @@ import psutil
 
 from asyncrl.monitoring.metrics import (
     EpisodeStatistics,
+    FailureCounts,
     Interval,
     LagStatistics,
     PhaseShares,
@@ -106,7 +107,10 @@ class Summary:
         lag_max: the largest policy lag of any sample at first use.
         lag_bound: the bound that the plan gave.
         lag_age_ms: mean age of the samples at first use, in milliseconds.
-        dropped_samples: samples that were too old to train on, or whose worker died.
+        dropped_samples: samples that were too old to train on, or of environments that failed or whose worker died.
+        env_failures: environments that failed and were made anew.
+        skipped_steps: optimizer steps that were left out because loss or gradient were not finite.
+        failed_saves: checkpoints that could not be written.
         restarts: processes that were started again.
         checkpoint: the last checkpoint.
         error: what went wrong, if anything did.
@@ -130,6 +134,9 @@ class Summary:
     lag_bound: int
     lag_age_ms: float | None
     dropped_samples: int
+    env_failures: int
+    skipped_steps: int
+    failed_saves: int
     restarts: int
     checkpoint: str | None
     error: str | None
@@ -192,6 +199,8 @@ class Monitor:
         self._first_step_at: float | None = None
         self._checkpoint: str | None = None
         self._num_restarts = restarts
+        self._num_failed_saves = 0
+        self._failures = FailureCounts()
         self._record_at = self._redraw_at = clock()
         self._is_finished = False
 
@@ -214,8 +223,11 @@ class Monitor:
         self._run_phases.add(report)
         if isinstance(report, RolloutReport):
             self._episodes.add(report.episodes)
+            self._failures.add(report)
             if self._workers:
                 self._workers[report.worker_idx].add(report)
+            for warning in report.failures.warnings:
+                self.say(f"warning: {warning}")
             if report.env_steps > 0:
                 self.mark_first_step()
         elif isinstance(report, LearnerReport):
@@ -318,6 +330,7 @@ class Monitor:
         elif report.error is None and report.kind == "best":
             self._best_return = report.mean_return
         elif report.error is not None:
+            self._num_failed_saves += 1
             self.say(f"no checkpoint at {report.env_steps:,} steps, training goes on: {report.error}")
 
     def _handle_evaluation(self, report: EvaluationReport) -> None:
@@ -362,6 +375,11 @@ class Monitor:
             "time/total_env_steps": self._training.env_steps,
             "time/time_elapsed": self._elapsed_s(now),
             "perf/restarts": self._num_restarts,
+            "perf/failed_saves": self._num_failed_saves,
+            "perf/env_failures": self._failures.num_failures,
+            "perf/not_finite_steps": self._failures.num_not_finite,
+            "perf/dropped_samples": self._dropped_samples,
+            "train/skipped_steps": self._skipped_steps,
         }
         if self._config.frames_per_step > 1:
             named["time/total_frames"] = self._training.env_steps * self._config.frames_per_step
@@ -369,12 +387,21 @@ class Monitor:
         if learner is not None:
             named["train/n_updates"] = learner.num_updates
             named["perf/slots_ready"] = learner.slots_ready
-            named["perf/dropped_samples"] = learner.dropped_samples
         for worker_idx, worker in enumerate(self._workers):
             named |= {f"worker/{worker_idx}/{name}": value for name, value in worker.scalars().items()}
         for name, value in self._episodes.mean_extra_stats().items():
             named[f"episode_extra_stats/{name}"] = value
         return {name: float(value) for name, value in named.items() if value is not None}
+
+    @property
+    def _dropped_samples(self) -> int:
+        learner = self._last_learner_report
+        return self._failures.num_dropped + (0 if learner is None else learner.dropped_samples)
+
+    @property
+    def _skipped_steps(self) -> int:
+        learner = self._last_learner_report
+        return self._failures.skipped_steps + (0 if learner is None else learner.skipped_steps)
 
     def _status(self, now: float) -> Status:
         return Status(
@@ -424,7 +451,10 @@ class Monitor:
             lag_max=None if lag is None else lag.max,
             lag_bound=self._plan.lag_bound,
             lag_age_ms=None if lag is None else lag.age_ms,
-            dropped_samples=0 if learner is None else learner.dropped_samples,
+            dropped_samples=self._dropped_samples,
+            env_failures=self._failures.num_failures,
+            skipped_steps=self._skipped_steps,
+            failed_saves=self._num_failed_saves,
             restarts=self._num_restarts,
             checkpoint=self._checkpoint if checkpoint is None else checkpoint,
             error=error,

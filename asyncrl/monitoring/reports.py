@@ -80,11 +80,28 @@ def mean_metrics(metrics: Sequence[TrainMetrics | SacMetrics]) -> TrainMetrics |
 
 
 @dataclass(frozen=True)
+class EnvironmentFailures:
+    """What went wrong with a worker's environments.
+
+    Attributes:
+        num_failures: environments that were made anew.
+        num_not_finite: steps that were left out because a reward or an observation is not finite.
+        num_dropped: samples that are not trained on for one of both.
+        warnings: what the user is to be told.
+    """
+
+    num_failures: int = 0
+    num_not_finite: int = 0
+    num_dropped: int = 0
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RolloutReport:
     """One rollout worker.
 
     `busy_s` of `wall_s` it stepped environments or ran its policy, the rest it waited; `phases` has the seconds.
-    `train` is of workers that train themselves.
+    `train` and `skipped_steps` are of workers that train themselves.
     """
 
     worker_idx: int
@@ -94,6 +111,8 @@ class RolloutReport:
     episodes: tuple[EpisodeRecord, ...]
     phases: Mapping[Phase, float] = field(default_factory=dict)
     train: TrainMetrics | SacMetrics | None = None
+    failures: EnvironmentFailures = EnvironmentFailures()
+    skipped_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +138,8 @@ class LearnerReport:
     """What the learner did since its last report: one dataset, or some updates from the replay.
 
     `train` is None where nothing was trained. `lag` is of trajectories, `replay` of a replay. Other counters are totals
-    since the start. `notice` is a sentence for the user.
+    since the start; `skipped_steps` are optimizer steps left out because loss or gradient were not finite. `notice` is
+    a sentence for the user.
     """
 
     env_steps: int
@@ -132,6 +152,7 @@ class LearnerReport:
     lag: LagMetrics | None = None
     slots_ready: int | None = None
     dropped_samples: int = 0
+    skipped_steps: int = 0
     replay: ReplayMetrics | None = None
     phases: Mapping[Phase, float] = field(default_factory=dict)
     notice: str | None = None

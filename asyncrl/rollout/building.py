@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env
+from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.failures import FailureLog, Renewal
 from asyncrl.rollout.split import StepsEnvironments
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
 
 def build_env_group(
-    config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int, env_steps: int
+    config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int, env_steps: int, failures: FailureLog
 ) -> StepsEnvironments:
     """The environments of split `split_idx`, each with a seed of its own (a vectorized one has one for all).
 
@@ -22,12 +27,22 @@ def build_env_group(
         spec: what the probe found.
         split_idx: number of the split.
         env_steps: steps that the run was trained on before.
+        failures: of the worker that steps them.
     """
+    make: Callable[[], Any]
     first_env = split_idx * plan.envs_per_split
-    last_env = first_env + plan.envs_per_split
-    seeds = [env_seed(config.seed, env_idx, env_steps) for env_idx in range(first_env, last_env)]
     if spec.is_vectorized:
-        vector_env, seed = make_run_vector_env(config, plan.envs_per_split, seeds[0])
-        return VectorEnvGroup(vector_env, seed, first_env, spec, config.squashes)
-    envs = [make_run_env(config, in_training=True) for _ in seeds]
-    return EnvGroup(envs, seeds, first_env, spec, config.squashes)
+
+        def vector_seed(env_idx: int, steps: int) -> int:
+            return vector_env_seed(config.seed, env_idx, env_steps + steps)
+
+        make = partial(make_run_vector_env, config, plan.envs_per_split)
+        renewal = Renewal(failures, make, vector_seed)
+        return VectorEnvGroup(make(), vector_seed(first_env, 0), first_env, spec, config.squashes, renewal)
+
+    def seed(env_idx: int, steps: int) -> int:
+        return env_seed(config.seed, env_idx, env_steps + steps)
+
+    make = partial(make_run_env, config, in_training=True)
+    seeds = [seed(env_idx, 0) for env_idx in range(first_env, first_env + plan.envs_per_split)]
+    return EnvGroup([make() for _ in seeds], seeds, first_env, spec, config.squashes, Renewal(failures, make, seed))

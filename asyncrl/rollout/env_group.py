@@ -7,6 +7,7 @@ and the reset observation is the row after it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
@@ -16,36 +17,24 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
-from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
+from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
+from asyncrl.rollout.failures import EnvironmentCallFailed, EnvironmentTrouble, LostStep, NotFinite, Renewal
+from asyncrl.rollout.group import EnvironmentGroup
+from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
 
 NO_LIMIT = 2**62
 
 FloatArray = npt.NDArray[np.float32]
 ObsArray = npt.NDArray[Any]
-"""[E, row_size], rows of `asyncrl.envs.spec.ObservationLayout`."""
+"""Rows of observations, see `asyncrl.envs.spec.ObservationLayout`."""
 BoolArray = npt.NDArray[np.bool_]
-
-
-class EnvironmentCallFailed(Exception):
-    """The environment's own code raised. The original exception is the cause.
-
-    Attributes:
-        env_idx: number of the environment in the run.
-        step: environment steps it had made.
-    """
-
-    def __init__(self, env_idx: int, step: int, call: str) -> None:
-        super().__init__(f"environment {env_idx} failed in {call} at its step {step}")
-        self.env_idx = env_idx
-        self.step = step
 
 
 @dataclass(frozen=True)
 class StepRows:
-    """Where one step of a split goes, all views of a slot: `[E]`, and `next_obs [E, row_size]`."""
+    """Where one step of a split goes, all views of a slot: `[E]`, and `next_obs [E, D]`."""
 
     reward: FloatArray
     terminated: BoolArray
@@ -54,7 +43,7 @@ class StepRows:
     next_obs: ObsArray
 
 
-class EnvGroup:
+class EnvGroup(EnvironmentGroup):
     """Steps a split's environments. Owns them and their episode counters."""
 
     def __init__(
@@ -64,25 +53,31 @@ class EnvGroup:
         first_env_idx: int,
         spec: EnvSpec,
         squash: bool,
+        renewal: Renewal | None = None,
     ) -> None:
-        """Takes ownership of the environments; `seeds` are used at the first reset only, one for each."""
+        """Takes ownership of the environments.
+
+        Args:
+            envs: the environments.
+            seeds: used at the first reset only, one for each.
+            first_env_idx: number of the first one in the run.
+            spec: their spaces.
+            squash: see `ActionAdapter`.
+            renewal: how they are made anew when they fail; without it all trouble is raised.
+        """
+        super().__init__(first_env_idx, spec, squash, renewal)
         self._envs = list(envs)
         inner = [without_bookkeeping(env) for env in envs]
         self._steps = [env.step for env, _ in inner]
         self._resets = [env.reset for env, _ in inner]
         self._time_limits = [limit for _, limit in inner]
         self._seeds: list[int | None] = list(seeds)
-        self._first_env_idx = first_env_idx
-        self._adapter = ActionAdapter(spec, squash)
-        self._obs_size = spec.observation_size
-        self._codec = None if spec.observation.is_vector else ObservationCodec(spec.observation)
         self._holds_final_obs = [False] * len(self._envs)
         self._returns = [0.0] * len(self._envs)
         self._num_rows = 0
         self._first_rows = [0] * len(self._envs)  # the row of each environment's first step in its episode
         self._last_rows = [limit - 1 for limit in self._time_limits]  # the row at which its time limit is reached
         self._finished_steps = [0] * len(self._envs)
-        self._episodes: list[EpisodeRecord] = []
 
     def __len__(self) -> int:
         return len(self._envs)
@@ -101,15 +96,21 @@ class EnvGroup:
             rows: where to write.
 
         Returns:
-            Number of environment steps made.
+            Number of environment steps made; those that are lost are none.
+
+        Raises:
+            EnvironmentTrouble: an environment did what it should not, and the run cannot go on.
+            EnvironmentsKeepFailing: for the same reason.
         """
         # This loop runs once for every environment step of a run: what most steps share is written for all at once.
         rows.terminated[:] = rows.truncated[:] = False
         rows.valid[:] = True
         rewards: list[SupportsFloat] = [0.0] * len(self._envs)
+        ending: list[tuple[int, bool, dict[str, Any]]] = []
         num_skipped = 0
         returns, holds_final_obs, next_obs = self._returns, self._holds_final_obs, rows.next_obs
         steps, last_rows, row = self._steps, self._last_rows, self._num_rows
+        writer, array_type = self._writer, np.ndarray
         for env, action in enumerate(self._adapter.to_env_batch(actions)):
             if holds_final_obs[env]:
                 self._skip_final_row(env, rows)
@@ -118,14 +119,25 @@ class EnvGroup:
             try:
                 obs, reward, terminated, truncated, info = steps[env](action)
             except Exception as error:
-                raise self._failed(env, "step") from error
+                self._lose_episode(env, rows, self._failed(env, "step", error))
+                num_skipped += 1
+                continue
             rewards[env] = reward
             returns[env] += float(reward)
+            if not terminated:
+                if type(obs) is array_type and obs.dtype is writer.dtype and obs.shape == writer.shape:
+                    next_obs[env] = obs
+                else:
+                    self._store_obs(env, obs, next_obs, "step")
             if terminated or truncated or row == last_rows[env]:
-                self._finish_episode(env, rows, obs, bool(terminated), info)
-            else:
-                self._store_obs(env, obs, next_obs, "step")
+                ending.append((env, bool(terminated), info))
         rows.reward[:] = rewards
+        floats = next_obs if writer.dtype is not None else writer.floats(next_obs)
+        if not (is_surely_finite(rows.reward) and is_surely_finite(floats)):
+            num_skipped += self._drop_what_is_not_finite(rows)
+        for env, has_terminated, info in ending:
+            if rows.valid[env]:
+                self._finish_episode(env, rows, has_terminated, info)
         self._num_rows += 1
         return len(rewards) - num_skipped
 
@@ -145,32 +157,25 @@ class EnvGroup:
             self._reset_one(env, first_obs)
         return begun
 
-    def take_episodes(self) -> tuple[EpisodeRecord, ...]:
-        """Episodes finished since the last call."""
-        episodes, self._episodes = tuple(self._episodes), []
-        return episodes
-
     def close(self) -> None:
         """Closes the environments."""
         for env in self._envs:
             env.close()
 
-    def _finish_episode(self, env: int, rows: StepRows, obs: Any, terminated: bool, info: dict[str, Any]) -> None:
+    def _finish_episode(self, env: int, rows: StepRows, has_terminated: bool, info: dict[str, Any]) -> None:
         length = self._num_rows + 1 - self._first_rows[env]
         extra_stats = {
             str(name): float(number)
             for name, number in info.get("episode_extra_stats", {}).items()
             if isinstance(number, (int, float, np.number))
         }
-        self._episodes.append(EpisodeRecord(self._returns[env], length, extra_stats))
-        self._finished_steps[env] += length
-        self._begin_episode(env)
-        if terminated:
+        self._add_episode(env, EpisodeRecord(self._returns[env], length, extra_stats))
+        self._begin_episode(env, steps_before=length)
+        if has_terminated:
             rows.terminated[env] = True
             self._reset_one(env, rows.next_obs)
         else:
             rows.truncated[env] = True
-            self._store_obs(env, obs, rows.next_obs, "step")
             self._holds_final_obs[env] = True
 
     def _skip_final_row(self, env: int, rows: StepRows) -> None:
@@ -179,36 +184,101 @@ class EnvGroup:
         self._reset_one(env, rows.next_obs)
         self._begin_episode(env)
 
-    def _begin_episode(self, env: int) -> None:
-        """The episode's first step is that of the next row."""
+    def _begin_episode(self, env: int, steps_before: int = 0) -> None:
+        """The episode's first step is that of the next row; the one before had `steps_before` that count from now."""
+        self._finished_steps[env] += steps_before
         self._first_rows[env] = self._num_rows + 1
         self._last_rows[env] = self._num_rows + self._time_limits[env]
 
+    def _lose(self, env: int, rows: StepRows, has_failed: bool) -> None:
+        """The row is no sample; the caller has a new episode begin in the next one."""
+        rows.reward[env] = 0.0
+        rows.terminated[env] = rows.truncated[env] = rows.valid[env] = False
+        self.lost.append(LostStep(env, self._episode_steps(env), has_failed))
+
+    def _lose_episode(self, env: int, rows: StepRows, trouble: EnvironmentTrouble) -> None:
+        """Loses the step of an environment that has failed, with what is left of its episode."""
+        episode_steps = self._episode_steps(env)
+        self._lose(env, rows, has_failed=True)
+        self._begin_in_new(env, trouble, rows.next_obs)
+        self._begin_episode(env, episode_steps)
+
+    def _drop_what_is_not_finite(self, rows: StepRows) -> int:
+        """Loses the steps whose reward or observation is not finite; returns how many there are."""
+        floats = self._writer.floats(rows.next_obs)
+        is_finite = np.isfinite(rows.reward) & np.isfinite(floats).all(1)
+        bad = np.flatnonzero(~is_finite).tolist()
+        for env in bad:
+            if np.isfinite(rows.reward[env]):
+                trouble = self._not_finite(env, "observation", floats[env])
+            else:
+                trouble = self._not_finite(env, "reward", rows.reward[env])
+            episode_steps = self._episode_steps(env)
+            self._lose(env, rows, has_failed=False)
+            if self._renewal is None:
+                raise trouble
+            if self._renewal.failures.note_not_finite(trouble, episode_steps):
+                self._begin_in_new(env, trouble, rows.next_obs)
+            else:
+                self._reset_one(env, rows.next_obs)
+            self._begin_episode(env, episode_steps)
+        return len(bad)
+
     def _reset_one(self, env: int, obs_rows: ObsArray) -> None:
+        """Begins an episode, in a new environment if this one cannot."""
+        try:
+            self._try_reset(env, obs_rows)
+        except EnvironmentTrouble as trouble:
+            self._begin_in_new(env, trouble, obs_rows)
+
+    def _begin_in_new(self, env: int, trouble: EnvironmentTrouble, obs_rows: ObsArray) -> None:
+        """Begins an episode in an environment that is made in the place of one that failed."""
+
+        def begin(renewal: Renewal) -> None:
+            with contextlib.suppress(Exception):  # what has failed may fail to close
+                self._envs[env].close()
+            try:
+                self._envs[env] = renewal.make()
+            except Exception as error:
+                raise self._failed(env, "being made anew", error) from error
+            inner, self._time_limits[env] = without_bookkeeping(self._envs[env])
+            self._steps[env], self._resets[env] = inner.step, inner.reset
+            self._seeds[env] = renewal.seed(self._first_env_idx + env, self._steps_made(env) + self._num_renewals)
+            self._try_reset(env, obs_rows)
+
+        self._renew(trouble, begin)
+
+    def _try_reset(self, env: int, obs_rows: ObsArray) -> None:
         seed, self._seeds[env] = self._seeds[env], None
         try:
             obs, _ = self._resets[env](seed=seed)
         except Exception as error:
-            raise self._failed(env, "reset") from error
+            raise self._failed(env, "reset", error) from error
         self._returns[env] = 0.0
         self._store_obs(env, obs, obs_rows, "reset")
+        floats = self._writer.floats(obs_rows[env : env + 1])[0]
+        if not np.isfinite(floats).all():
+            raise self._not_finite(env, "first observation", floats)
 
     def _store_obs(self, env: int, obs: Any, obs_rows: ObsArray, call: str) -> None:
-        if self._codec is not None:
-            try:
-                self._codec.write(obs, obs_rows[env])
-            except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
-                raise self._failed(env, call) from error
-            return
-        size = obs.size if isinstance(obs, np.ndarray) else np.size(obs)
-        if size != self._obs_size:
-            mismatch = ObservationMismatch(f"observation has {size} elements, its space says {self._obs_size}")
-            raise self._failed(env, call) from mismatch
-        obs_rows[env] = obs
+        try:
+            self._writer.write(obs, obs_rows[env])
+        except ObservationMismatch as error:
+            raise self._wrong_observation(env, self._steps_made(env), call, error) from None
+        self._tell_news(env)
 
-    def _failed(self, env: int, call: str) -> EnvironmentCallFailed:
-        steps = self._finished_steps[env] + max(0, self._num_rows - self._first_rows[env])
-        return EnvironmentCallFailed(self._first_env_idx + env, steps, call)
+    def _episode_steps(self, env: int) -> int:
+        return self._num_rows - self._first_rows[env]
+
+    def _steps_made(self, env: int) -> int:
+        return self._finished_steps[env] + max(0, self._episode_steps(env))
+
+    def _failed(self, env: int, call: str, error: Exception) -> EnvironmentCallFailed:
+        return self._call_failed(env, self._steps_made(env), call, error)
+
+    def _not_finite(self, env: int, what: str, values: FloatArray) -> NotFinite:
+        text = f"gave a {what} that is not finite"
+        return NotFinite(self._first_env_idx + env, self._steps_made(env), text, describe_not_finite(values))
 
 
 def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], int]:

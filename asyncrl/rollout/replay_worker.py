@@ -71,6 +71,10 @@ class ReplaySplit:
         fields = stripes.rows(split_idx, row)
         rows = StepRows(fields.reward, fields.terminated, fields.truncated, fields.valid, fields.next_obs)
         num_steps = self.group.step(action, rows)
+        for lost in self.group.take_lost() if self.group.lost else ():
+            # This row holds the final observation of an episode that ended with the step before.
+            if lost.episode_steps > 0:
+                stripes.rows(split_idx, row - 1).truncated[lost.env] = True
         stripes.publish(split_idx, num_steps)
         self._phases.charge(Phase.STEP)
         self._row, self._has_asked = row + 1, False

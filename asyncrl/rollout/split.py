@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.monitoring.reports import EpisodeRecord
+from asyncrl.monitoring.reports import EnvironmentFailures, EpisodeRecord
 from asyncrl.rollout.env_group import ObsArray, StepRows
+from asyncrl.rollout.failures import LostStep
 
 
 class ActionSource(Protocol):
@@ -26,6 +27,8 @@ class ActionSource(Protocol):
 class StepsEnvironments(Protocol):
     """A split's environments, see `asyncrl.rollout.env_group.EnvGroup`."""
 
+    lost: list[LostStep]
+
     def __len__(self) -> int: ...
 
     def reset(self, obs: ObsArray) -> None:
@@ -39,6 +42,15 @@ class StepsEnvironments(Protocol):
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""
+
+    def take_lost(self) -> list[LostStep]:
+        """Steps that came to nothing since the last call."""
+
+    def note_dropped(self, num_samples: int) -> None:
+        """Notes that samples were taken back."""
+
+    def take_failures(self) -> EnvironmentFailures:
+        """What went wrong since the last call."""
 
     def close(self) -> None:
         """Closes the environments."""
@@ -110,9 +122,27 @@ class Split:
             next_obs=slots.obs[slot, row + 1],
         )
         num_steps = self.group.step(slots.action[slot, row], rows)
+        if self.group.lost:
+            self._take_back(slot, row)
         if slots.has_memory:
             slots.rnn_state[slot, row + 1][rows.terminated | ~rows.valid] = 0.0  # the next row begins an episode
         self._phases.charge(Phase.STEP)
         self._row = row + 1
         self._actions.request(self.split_idx, slot, row + 1)
         return num_steps, None
+
+    def _take_back(self, slot: int, row: int) -> None:
+        """Ends the episodes of lost steps in the row before, so that this row holds their final observation.
+
+        Of an environment that has failed nothing in the slot is trained on, for its last steps may have been wrong
+        already.
+        """
+        slots = self._slots
+        for lost in self.group.take_lost():
+            first = max(0, row - lost.episode_steps)
+            if lost.has_failed:
+                samples = slots.valid[slot, first:row, lost.env]
+                self.group.note_dropped(int(samples.sum()))
+                samples[:] = False
+            if first < row:
+                slots.truncated[slot, row - 1, lost.env] = True

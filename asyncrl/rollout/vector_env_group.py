@@ -13,89 +13,107 @@ DISABLED    the same, but that it is reset from here, at once: it could not be s
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, one_of_batch
+from asyncrl.envs.observations import ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import BoolArray, EnvironmentCallFailed, ObsArray, StepRows
+from asyncrl.rollout.env_group import BoolArray, FloatArray, ObsArray, StepRows
+from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Renewal
+from asyncrl.rollout.group import EnvironmentGroup
+from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
 
 
-class VectorEnvGroup:
-    """Steps one vectorized environment. Owns it and its episode counters."""
+class VectorEnvGroup(EnvironmentGroup):
+    """Steps one vectorized environment. Owns it and its episode counters.
+
+    Its environments cannot be reset or made anew one by one: where one fails, or gives what is not finite, the steps of
+    all are lost.
+    """
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], seed: int | None, first_env_idx: int, spec: EnvSpec, squash: bool
+        self,
+        env: VectorEnv[Any, Any, Any],
+        seed: int,
+        first_env_idx: int,
+        spec: EnvSpec,
+        squash: bool,
+        renewal: Renewal | None = None,
     ) -> None:
-        """Takes ownership of `env`, whose metadata names its autoreset mode.
-
-        Args:
-            env: the environments.
-            seed: of the first reset; None where they were seeded when they were made.
-            first_env_idx: number of the first one in the run.
-            spec: their spaces.
-            squash: whether continuous actions are squashed to their bounds.
-        """
+        """Takes ownership of `env`, whose metadata names its autoreset mode; arguments are as for `EnvGroup`."""
+        super().__init__(first_env_idx, spec, squash, renewal)
         self._env = env
         self._mode: AutoresetMode = env.metadata["autoreset_mode"]
-        self._seed = seed
-        self._first_env_idx = first_env_idx
-        self._adapter = ActionAdapter(spec, squash)
-        self._codec = ObservationCodec(spec.observation)
+        self._seed: int | None = seed
         self._holds_final_obs = np.zeros(env.num_envs, dtype=np.bool_)
         self._reset_obs = np.zeros((env.num_envs, spec.observation.row_size), dtype=spec.observation.row_dtype)
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, dtype=np.int64)
+        self._num_rows = np.zeros(env.num_envs, dtype=np.int64)  # valid ones of each one's episode
         self._num_steps = 0
-        self._episodes: list[EpisodeRecord] = []
 
     def __len__(self) -> int:
         return int(self._env.num_envs)
 
     def reset(self, obs: ObsArray) -> None:
-        """Starts an episode in every environment and writes the observations into `obs [E, row_size]`."""
-        seed, self._seed = self._seed, None
+        """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
         try:
-            observations, _ = self._env.reset(seed=seed)
-            self._codec.write_batch(observations, obs)
-        except Exception as error:
-            raise EnvironmentCallFailed(self._first_env_idx, self._num_steps, "reset") from error
-        self._holds_final_obs[:] = False
+            self._try_reset(obs)
+        except EnvironmentTrouble as trouble:
+            self._begin_in_new(trouble, obs)
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
-        """Takes one step in every environment, and writes what came of it where its row is a step.
+        """Takes one step in every environment whose row is a step, and writes what came of it.
 
         Args:
             actions: `[E, A]` float32 or `[E]` int64, as the distribution produced them.
             rows: where to write.
 
         Returns:
-            Number of valid rows.
+            Number of environment steps made; those that are lost are none.
+
+        Raises:
+            EnvironmentTrouble: an environment did what it should not, and the run cannot go on.
+            EnvironmentsKeepFailing: for the same reason.
         """
         try:
             obs, reward, terminated, truncated, infos = self._env.step(self._adapter.to_vector_env(actions))
-            self._codec.write_batch(obs, rows.next_obs)
         except Exception as error:
-            raise EnvironmentCallFailed(self._first_env_idx, self._num_steps, "step") from error
+            self._lose_all(rows, self._call_failed(0, self._num_steps, "step", error))
+            return 0
         valid = ~self._holds_final_obs
         resets_in_next_step = self._mode == AutoresetMode.NEXT_STEP
         is_step = valid if resets_in_next_step else np.ones_like(valid)
         ended = np.logical_or(terminated, truncated) & is_step
-        rows.valid[:] = valid
         np.multiply(reward, valid, out=rows.reward, casting="unsafe")
         np.logical_and(terminated, valid, out=rows.terminated)
         np.logical_and(truncated, valid & ~rows.terminated, out=rows.truncated)
+        rows.valid[:] = valid
+        self._store_obs(obs, rows.next_obs, "step")
+        if not resets_in_next_step and ended.any():
+            try:
+                self._arrange_obs(ended, rows.truncated, infos, rows.next_obs)
+                self._check_reset_obs()
+            except EnvironmentTrouble as trouble:
+                self._lose_all(rows, trouble)
+                return 0
+        floats = self._writer.floats(rows.next_obs)
+        if not (is_surely_finite(rows.reward) and is_surely_finite(floats)):
+            is_finite = np.isfinite(rows.reward) & np.isfinite(floats).all(1)
+            if not is_finite.all():
+                self._lose_all(rows, self._not_finite(int(np.argmin(is_finite)), rows.reward, floats))
+                return 0
         self._returns += np.where(is_step, reward, 0.0)
         self._lengths += is_step
+        self._num_rows += valid
         self._holds_final_obs = ended if resets_in_next_step else rows.truncated.copy()
         if ended.any():
             self._finish_episodes(ended)
-            self._arrange_obs(ended, infos, rows.next_obs)
         self._num_steps += 1
         return int(valid.sum())
 
@@ -116,44 +134,103 @@ class VectorEnvGroup:
         self._holds_final_obs[:] = False
         return [int(env) for env in begun]
 
-    def take_episodes(self) -> tuple[EpisodeRecord, ...]:
-        """Episodes finished since the last call."""
-        episodes, self._episodes = tuple(self._episodes), []
-        return episodes
-
     def close(self) -> None:
         """Closes the environment."""
         self._env.close()
 
     def _finish_episodes(self, ended: BoolArray) -> None:
         for env in np.flatnonzero(ended):
-            self._episodes.append(EpisodeRecord(float(self._returns[env]), int(self._lengths[env])))
+            self._add_episode(int(env), EpisodeRecord(float(self._returns[env]), int(self._lengths[env])))
         self._returns[ended] = 0.0
-        self._lengths[ended] = 0
+        self._lengths[ended] = self._num_rows[ended] = 0
 
-    def _arrange_obs(self, ended: BoolArray, infos: dict[str, Any], next_obs: ObsArray) -> None:
+    def _arrange_obs(self, ended: BoolArray, truncated: BoolArray, infos: dict[str, Any], next_obs: ObsArray) -> None:
         """Puts final observations where the next row holds one, reset ones where it does not, and keeps the others."""
-        final = self._holds_final_obs
         if self._mode == AutoresetMode.SAME_STEP:
-            self._reset_obs[final] = next_obs[final]
-            for env in map(int, np.flatnonzero(final)):
-                try:
-                    self._codec.write(one_of_batch(_final_obs(infos), env), next_obs[env])
-                except Exception as error:
-                    raise EnvironmentCallFailed(self._first_env_idx + env, self._num_steps, "step") from error
-        elif self._mode == AutoresetMode.DISABLED:
+            self._reset_obs[truncated] = next_obs[truncated]
+            for env in map(int, np.flatnonzero(truncated)):
+                self._store_final_obs(env, infos, next_obs[env])
+            return
+        try:
+            reset_obs, _ = self._env.reset(options={"reset_mask": ended})
+        except Exception as error:
+            raise self._call_failed(0, self._num_steps, "reset", error) from error
+        self._store_obs(reset_obs, self._reset_obs, "reset")
+        begins = ended & ~truncated
+        next_obs[begins] = self._reset_obs[begins]
+
+    def _check_reset_obs(self) -> None:
+        """Looks at the observations that the next slot may begin with."""
+        floats = self._writer.floats(self._reset_obs)
+        if not is_surely_finite(floats):
+            is_finite = np.isfinite(floats).all(1)
+            if not is_finite.all():
+                raise self._not_finite(int(np.argmin(is_finite)), np.zeros(len(self), dtype=np.float32), floats)
+
+    def _store_final_obs(self, env: int, infos: dict[str, Any], row: ObsArray) -> None:
+        try:
+            if "final_obs" not in infos:
+                raise ObservationMismatch(
+                    "an episode was truncated in autoreset mode SAME_STEP, but its infos have no final_obs"
+                )
+            self._writer.write(one_of_batch(infos["final_obs"], env), row)
+        except ObservationMismatch as error:
+            raise self._wrong_observation(env, self._num_steps, "step", error) from None
+
+    def _lose_all(self, rows: StepRows, trouble: EnvironmentTrouble) -> None:
+        """The row is no sample of any environment; episodes begin anew in the next one."""
+        if self._renewal is None:
+            raise trouble
+        num_samples = int((~self._holds_final_obs).sum())
+        lengths = self._num_rows.tolist()
+        if isinstance(trouble, NotFinite):
+            has_failed = self._renewal.failures.note_not_finite(trouble, lengths[trouble.env_idx - self._first_env_idx])
+            self.note_dropped(num_samples - 1)
+        else:
+            has_failed = True
+        rows.reward[:] = 0.0
+        rows.terminated[:] = rows.truncated[:] = rows.valid[:] = False
+        self.lost.extend(LostStep(env, length, has_failed) for env, length in enumerate(lengths))
+        if has_failed:
+            self._begin_in_new(trouble, rows.next_obs)
+        else:
+            self.reset(rows.next_obs)
+        self._returns[:] = 0.0
+        self._lengths[:] = self._num_rows[:] = 0
+
+    def _begin_in_new(self, trouble: EnvironmentTrouble, obs_rows: ObsArray) -> None:
+        """Begins episodes in an environment that is made in the place of the one that failed."""
+
+        def begin(renewal: Renewal) -> None:
+            with contextlib.suppress(Exception):  # what has failed may fail to close
+                self._env.close()
             try:
-                observations, _ = self._env.reset(options={"reset_mask": ended})
-                self._codec.write_batch(observations, self._reset_obs)
+                self._env = renewal.make()
             except Exception as error:
-                raise EnvironmentCallFailed(self._first_env_idx, self._num_steps, "reset") from error
-            begins = ended & ~final
-            next_obs[begins] = self._reset_obs[begins]
+                raise self._call_failed(0, self._num_steps, "being made anew", error) from error
+            self._seed = renewal.seed(self._first_env_idx, self._num_steps + self._num_renewals)
+            self._try_reset(obs_rows)
 
+        self._renew(trouble, begin)
 
-def _final_obs(infos: dict[str, Any]) -> Any:
-    if "final_obs" not in infos:
-        raise ObservationMismatch(
-            'an episode was truncated in autoreset mode SAME_STEP, but its infos have no "final_obs" to bootstrap from'
-        )
-    return infos["final_obs"]
+    def _try_reset(self, obs_rows: ObsArray) -> None:
+        seed, self._seed = self._seed, None
+        try:
+            obs, _ = self._env.reset(seed=seed)
+        except Exception as error:
+            raise self._call_failed(0, self._num_steps, "reset", error) from error
+        self._store_obs(obs, obs_rows, "reset")
+        self._holds_final_obs[:] = False
+        self._reset_obs[:] = 0
+
+    def _store_obs(self, obs: Any, obs_rows: ObsArray, call: str) -> None:
+        try:
+            self._writer.write_batch(obs, obs_rows)
+        except ObservationMismatch as error:
+            raise self._wrong_observation(0, self._num_steps, call, error) from None
+
+    def _not_finite(self, env: int, reward: FloatArray, floats: FloatArray) -> NotFinite:
+        is_reward = not np.isfinite(reward[env])
+        text = f"gave a {'reward' if is_reward else 'observation'} that is not finite"
+        values = reward[env] if is_reward else floats[env]
+        return NotFinite(self._first_env_idx + env, self._num_steps, text, describe_not_finite(values))

@@ -16,7 +16,7 @@ from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import RolloutReport, SacMetrics, TrainMetrics, mean_metrics
+from asyncrl.monitoring.reports import EnvironmentFailures, RolloutReport, SacMetrics, TrainMetrics, mean_metrics
 from asyncrl.rollout.split import Split, StepsEnvironments
 
 WAIT_S = 0.1
@@ -36,10 +36,18 @@ class WorkerReports:
         self._report_started = time.monotonic()
         self._env_steps = 0
         self._trained: list[TrainMetrics | SacMetrics] = []
+        self._skipped_steps = self._skipped_steps_reported = 0
 
-    def note_training(self, metrics: TrainMetrics | SacMetrics) -> None:
-        """Keeps what training says of itself for the next report, where workers train."""
-        self._trained.append(metrics)
+    def note_training(self, metrics: TrainMetrics | SacMetrics | None, skipped_steps: int) -> None:
+        """Keeps what training says of itself for the next report, where workers train.
+
+        Args:
+            metrics: of one call; None if it took no step.
+            skipped_steps: optimizer steps that were left out so far.
+        """
+        if metrics is not None:
+            self._trained.append(metrics)
+        self._skipped_steps = skipped_steps
 
     def count_steps(self, num_steps: int) -> None:
         """Adds environment steps, for the next report and for the run."""
@@ -60,8 +68,11 @@ class WorkerReports:
             episodes=episodes,
             phases=phases,
             train=mean_metrics(self._trained),
+            skipped_steps=self._skipped_steps - self._skipped_steps_reported,
+            failures=_sum_failures([group.take_failures() for group in self._groups]),
         )
         self._report_started, self._env_steps, self._trained = now, 0, []
+        self._skipped_steps_reported = self._skipped_steps
         return report
 
     @property
@@ -73,6 +84,15 @@ class WorkerReports:
         """Closes the environments."""
         for group in self._groups:
             group.close()
+
+
+def _sum_failures(parts: Sequence[EnvironmentFailures]) -> EnvironmentFailures:
+    return EnvironmentFailures(
+        num_failures=sum(part.num_failures for part in parts),
+        num_not_finite=sum(part.num_not_finite for part in parts),
+        num_dropped=sum(part.num_dropped for part in parts),
+        warnings=tuple(warning for part in parts for warning in part.warnings),
+    )
 
 
 class RolloutWorker(WorkerReports):

@@ -1,8 +1,8 @@
 """Checkpoints: written whole or not at all, verified when read, and never able to run code.
 
 A checkpoint is a folder `checkpoint_<env_steps>/` with safetensors files for model and optimizer, one for the replay if
-that is kept, and `state.json`, which also carries the checksums of the others. It is written under a temporary name,
-synced and renamed, so that a folder of that name is complete whenever the machine stops.
+that is kept, `state.json`, and `SHA256SUMS` with the checksums of them all (`sha256sum -c` reads it). It is written
+under a temporary name, synced and renamed, so that a folder of that name is complete whenever the machine stops.
 
     checkpoints/checkpoint_*               the newest, from which a run goes on
     checkpoints/milestones/checkpoint_*    kept for ever
@@ -11,6 +11,7 @@ synced and renamed, so that a folder of that name is complete whenever the machi
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,22 +28,39 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     import torch
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MODEL_FILE = "model.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 REPLAY_FILE = "replay.safetensors"
 STATE_FILE = "state.json"
+CHECKSUMS_FILE = "SHA256SUMS"
 MILESTONES = "milestones"
 BEST = "best"
 
 _NAME = re.compile(r"checkpoint_(\d{12,})")
 _TEMPORARY_PREFIX = ".tmp_"
+_REPLACED_PREFIX = f"{_TEMPORARY_PREFIX}replaced_"
+_CHECKSUM = re.compile(r"([0-9a-f]{64})  (\S+)")
 _CHUNK_BYTES = 1 << 22
 _SAFETENSORS_DTYPES = {"float32": "F32", "int64": "I64", "uint8": "U8", "bool": "BOOL"}
 
 
 class CheckpointError(Exception):
     """A checkpoint could not be written, or what was found cannot be used; the text is for the user."""
+
+
+class ForeignCheckpointError(CheckpointError):
+    """What stands in a checkpoint's place is of another kind, such as a pickle. It was not opened."""
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """What `state.json` says, and the checksums of all files."""
+
+    env_steps: int
+    state: dict[str, Any]
+    replay_lost: Sequence[int]
+    checksums: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -95,6 +113,7 @@ def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None)
     temporary = folder / f"{_TEMPORARY_PREFIX}{target.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        _restore_replaced(folder)
         _delete_leftovers(folder)
         temporary.mkdir()
         _write_files(temporary, checkpoint, env_steps)
@@ -147,8 +166,7 @@ def load_state(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: as for `load`.
     """
-    state: dict[str, Any] = _read_manifest(path)["state"]
-    return state
+    return _read_manifest(path).state
 
 
 def best_return(checkpoints: Path) -> float | None:
@@ -171,13 +189,14 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
 
     Raises:
         CheckpointError: it is missing, incomplete, damaged or of a newer format.
+        ForeignCheckpointError: its tensors are in no safetensors file.
     """
     manifest = _read_manifest(path)
-    has_replay = with_replay and REPLAY_FILE in manifest["sha256"]
+    has_replay = with_replay and REPLAY_FILE in manifest.checksums
     return Checkpoint(
-        model=_read_tensors(path / MODEL_FILE, manifest, device),
-        optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest, device),
-        state=manifest["state"],
+        model=_read_tensors(path / MODEL_FILE, manifest.checksums, device),
+        optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest.checksums, device),
+        state=manifest.state,
         replay=_read_replay(path / REPLAY_FILE, manifest) if has_replay else None,
     )
 
@@ -188,7 +207,7 @@ def saved_env_steps(path: Path) -> int:
     Raises:
         CheckpointError: as for `load`, the tensors not looked at.
     """
-    return int(_read_manifest(path)["env_steps"])
+    return _read_manifest(path).env_steps
 
 
 def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
@@ -199,13 +218,13 @@ def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
     manifest = {
         "format_version": FORMAT_VERSION,
         "env_steps": env_steps,
-        "sha256": sums,
         "state": dict(checkpoint.state),
     }
     if checkpoint.replay is not None:
         sums[REPLAY_FILE] = _write(folder / REPLAY_FILE, _serialize_columns(checkpoint.replay.columns))
         manifest["replay_lost"] = list(checkpoint.replay.count_lost())
-    _write(folder / STATE_FILE, [(json.dumps(manifest, indent=1) + "\n").encode()])
+    sums[STATE_FILE] = _write(folder / STATE_FILE, [(json.dumps(manifest, indent=1) + "\n").encode()])
+    _write(folder / CHECKSUMS_FILE, [f"{checksum}  {name}\n".encode() for name, checksum in sums.items()])
     _sync_folder(folder)
 
 
@@ -258,7 +277,7 @@ def _serialize_columns(columns: Mapping[str, Sequence[npt.NDArray[Any]]]) -> Ite
 
 def _replace(temporary: Path, target: Path) -> None:
     """Gives a complete folder its name; one that had the name before is of the same step and gives way."""
-    replaced = target.parent / f"{_TEMPORARY_PREFIX}replaced_{target.name}"
+    replaced = target.parent / f"{_REPLACED_PREFIX}{target.name}"
     if target.exists():
         os.rename(target, replaced)
     os.rename(temporary, target)
@@ -272,6 +291,14 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _restore_replaced(folder: Path) -> None:
+    """Gives back the name of a checkpoint whose successor a killed run had not named yet."""
+    for path in folder.glob(f"{_REPLACED_PREFIX}*"):
+        target = folder / path.name.removeprefix(_REPLACED_PREFIX)
+        if not target.exists():
+            os.rename(path, target)
 
 
 def _delete_leftovers(folder: Path) -> None:
@@ -294,16 +321,28 @@ def _prune(folder: Path, keep: int, just_saved: int) -> None:
 
 
 def _list(folder: Path) -> list[tuple[int, Path]]:
-    """Returns (environment steps, path) of each checkpoint, oldest first."""
+    """Returns (environment steps, path) of each checkpoint, oldest first.
+
+    One whose successor of the same steps was never named, because the run was killed just then, counts as well.
+    """
     if not folder.is_dir():
         return []
-    matches = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match.group(1)), path) for match, path in matches if match)
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir()):  # those that were replaced come first, and give way
+        match = _NAME.fullmatch(path.name.removeprefix(_REPLACED_PREFIX))
+        if match:
+            found[int(match.group(1))] = path
+    return sorted(found.items())
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _read_manifest(path: Path) -> _Manifest:
+    content = _read(path / STATE_FILE)
+    has_checksums = (path / CHECKSUMS_FILE).exists()  # formats before this one had none
+    checksums = _read_checksums(path) if has_checksums else {}
+    if has_checksums:
+        _verify(path / STATE_FILE, [content], checksums)
     try:
-        manifest = json.loads(_read(path / STATE_FILE))
+        manifest = json.loads(content)
     except ValueError as error:
         raise CheckpointError(f"the checkpoint {path} is damaged: its {STATE_FILE} is not JSON ({error})") from None
     if not isinstance(manifest, dict) or "format_version" not in manifest:
@@ -314,42 +353,70 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"the checkpoint {path} has format version {version}, this asyncrl reads version {FORMAT_VERSION}: "
             "use the asyncrl that wrote it"
         )
-    missing = {"env_steps", "sha256", "state"} - manifest.keys()
+    if not has_checksums:
+        raise CheckpointError(f"the checkpoint {path} is damaged: it has no {CHECKSUMS_FILE}")
+    missing = {"env_steps", "state"} - manifest.keys()
     if missing:
         raise CheckpointError(f"the checkpoint {path} is damaged: {STATE_FILE} lacks {', '.join(sorted(missing))}")
-    return manifest
+    lost = [int(count) for count in manifest.get("replay_lost", [])]
+    return _Manifest(int(manifest["env_steps"]), manifest["state"], lost, checksums)
 
 
-def _read_tensors(path: Path, manifest: Mapping[str, Any], device: str) -> dict[str, torch.Tensor]:
+def _read_checksums(path: Path) -> dict[str, str]:
+    *lines, rest = _read(path / CHECKSUMS_FILE).decode(errors="replace").split("\n")
+    matches = [_CHECKSUM.fullmatch(line) for line in lines]
+    if rest or not all(matches):
+        raise CheckpointError(f"the checkpoint {path} is damaged: its {CHECKSUMS_FILE} holds something else")
+    checksums = {match.group(2): match.group(1) for match in matches if match}
+    missing = [name for name in checksums if not (path / name).exists()]
+    if missing:
+        raise CheckpointError(f"the checkpoint {path} is damaged: it has no {missing[0]}")
+    return checksums
+
+
+def _verify(path: Path, pieces: Iterable[bytes], checksums: Mapping[str, str]) -> None:
+    checksum = hashlib.sha256()
+    for piece in pieces:
+        checksum.update(piece)
+    if checksum.hexdigest() != checksums.get(path.name):
+        raise CheckpointError(
+            f"the checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one that was saved; "
+            "use an older checkpoint"
+        )
+
+
+def _read_tensors(path: Path, checksums: Mapping[str, str], device: str) -> dict[str, torch.Tensor]:
     import safetensors.torch
 
     content = _read(path)
-    _verify(path, manifest, [content])
-    return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
+    _verify(path, [content], checksums)
+    with _refusing_other_files(path):
+        return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
 
 
-def _read_replay(path: Path, manifest: Mapping[str, Any]) -> KeptReplay:
+def _read_replay(path: Path, manifest: _Manifest) -> KeptReplay:
     import safetensors.torch
 
     try:
         with open(path, "rb") as file:
-            _verify(path, manifest, iter(lambda: file.read(_CHUNK_BYTES), b""))
+            _verify(path, iter(lambda: file.read(_CHUNK_BYTES), b""), manifest.checksums)
     except OSError as error:
         raise CheckpointError(f"could not read {path}: {error.strerror}") from error
-    columns = {name: [tensor.numpy()] for name, tensor in safetensors.torch.load_file(path).items()}
-    lost = [int(count) for count in manifest["replay_lost"]]
-    return KeptReplay(columns, lambda: lost)
+    with _refusing_other_files(path):
+        columns = {name: [tensor.numpy()] for name, tensor in safetensors.torch.load_file(path).items()}
+    return KeptReplay(columns, lambda: manifest.replay_lost)
 
 
-def _verify(path: Path, manifest: Mapping[str, Any], pieces: Iterable[bytes]) -> None:
-    checksum = hashlib.sha256()
-    for piece in pieces:
-        checksum.update(piece)
-    if checksum.hexdigest() != manifest["sha256"].get(path.name):
-        raise CheckpointError(
-            f"the checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one in {STATE_FILE}; "
-            "use an older checkpoint"
-        )
+@contextlib.contextmanager
+def _refusing_other_files(path: Path) -> Iterator[None]:
+    import safetensors
+
+    try:
+        yield
+    except safetensors.SafetensorError as error:
+        raise ForeignCheckpointError(
+            f"{path} is no safetensors file ({error}), so asyncrl has not written it, and opens no other kind"
+        ) from None
 
 
 def _read(path: Path) -> bytes:

@@ -29,6 +29,7 @@ from typing import Any
 
 _EXIT_S, _STACK_S, _KILLED_S = 2.0, 0.5, 5.0
 _UNKNOWN_EXIT = 255  # what multiprocessing gives for a child whose fork server is gone
+EXIT_FAILED_TOO_OFTEN = 3  # processes or environments, as often as the settings allow
 _PRELOADED = ("torch", "gymnasium", "asyncrl.runner")
 
 log = logging.getLogger(__name__)

@@ -9,13 +9,13 @@ import pytest
 
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.making import make_env
-from asyncrl.envs.pooled import make_pool
+from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.probe import probe
 
 
 def refusal(env_id: str, **env_kwargs: object) -> str:
     with pytest.raises(UsageError) as caught:
-        make_pool(env_id, env_kwargs, num_envs=2, seed=0)
+        PooledVectorEnv(env_id, env_kwargs, num_envs=2)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -33,9 +33,9 @@ def test_an_unknown_id_or_argument_is_named() -> None:
 
 def test_a_pooled_environment_plays_the_episodes_of_a_pool_with_its_seed() -> None:
     pytest.importorskip("envpool")
-    pool, env = make_pool("CartPole-v1", {}, num_envs=1, seed=5), make_env("CartPole-v1", backend="envpool")
+    pool, env = PooledVectorEnv("CartPole-v1", {}, num_envs=1), make_env("CartPole-v1", backend="envpool")
     env.reset(seed=9)
-    expected, observation = pool.reset()[0], env.reset(seed=5)[0]
+    expected, observation = pool.reset(seed=5)[0], env.reset(seed=5)[0]
     num_ends = 0
     for action in np.random.default_rng(0).integers(0, 2, 60):
         np.testing.assert_array_equal(observation, expected[0])

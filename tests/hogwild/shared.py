@@ -35,16 +35,16 @@ def step_times(arena: Arena, owner: int, numbers: list[int], learning_rate: floa
     value = torch.from_numpy(shared.value)
     for number in numbers:
         gradient.copy_(gradient_of(value, number))
-        stepper.step(learning_rate)
+        stepper.step(learning_rate, torch.zeros(()))
 
 
 def stop_in_the_middle_of_a_step(arena: Arena, owner: int) -> None:
     """Body of a process that takes one step, and stands still when it has counted it and moved half of the tensor."""
 
     class StoppingAdam(SharedAdam):
-        def _update(self, learning_rate: float) -> None:
+        def _update(self, learning_rate: float | torch.Tensor, found_inf: torch.Tensor) -> None:
             before = self.parameters[0].clone()
-            super()._update(learning_rate)
+            super()._update(learning_rate, found_inf)
             half = len(before) // 2
             after = self.parameters[0][half:].clone()
             self.parameters[0][half:] = before[half:]
@@ -53,7 +53,7 @@ def stop_in_the_middle_of_a_step(arena: Arena, owner: int) -> None:
 
     shared = SharedTensor(arena, "model")
     gradient = gradient_of(torch.from_numpy(shared.value), 0)
-    StoppingAdam([shared], [gradient], TrainConfig(), owner).step(0.01)
+    StoppingAdam([shared], [gradient], TrainConfig(), owner).step(0.01, torch.zeros(()))
 
 
 def observe_times(arena: Arena, owner: int, num_batches: int) -> None:

@@ -76,7 +76,7 @@ def test_who_follows_a_dead_worker_counts_on_and_finds_its_half_written_gradient
     other = own.free_place(1)
     assert other is not None
     own.write(other, np.full(3, 5.0, np.float32), 8)
-    optimizer.step(0.1)
+    optimizer.step(0.1, torch.zeros(()))
     taken = own.take(1)
     assert taken is not None
     assert own.values[taken][:, 0].tolist() == [5.0], "its turn comes after those who have handed over fewer"

@@ -123,7 +123,7 @@ def test_the_bias_correction_follows_the_steps_of_all() -> None:
     shared.steps[RUN] = 999  # of others, and of the run before
     adam = make_shared_optimizer([shared], [gradient], TrainConfig(), owner=1)
     assert isinstance(adam, SharedAdam)
-    adam.step(RATE)
+    adam.step(RATE, torch.zeros(()))
     # Moments of 0 after 999 steps are believed: 0.1 of the gradient against the root of 0.001 of its square.
     expected = -RATE * 0.1 / (np.sqrt(0.001 / (1 - 0.999**1000)) + TrainConfig().adam_eps)
     np.testing.assert_allclose(shared.value, expected, rtol=1e-4)

@@ -16,6 +16,9 @@ from asyncrl.learner.statistics import RunningMoments
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
 
+TAKEN = torch.zeros(())
+"""What a step is given as `found_inf`, so that it is taken."""
+
 
 def test_moments_of_processes_at_work_are_those_of_all_their_batches(context: BaseContext) -> None:
     arena = shared_arena(3)
@@ -86,7 +89,7 @@ def test_shared_storage_is_the_shared_memory_and_a_private_one_a_copy_until_it_i
     assert direct.tolist() == copy.tolist() == [1.0, 2.0, 3.0]
     gradient = torch.ones(3)
     optimizer = private.optimizer(["model"], [copy], [gradient], TrainConfig())
-    optimizer.step(0.5)
+    optimizer.step(0.5, TAKEN)
     np.testing.assert_allclose(direct.numpy(), [0.5, 1.5, 2.5], atol=1e-4)
     assert copy.tolist() == [1.0, 2.0, 3.0]
     private.pull()
@@ -102,15 +105,15 @@ def test_a_copy_that_follows_is_where_the_shared_values_are_after_each_step_of_i
     gradient = torch.ones(3)
     mine = following.optimizer(["model"], [copy], [gradient], TrainConfig())
     others = other.optimizer(["model"], [direct], [gradient], TrainConfig())
-    mine.step(0.5)
+    mine.step(0.5, TAKEN)
     assert torch.equal(copy, direct)
-    others.step(0.5)
+    others.step(0.5, TAKEN)
     assert not torch.equal(copy, direct)
     following.pull()
     assert torch.equal(copy, direct)
-    others.step(0.5)
+    others.step(0.5, TAKEN)
     before = direct.clone()
-    mine.step(0.0)
+    mine.step(0.0, TAKEN)
     assert torch.equal(copy, before)  # it takes in what others have done, and undoes nothing of it
     assert torch.equal(direct, before)
     arena.close()

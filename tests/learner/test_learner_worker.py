@@ -59,7 +59,7 @@ class Fakes:
         """Of the exchange: nothing is granted here."""
 
     # the learner
-    block_size = 4
+    block_size, skipped_steps = 4, 0
 
     @property
     def policy_version(self) -> int:

@@ -25,6 +25,7 @@ from asyncrl.learner.transitions import Transitions
 from asyncrl.models.distributions import SquashedGaussian
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor
+from asyncrl.runtime.processes import RunFailed
 
 BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(4, 0), None)
@@ -301,12 +302,33 @@ def test_seeds_decide_weights_and_noise() -> None:
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 @pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])
 @pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
-def test_what_is_not_finite_is_refused(field: str, bad: float, precision: str) -> None:
+def test_steps_along_what_is_not_finite_are_left_out(field: str, bad: float, precision: str) -> None:
     learner = make(BOX, precision=precision, nonlinearity="relu", encoder_mlp_layers=[64, 64, 64])
     batches = draw(BOX, 3)
     getattr(batches[1], field)[2] = bad
-    with pytest.raises(FloatingPointError, match="not finite by update 3"):
-        learner.train(batches)
+    before = learner.state_dict()
+    assert learner.train([batches[1]]) is None
+    after = learner.state_dict()
+    # The policy's step needs nothing but observations.
+    skipped = ("critic", "target_critic", *(("actor", "log_ent_coef") if field == "obs" else ()))
+    num_skipped = 2 if field == "obs" else 1
+    assert learner.skipped_steps == num_skipped
+    for name, tensor in before.optimizer.items():
+        if name.startswith(skipped):
+            assert torch.equal(tensor, after.optimizer[name]), name
+    assert torch.isfinite(learner.publication()).all()
+
+    metrics = learner.train(batches)
+    assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
+    assert learner.skipped_steps == 2 * num_skipped
+    assert int(learner.state_dict().optimizer["critic.step.0"]) == 2
+    assert all(torch.isfinite(tensor).all() for tensor in learner.state_dict().optimizer.values())
+
+    learner.train([batches[1]] * 9)
+    with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
+        learner.train([batches[1]])
+    assert f"{field}: " in caught.value.details
+    assert " are not finite" in caught.value.details
 
 
 @SPECS

@@ -20,7 +20,7 @@ from asyncrl.monitoring.reports import SacMetrics
 class Fakes:
     """A trainer over fakes of all but the replay, which write down what is done to them."""
 
-    block_size, policy_version, due, achieved_ratio = 4, 0, 0, 0.5
+    block_size, policy_version, due, achieved_ratio, skipped_steps = 4, 0, 0, 0.5, 0
 
     def __init__(self, **settings: Any) -> None:
         self.log: list[Any] = []

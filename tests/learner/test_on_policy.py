@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -22,6 +24,7 @@ from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, read_block
+from asyncrl.runtime.processes import RunFailed
 
 BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(3, 0), None)
@@ -466,7 +469,35 @@ def test_weights_that_are_not_numbers_are_never_published() -> None:
     learner, actor = make(BOX)
     dataset = actor.collect(actor.receive(learner))
     dataset.reward[dataset.valid] = float("inf")
-    published: list[int] = []
-    with pytest.raises(FloatingPointError, match="not finite by optimizer step 2"):
-        learner.train(dataset, 0, lambda: published.append(1))
-    assert published == []
+    before = learner.state_dict()
+    published: list[torch.Tensor] = []
+    # Two passes of two minibatches, whose steps are left out: nothing but the count of steps is another than it was.
+    for num_skipped in (4, 8):
+        assert learner.train(dataset, 0, lambda: published.append(learner.publication())) is None
+        assert learner.skipped_steps == num_skipped
+    after = learner.state_dict()
+    for name, _ in learner.model.named_parameters():
+        # The first units of returns have a deviation of the square root of 1 + 1e-5, which the critic's head follows.
+        torch.testing.assert_close(before.model[name], after.model[name])
+    for name in ("exp_avg", "exp_avg_sq", "step", "return_mean", "return_variance"):
+        assert torch.equal(before.optimizer[name], after.optimizer[name]), name
+    assert all(torch.isfinite(block).all() for block in published)
+    with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
+        learner.train(dataset, 0, lambda: None)
+    assert caught.value.is_final
+    assert "value_loss inf" in caught.value.details or "value_loss nan" in caught.value.details
+    assert "normalized_return: none is finite" in caught.value.details
+    assert re.search(r"^obs: -?\d.* to ", caught.value.details, re.MULTILINE)
+
+
+def test_one_bad_minibatch_costs_its_own_step_only() -> None:
+    learner, actor = make(BOX, num_epochs=1, shuffle_minibatches=False)
+    dataset = actor.collect(actor.receive(learner))
+    dataset.log_prob[0, 0] = float("nan")
+    before = learner.state_dict()
+    metrics = learner.train(dataset, 0, lambda: None)
+    after = learner.state_dict()
+    assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
+    assert learner.skipped_steps == 1
+    assert int(after.optimizer["step"]) == int(before.optimizer["step"]) + 1
+    assert not torch.equal(before.optimizer["exp_avg"], after.optimizer["exp_avg"])

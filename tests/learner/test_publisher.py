@@ -8,6 +8,7 @@ import pytest
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.runtime.processes import RunFailed
 
 
 @pytest.mark.parametrize(
@@ -22,3 +23,11 @@ def test_published_weights_are_late_by_the_forced_lag(forced_lag: int, seen: lis
         publisher.publish(block, version, 10 * version)
         assert channel.read(out, publication - 1) == (publication, expected, 10 * expected)
         assert out.tolist() == [100.0 + expected] * 3
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_never_published(bad: float) -> None:
+    channel = WeightsChannel(Arena.create(weights_specs(3)))
+    with pytest.raises(RunFailed, match="policy version 7 are not finite"):
+        WeightsPublisher(channel, 0).publish(np.array([1.0, bad, 2.0], np.float32), 7, 0)
+    assert channel.num_publications == 0

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from small_runs import BOX, CHOICE, FakeActions, ScriptedEnv, planned, small_arena
 
+from asyncrl.algorithms.gae import gae
+from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import EnvGroup, EnvironmentCallFailed, StepRows
+from asyncrl.rollout.env_group import EnvGroup, StepRows
+from asyncrl.rollout.failures import (
+    EnvironmentCallFailed,
+    EnvironmentsKeepFailing,
+    FailureLog,
+    NotFinite,
+    Renewal,
+    WrongObservation,
+)
 from asyncrl.rollout.split import Split
 
 GO, TERMINATED, TRUNCATED, BOTH = (False, False), (True, False), (False, True), (True, True)
@@ -27,12 +40,33 @@ def script(*ends: tuple[bool, bool]) -> list[Any]:
 class Filled:
     """Slots 0, 1, ... of `rollout` rows, filled one after the other by one split of these environments."""
 
-    def __init__(self, envs: list[ScriptedEnv], rollout: int, num_filled: int = 1, spec: EnvSpec = BOX) -> None:
+    def __init__(
+        self,
+        envs: list[ScriptedEnv],
+        rollout: int,
+        num_filled: int = 1,
+        spec: EnvSpec = BOX,
+        renewed: list[Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """Environments that fail are replaced by those of `renewed`, where that is given."""
         plan = planned(
             rollout=rollout, batch_size=4 * rollout * len(envs), num_workers=1, num_envs_per_worker=len(envs)
         )
-        _, self.slots = small_arena(plan, spec)
-        self.group = EnvGroup(envs, range(50, 50 + len(envs)), first_env_idx=40, spec=spec, squash=False)
+        arena, self.slots = small_arena(plan, spec)
+        self.control = RunControl(arena, plan.num_workers)
+        self.now = 0.0
+        log = FailureLog(3, TrainConfig(**settings), self.control, clock=lambda: self.now)
+
+        def make() -> ScriptedEnv:
+            assert renewed is not None
+            return renewed.pop(0)
+
+        def seed(env_idx: int, steps: int) -> int:
+            return 1000 * env_idx + steps
+
+        renewal = None if renewed is None else Renewal(log, make, seed)
+        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, squash=False, renewal=renewal)
         self.split = Split(0, self.group, self.slots, FakeActions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_filled)]
 
@@ -184,16 +218,39 @@ def test_an_exception_names_the_environment_and_its_step() -> None:
     assert (caught.value.env_idx, caught.value.step) == (41, 2)
 
 
-def test_an_observation_of_another_size_is_refused_where_it_came_from() -> None:
-    with pytest.raises(EnvironmentCallFailed, match="environment 40 failed in reset at its step 0") as caught:
-        Filled([ScriptedEnv([], size=3)], rollout=2)
-    assert str(caught.value.__cause__) == "observation has 3 elements, its space says 2"
-
-    shrinking = ScriptedEnv(script(GO, GO))
-    run = Filled([shrinking], rollout=2, num_filled=0)
-    shrinking.obs = np.zeros(1)  # NumPy would spread one number over the whole row
-    with pytest.raises(EnvironmentCallFailed, match="failed in step at its step 0"):
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (np.zeros(3), "shape (3,) and dtype float64"),
+        (np.zeros(1), "shape (1,) and dtype float64"),  # NumPy would spread one number over the whole row
+        (np.zeros((1, 2)), "shape (1, 2) and dtype float64"),  # and take this one as it is
+        (np.zeros(2, complex), "shape (2,) and dtype complex128"),
+        (np.array(["a", "b"]), "shape (2,) and dtype <U1"),
+        ([[0.0], [1.0, 2.0]], "a list that is no array"),
+    ],
+)
+@pytest.mark.parametrize("tolerates_failures", [False, True])
+def test_an_observation_of_another_kind_is_refused_where_it_came_from(
+    wrong: Any, found: str, tolerates_failures: bool
+) -> None:
+    env = ScriptedEnv(script(TERMINATED, GO, GO))
+    run = Filled([env], rollout=3, num_filled=0, renewed=[] if tolerates_failures else None)
+    run.control.note_episode()
+    env.wrong = wrong
+    with pytest.raises(WrongObservation) as caught:
         run.fill(0)
+    assert "environment 40 returned an observation of another kind from reset at its step 1" in str(caught.value)
+    assert found in str(caught.value)
+    if found.startswith("shape"):
+        assert "promises shape (2,) and dtype float64" in str(caught.value)
+
+
+def test_an_observation_of_another_dtype_is_converted_and_said_once() -> None:
+    env = ScriptedEnv(script(GO, GO, TERMINATED, GO), dtype="int16")
+    run = Filled([env], rollout=4, renewed=[])
+    assert run.obs(0) == [-1.0, 1.0, 2.0, -2.0, 4.0]
+    (warning,) = run.group.take_failures().warnings
+    assert "environment 40 gives observations of int16, its observation_space says float64" in warning
 
 
 def test_the_last_row_of_a_slot_is_the_first_of_the_next() -> None:
@@ -243,3 +300,192 @@ def test_gymnasiums_time_limit_truncates_where_it_would(rollout: int) -> None:
             assert truncated[row, 0] == expected_truncated == (length == limit)
         last = obs[-1]
     assert {episode.length for episode in group.take_episodes()} == {limit}
+
+
+BROKEN = RuntimeError("a joint has come off")
+
+
+def test_an_environment_that_fails_is_made_anew_and_nothing_of_its_episode_in_the_slot_is_trained_on() -> None:
+    first = ScriptedEnv([*script(TERMINATED, GO, GO), BROKEN])
+    other = ScriptedEnv(script(GO, GO, GO, GO, GO))
+    run = Filled([first, other], rollout=5, renewed=[ScriptedEnv([(9.0, 90.0, *GO)] * 3)])
+    # The step from row 3 failed. Row 0 is of an episode that had ended; rows 1 and 2 are taken back.
+    assert run.column("valid") == [True, False, False, False, True]
+    assert run.column("terminated") == [True, False, False, False, False]
+    assert run.column("truncated") == [False, False, True, False, False]
+    assert run.column("reward") == [10.0, 20.0, 30.0, 0.0, 90.0]
+    assert run.obs(0) == [-1.0, -2.0, 2.0, 3.0, -1.0, 9.0]
+    assert run.column("valid", env=1) == [True] * 5
+    assert run.num_steps == [9]
+    assert first.is_closed
+    failures = run.group.take_failures()
+    assert (failures.num_failures, failures.num_not_finite, failures.num_dropped) == (1, 0, 2)
+    (warning,) = failures.warnings
+    assert "rollout worker 3: environment 40 failed in step at its step 3" in warning
+    assert "RuntimeError: a joint has come off" in warning
+    assert "small_runs.py" in warning
+    assert f"{os.sep}asyncrl{os.sep}rollout" not in warning
+    assert run.group.take_episodes() == (EpisodeRecord(10.0, 1),)
+
+
+def test_no_advantage_goes_across_a_failure() -> None:
+    first = ScriptedEnv([*script(GO, TERMINATED, GO), BROKEN])
+    run = Filled([first], rollout=6, renewed=[ScriptedEnv([(9.0, 1e6, *GO)] * 9)])
+    run.slots.value[0] = np.arange(7.0)[:, np.newaxis]
+    slots = run.slots
+    fields = (slots.reward, slots.value, slots.terminated, slots.truncated, slots.valid)
+    advantages, _ = gae(*(torch.from_numpy(field[0].copy()) for field in fields), gamma=0.5, gae_lambda=1.0)
+    assert advantages[:2, 0].tolist() == [10.0 + 0.5 * 20.0 - 0.0, 20.0 - 1.0]
+    assert advantages[2:4, 0].abs().max() < 100.0  # not trained on, and free of the million that came after
+
+
+def test_rows_of_slots_that_were_handed_over_stay() -> None:
+    renewed = [ScriptedEnv([(9.0, 1.0, *GO)] * 3)]
+    run = Filled([ScriptedEnv([*script(GO, GO, GO), BROKEN])], rollout=3, num_filled=0, renewed=renewed)
+    run.control.note_episode()
+    run.fill(0)
+    run.fill(1)
+    assert run.column("valid", slot=0) == [True, True, True]
+    assert run.column("truncated", slot=0) == [False, False, False]
+    assert run.obs(0) == [-1.0, 1.0, 2.0, 3.0]
+    assert run.column("valid", slot=1) == [False, True, True]
+    assert run.obs(1) == [3.0, -1.0, 9.0, 9.0]
+
+
+def test_seeds_of_environments_made_anew_follow_from_environment_and_steps() -> None:
+    renewed = [ScriptedEnv([BROKEN]), ScriptedEnv([(1.0, 1.0, *GO)] * 3)]
+    run = Filled([ScriptedEnv([*script(TERMINATED, GO), BROKEN])], rollout=5, renewed=list(renewed))
+    assert [env.seeds for env in renewed] == [[40_003], [40_004]]
+    assert run.num_steps == [3]
+
+
+def test_a_failure_before_the_first_finished_episode_ends_the_run() -> None:
+    with pytest.raises(EnvironmentCallFailed, match="environment 40 failed in step at its step 1") as caught:
+        Filled([ScriptedEnv([*script(GO), BROKEN])], rollout=3, renewed=[ScriptedEnv([])])
+    assert caught.value.__cause__ is BROKEN
+
+
+class CannotReset(ScriptedEnv):
+    def reset(self, **_: Any) -> Any:
+        raise KeyError("simulator")
+
+
+class CannotBeMade:
+    def pop(self, _: int) -> Any:
+        raise KeyError("simulator")
+
+
+@pytest.mark.parametrize("fails_in", ["reset", "being made anew"])
+def test_what_fails_again_is_tried_again_until_the_failures_are_too_many(fails_in: str) -> None:
+    renewed: Any = CannotBeMade() if fails_in == "being made anew" else [CannotReset([]) for _ in range(9)]
+    with pytest.raises(EnvironmentsKeepFailing) as caught:
+        Filled([ScriptedEnv([*script(TERMINATED), BROKEN])], rollout=3, renewed=renewed, max_env_failures=3)
+    expected = "environments of rollout worker 3 failed 4 times within 600 s, --max_env_failures=3 allows 3"
+    assert expected in str(caught.value)
+    assert f"failed in {fails_in}" in str(caught.value)
+    first, last = caught.value.tracebacks.split("the last failure: ")
+    assert "a joint has come off" in first
+    assert "KeyError: 'simulator'" in last
+
+
+def test_failures_that_are_long_past_do_not_count() -> None:
+    renewed = [ScriptedEnv([BROKEN]) for _ in range(9)]
+    first = ScriptedEnv([*script(TERMINATED), BROKEN])
+    run = Filled([first], rollout=1, renewed=renewed, max_env_failures=1, restart_window_s=10.0)
+    for slot in range(1, 4):
+        run.fill(slot)
+        run.now += 10.5
+    assert run.group.take_failures().num_failures == 3
+    run.slots.free(0)
+    run.fill(0)
+    run.now += 9.5
+    with pytest.raises(EnvironmentsKeepFailing):
+        run.fill(4)
+
+
+def test_a_reset_that_fails_costs_no_sample() -> None:
+    class FailsToReset(ScriptedEnv):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if self.seeds:
+                raise BROKEN
+            return super().reset(seed=seed)
+
+    run = Filled([FailsToReset(script(GO, TERMINATED))], rollout=3, renewed=[ScriptedEnv([(9.0, 1.0, *GO)])])
+    assert run.column("valid") == [True] * 3
+    assert run.obs(0) == [-1.0, 1.0, -1.0, 9.0]
+    failures = run.group.take_failures()
+    assert (failures.num_failures, failures.num_dropped) == (1, 0)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("bad", "what"),
+    [
+        ((7.0, NAN, *GO), "reward that is not finite at its step 2: nan"),
+        ((7.0, -INF, *GO), "reward that is not finite at its step 2: -inf"),
+        ((7.0, 1e39, *GO), "reward that is not finite at its step 2: inf"),  # in the float32 of the slots
+        ((7.0, NAN, *TERMINATED), "reward that is not finite at its step 2: nan"),
+        ((7.0, NAN, *TRUNCATED), "reward that is not finite at its step 2: nan"),
+        ((NAN, 1.0, *GO), "observation that is not finite at its step 2: element 0 is nan"),
+        ((INF, 1.0, *TRUNCATED), "observation that is not finite at its step 2: element 0 is inf"),
+    ],
+)
+def test_a_step_that_is_not_finite_is_left_out_and_its_environment_reset(bad: Any, what: str) -> None:
+    env = ScriptedEnv([*script(GO, GO), bad, *script(GO, TERMINATED)])
+    run = Filled([env, ScriptedEnv([(1.0, 1.0, *GO)] * 5)], rollout=5, renewed=[])
+    assert run.column("valid") == [True, True, False, True, True]
+    assert run.column("truncated") == [False, True, False, False, False]
+    assert run.column("terminated") == [False, False, False, False, True]
+    assert run.column("reward") == [10.0, 20.0, 0.0, 10.0, 20.0]
+    assert run.obs(0) == [-1.0, 1.0, 2.0, -2.0, 1.0, -3.0]
+    assert run.column("valid", env=1) == [True] * 5
+    assert run.num_steps == [9]
+    assert run.group.take_episodes() == (EpisodeRecord(30.0, 2),)
+    failures = run.group.take_failures()
+    assert (failures.num_failures, failures.num_not_finite, failures.num_dropped) == (0, 1, 1)
+    assert f"environment 40 gave a {what}" in failures.warnings[0]
+
+
+def test_large_numbers_that_are_finite_stay() -> None:
+    run = Filled([ScriptedEnv([(1e30, 1e30, *GO)] * 3)], rollout=3, renewed=[])
+    assert run.column("valid") == [True] * 3
+
+
+def test_a_terminal_observation_that_is_not_finite_is_not_stored_and_costs_no_sample() -> None:
+    run = Filled([ScriptedEnv([*script(GO), (NAN, 5.0, *TERMINATED), *script(GO)])], rollout=3, renewed=[])
+    assert run.column("valid") == [True] * 3
+    assert run.obs(0) == [-1.0, 1.0, -2.0, 1.0]
+
+
+def test_what_is_not_finite_ends_the_run_if_the_user_wants_that() -> None:
+    env = ScriptedEnv([*script(TERMINATED, GO), (1.0, NAN, *GO)])
+    with pytest.raises(NotFinite, match="environment 40 gave a reward that is not finite at its step 2: nan"):
+        Filled([env], rollout=5, renewed=[], nan_policy="fail")
+
+
+def test_a_first_observation_that_is_not_finite_is_a_failure() -> None:
+    class ResetsToNan(ScriptedEnv):
+        def reset(self, **_: Any) -> Any:
+            return np.array([0.0, NAN]), {}
+
+    renewed = [ResetsToNan([]), ScriptedEnv([(9.0, 1.0, *GO)])]
+    run = Filled([ScriptedEnv([*script(TERMINATED), BROKEN])], rollout=3, renewed=renewed)
+    assert run.obs(0) == [-1.0, -2.0, -1.0, 9.0]
+    failures = run.group.take_failures()
+    assert failures.num_failures == 2
+    assert "gave a first observation that is not finite at its step 1: element 1 is nan" in failures.warnings[1]
+
+
+def test_an_environment_that_gives_nothing_that_is_finite_has_failed() -> None:
+    renewed = [ScriptedEnv([(NAN, 1.0, *GO)] * 99) for _ in range(3)]
+    env = ScriptedEnv([*script(TERMINATED), *[(NAN, 1.0, *GO)] * 99])
+    with pytest.raises(EnvironmentsKeepFailing, match="failed 3 times"):
+        Filled([env], rollout=99, renewed=renewed, max_env_failures=2)
+    # One that gives something now and then has not, however short its episodes are.
+    now_and_then = ScriptedEnv([(1.0, 1.0, *TERMINATED), (NAN, 1.0, *GO)] * 49)
+    run = Filled([now_and_then], rollout=98, renewed=[])
+    failures = run.group.take_failures()
+    assert (failures.num_failures, failures.num_not_finite, len(failures.warnings)) == (0, 49, 1)
+    assert run.num_steps == [49]

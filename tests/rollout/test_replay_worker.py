@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pytest
 from small_runs import BOX, CountingWaker, ScriptedEnv, planned
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.monitoring.phases import Phase
 from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.failures import FailureLog, Renewal
 from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
 from asyncrl.rollout.worker import WAIT_S
 
@@ -45,7 +51,7 @@ class MailedActions:
 class Worker:
     """Worker 0 of 1 with two splits of one environment each, and all that it talks to."""
 
-    def __init__(self, steps: list[tuple[float, float, bool, bool]], at_once: bool = True) -> None:
+    def __init__(self, steps: list[tuple[float, float, bool, bool] | Exception], at_once: bool = True) -> None:
         plan = planned(
             algo="sac",
             num_workers=1,
@@ -59,11 +65,13 @@ class Worker:
         self.stripes, self.limits = ReplayStripes(self.arena), ReplayLimits(self.arena)
         self.actions = MailedActions(self.stripes, at_once)
         self.envs = [ScriptedEnv(steps) for _ in range(2)]
+        self.learner, self.control = CountingWaker(), RunControl(self.arena, 1)
+        failures = FailureLog(0, TrainConfig(), self.control)
+        renewal = Renewal(failures, lambda: ScriptedEnv([(9.0, 9.0, False, False)] * 9), lambda env_idx, steps: steps)
         splits = [
-            ReplaySplit(split, EnvGroup([env], [0], split, BOX, True), self.stripes, self.actions)
+            ReplaySplit(split, EnvGroup([env], [0], split, BOX, True, renewal), self.stripes, self.actions)
             for split, env in enumerate(self.envs)
         ]
-        self.learner, self.control = CountingWaker(), RunControl(self.arena, 1)
         self.worker = ReplayWorker(0, splits, self.stripes, self.limits, self.learner, self.control)
 
     def rows(self) -> list[int]:
@@ -133,3 +141,42 @@ def test_a_restored_stripe_goes_on_in_the_row_after_its_last() -> None:
     assert other.actions.asked == [(0, 2)]
     assert other.stripes.obs[0, :4, 0, 0].tolist() == [-1.0, 1.0, -2.0, 7.0]
     assert other.stripes.valid[0, :3, 0].tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("broken"), (float("nan"), 1.0, False, False)])
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_no_transition_starts_from_a_step_that_failed_or_leads_across_it(failure: Any, n_step: int) -> None:
+    run = Worker([(1.0, 1.0, True, False), (2.0, 1.0, False, False), (3.0, 1.0, False, False), failure] * 2)
+    run.limits.set(None, ENDLESS)
+    for _ in range(7):
+        assert run.worker.poll() == 0.0
+    stripes = run.stripes
+    # Row 3 holds what was seen last before the failure, row 4 what the environment began anew with.
+    begun = -1.0 if isinstance(failure, Exception) else -3.0
+    assert stripes.obs[0, 1:5, 0, 0].tolist() == [-2.0, 2.0, 3.0, begun]
+    assert stripes.valid[0, :5, 0].tolist() == [True, True, True, False, True]
+    assert stripes.truncated[0, :5, 0].tolist() == [False, False, True, False, False]
+    assert stripes.terminated[0, :5, 0].tolist()[:4] == [True, False, False, False]
+    assert stripes.total_env_steps() == 12
+    sampler = ReplaySampler(stripes, n_step, gamma=0.5, reward_scale=1.0, reward_clip=None, seed=0)
+    (batch,) = sampler.sample(1, 500)
+    starts, ends = batch.obs[:, 0], batch.next_obs[:, 0]
+    assert not (starts == 3.0).any()
+    from_last, from_first = starts == 2.0, starts == -2.0
+    assert from_last.any() and from_first.any()
+    assert (ends[from_last] == 3.0).all() and (batch.discount[from_last] == 0.5).all()
+    if n_step == 3:
+        assert (ends[from_first] == 3.0).all() and (batch.discount[from_first] == 0.25).all()
+        assert (batch.reward[from_first] == 1.5).all()
+
+
+def test_a_step_that_failed_first_in_its_episode_leaves_the_end_before_it_as_it_is() -> None:
+    run = Worker([(1.0, 1.0, True, False), RuntimeError("broken")])
+    run.limits.set(None, ENDLESS)
+    for _ in range(3):
+        run.worker.poll()
+    assert run.stripes.terminated[0, :3, 0].tolist() == [True, False, False]
+    assert run.stripes.truncated[0, :3, 0].tolist() == [False, False, False]
+    assert run.stripes.valid[0, :3, 0].tolist() == [True, False, True]
+    report = run.worker.report()
+    assert (report.failures.num_failures, len(report.failures.warnings)) == (2, 2)  # one of each split, told once

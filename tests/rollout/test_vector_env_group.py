@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import concatenate, create_empty_array
 from probe_envs import Sentinel
+from small_runs import planned, small_arena
 
+from asyncrl.buffers.control import RunControl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.making import make_run_vector_env, why_not_vectorized
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
-from asyncrl.rollout.env_group import EnvironmentCallFailed, StepRows
+from asyncrl.rollout.env_group import StepRows
+from asyncrl.rollout.failures import FailureLog, Renewal, WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
 NUM_ENVS, ROLLOUT = 3, 60
@@ -27,11 +32,27 @@ NUM_ENVS, ROLLOUT = 3, 60
 class Filled:
     """Slots of CartPole filled one after the other by a policy that pushes at random."""
 
-    def __init__(self, num_slots: int, max_episode_steps: int, backend: str) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        max_episode_steps: int,
+        fail: Callable[[CartPoleVectorEnv], None] | None = None,
+        backend: str = "gym_vector",
+    ) -> None:
+        """`fail` is called with the environment before row 30 of each slot; it is made anew when it fails."""
         kwargs = {"max_episode_steps": max_episode_steps}
         config = TrainConfig(env="CartPole-v1", env_kwargs=kwargs, env_backend=backend)
         spec = probe("CartPole-v1", env_backend=backend)
-        self.group = VectorEnvGroup(*make_run_vector_env(config, NUM_ENVS, 7), 0, spec, False)
+        self.made = []
+
+        def make() -> VectorEnv[Any, Any, Any]:
+            self.made.append(make_run_vector_env(config, NUM_ENVS))
+            return self.made[-1]
+
+        plan = planned(num_workers=1, num_envs_per_worker=NUM_ENVS)
+        self.control = RunControl(small_arena(plan)[0], 1)
+        renewal = Renewal(FailureLog(0, TrainConfig(), self.control), make, lambda env_idx, steps: steps)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, False, renewal)
         shape = (num_slots, ROLLOUT, NUM_ENVS)
         self.obs = np.full((num_slots, ROLLOUT + 1, NUM_ENVS, 4), np.nan, np.float32)
         self.action = np.random.default_rng(0).integers(0, 2, shape)
@@ -43,6 +64,8 @@ class Filled:
         for slot in range(num_slots):
             self.group.start_slot(last, self.obs[slot, 0])
             for row in range(ROLLOUT):
+                if fail is not None and row == 30:
+                    fail(self.made[-1])
                 fields = (field[slot, row] for field in (self.reward, self.terminated, self.truncated, self.valid))
                 self.num_steps += self.group.step(self.action[slot, row], StepRows(*fields, self.obs[slot, row + 1]))
             last = self.obs[slot, -1]
@@ -275,6 +298,84 @@ def test_episodes_are_those_of_the_environments_lost_steps_included(
     np.testing.assert_allclose([episode.episode_return for episode in episodes], [total for total, _ in expected])
 
 
+class Renewed:
+    """A group whose environments are made anew when they fail, and what they were stepped with."""
+
+    def __init__(self, mode: AutoresetMode) -> None:
+        self.made: list[VectorEnv[Any, Any, Any]] = []
+
+        def make() -> VectorEnv[Any, Any, Any]:
+            self.made.append(sentinels(mode, False, False))
+            return self.made[-1]
+
+        control = RunControl(small_arena(planned(num_workers=1, num_envs_per_worker=NUM_SENTINELS))[0], 1)
+        control.note_episode()
+        renewal = Renewal(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
+        spec = read_spec(NumberedSentinel(0), "Sentinels")
+        self.group = VectorEnvGroup(make(), 7, 0, spec, False, renewal)
+        self.obs = np.empty((NUM_SENTINELS, 3), np.float32)
+        self.group.reset(self.obs)
+        self.num_rows = np.zeros(NUM_SENTINELS, int)  # valid ones of each one's episode
+
+    def step(self) -> StepRows:
+        fields = [np.ones(NUM_SENTINELS, dtype) for dtype in (np.float32, bool, bool, bool)]
+        rows = StepRows(*fields, self.obs)
+        self.group.step(np.zeros((NUM_SENTINELS, 2), np.float32), rows)
+        if not self.group.lost:
+            self.num_rows += rows.valid
+            self.num_rows[rows.terminated | rows.truncated] = 0
+        return rows
+
+
+def fail(*_: object, **__: object) -> Any:
+    raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_a_failure_takes_back_the_rows_of_the_episodes_that_were_begun(mode: AutoresetMode) -> None:
+    for num_steps in range(12):
+        run = Renewed(mode)
+        for _ in range(num_steps):
+            run.step()
+        run.made[-1].step = fail  # type: ignore[method-assign]
+        rows = run.step()
+        assert not (rows.valid | rows.terminated | rows.truncated).any()
+        assert [lost.episode_steps for lost in run.group.take_lost()] == run.num_rows.tolist()
+        np.testing.assert_array_equal(run.obs, [[env, 0, 0] for env in range(NUM_SENTINELS)])
+        assert run.step().valid.all(), "nothing waits for a reset"
+
+
+def test_a_reset_that_fails_loses_the_step_of_all() -> None:
+    run = Renewed(AutoresetMode.DISABLED)
+    run.made[-1].reset = fail  # type: ignore[method-assign]
+    while not run.group.lost:
+        rows = run.step()
+    assert len(run.made) == 2
+    assert not (rows.valid | rows.terminated | rows.truncated).any()
+    assert rows.reward.tolist() == [0.0] * NUM_SENTINELS
+    np.testing.assert_array_equal(run.obs, [[env, 0, 0] for env in range(NUM_SENTINELS)])
+
+
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_a_first_observation_that_is_not_finite_is_never_begun_with(
+    mode: AutoresetMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = NumberedSentinel._begin
+
+    def begin_badly_after_a_truncation(self: NumberedSentinel) -> np.ndarray:
+        obs = begin(self)
+        is_after_one = self._episode > 0 and self.is_truncated(self._number, self._episode - 1)
+        return obs * np.nan if is_after_one else obs
+
+    run = Renewed(mode)
+    monkeypatch.setattr(NumberedSentinel, "_begin", begin_badly_after_a_truncation)
+    for _ in range(12):
+        if not run.group.lost:
+            rows = run.step()
+    assert run.group.lost
+    assert not rows.truncated.any() and not rows.valid.any()
+
+
 def test_a_truncation_without_its_final_observation_is_said() -> None:
     class ForgetsFinalObs(VectorWrapper):
         def step(self, actions: Any) -> Any:
@@ -287,10 +388,9 @@ def test_a_truncation_without_its_final_observation_is_said() -> None:
     group.reset(np.empty((NUM_SENTINELS, 3), np.float32))
     fields = [np.zeros(NUM_SENTINELS, dtype) for dtype in (np.float32, bool, bool, bool)]
     rows = StepRows(*fields, np.empty((NUM_SENTINELS, 3), np.float32))
-    with pytest.raises(EnvironmentCallFailed) as caught:  # noqa: PT012
+    with pytest.raises(WrongObservation, match="have no final_obs"):  # noqa: PT012
         for _ in range(12):
             group.step(np.zeros((NUM_SENTINELS, 2), np.float32), rows)
-    assert "final_obs" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
@@ -309,3 +409,43 @@ def test_an_action_mask_is_taken_where_no_action_meets_another_observations_mask
         assert obstacle is None or mode.name in obstacle
     finally:
         del gymnasium.registry["Masked-v0"]
+
+
+def fail_to_step(env: CartPoleVectorEnv) -> None:
+    def step(_: object) -> None:
+        raise RuntimeError("broken")
+
+    env.step = step
+
+
+def lose_a_number(env: CartPoleVectorEnv) -> None:
+    env.state[1, 2] = np.nan
+
+
+@pytest.mark.parametrize(("fail", "num_made"), [(fail_to_step, 3), (lose_a_number, 1)])
+def test_a_failure_of_one_loses_the_step_of_all_and_all_begin_anew(
+    fail: Callable[[CartPoleVectorEnv], None], num_made: int
+) -> None:
+    run = Filled(num_slots=2, max_episode_steps=500, fail=fail)
+    assert len(run.made) == num_made
+    for slot in range(2):
+        assert not run.valid[slot, 30].any()
+        assert not (run.terminated | run.truncated)[slot, 30].any()
+        assert (np.abs(run.obs[slot, 31]) <= 0.05).all(), "reset observations"
+        assert run.valid[slot, 31].all()
+    assert np.isfinite(run.obs).all() and np.isfinite(run.reward).all()
+    assert run.num_steps == run.valid.sum()
+    assert [(lost.env, lost.has_failed) for lost in run.group.take_lost()] == [
+        (env, num_made == 3) for env in range(3)
+    ] * 2
+    failures = run.group.take_failures()
+    assert (failures.num_failures, failures.num_not_finite) == ((2, 0) if num_made == 3 else (0, 2))
+
+
+def test_observations_of_another_shape_are_refused() -> None:
+    def shrink(env: CartPoleVectorEnv) -> None:
+        step = env.step
+        env.step = lambda actions: (step(actions)[0][:, :1], *step(actions)[1:])
+
+    with pytest.raises(WrongObservation, match=r"observation has shape \(3, 1\), its space says \(3, 4\)"):
+        Filled(num_slots=1, max_episode_steps=500, fail=shrink)

@@ -1,6 +1,9 @@
 import dataclasses
+import hashlib
 import json
 import os
+import pickle
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import safetensors.numpy
 import torch
 
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError, KeptReplay
+from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError, ForeignCheckpointError, KeptReplay
 
 
 def make_checkpoint(value=1.0):
@@ -134,8 +137,8 @@ def test_a_checkpoint_gets_its_name_only_when_its_files_are_on_the_disk(tmp_path
     monkeypatch.setattr(os, "fsync", lambda fd: (events.append("sync"), fsync(fd)))
     monkeypatch.setattr(os, "rename", lambda a, b: (events.append(f"rename {b.name}"), rename(a, b)))
     checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
-    # Three files and their folder, then the name, then the folder that holds the name.
-    assert events == ["sync"] * 4 + ["rename checkpoint_000000000001", "sync"]
+    # Four files and their folder, then the name, then the folder that holds the name.
+    assert events == ["sync"] * 5 + ["rename checkpoint_000000000001", "sync"]
 
 
 def test_what_a_killed_run_left_is_neither_found_nor_kept(tmp_path):
@@ -145,15 +148,85 @@ def test_what_a_killed_run_left_is_neither_found_nor_kept(tmp_path):
     assert names(tmp_path) == [path.name]
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "replay.safetensors"])
-def test_one_flipped_bit_is_noticed(tmp_path, name):
-    saved = dataclasses.replace(make_checkpoint(), replay=make_replay())
-    path = checkpoints.save(tmp_path, saved, 1, keep=1)
-    content = bytearray((path / name).read_bytes())
-    content[-1] ^= 1
-    (path / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"damaged: the checksum of {name}"):
+FILES = ["model.safetensors", "optimizer.safetensors", "replay.safetensors", "state.json", "SHA256SUMS"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path, name):
+    content = dataclasses.replace(make_checkpoint(), replay=make_replay())
+    path = checkpoints.save(tmp_path, content, 1, keep=1)
+    assert sorted(FILES) == names(path)
+    sound = (path / name).read_bytes()
+    for place in range(len(sound)):
+        flipped = bytearray(sound)
+        flipped[place] ^= 1 << place % 8
+        (path / name).write_bytes(flipped)
+        with pytest.raises(CheckpointError, match="damaged") as caught:
+            checkpoints.load(path, with_replay=True)
+        assert name in str(caught.value) or name == "SHA256SUMS"
+        (path / name).write_bytes(sound[:place])
+        with pytest.raises(CheckpointError, match="damaged"):
+            checkpoints.load(path, with_replay=True)
+    (path / name).write_bytes(sound)
+    assert checkpoints.load(path, with_replay=True).state == content.state
+
+
+def test_what_the_state_says_is_never_taken_from_a_damaged_file(tmp_path):
+    path = checkpoints.save(tmp_path / "best", make_checkpoint(), 50, keep=1)
+    (path / "state.json").write_text((path / "state.json").read_text().replace('"env_steps": 50', '"env_steps": 51'))
+    for read in (checkpoints.saved_env_steps, checkpoints.load_state):
+        with pytest.raises(CheckpointError, match=r"the checksum of state\.json"):
+            read(path)
+    assert checkpoints.best_return(tmp_path) is None
+
+
+class Malicious:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pickle_in_the_place_of_a_file_is_never_opened(tmp_path, name):
+    path, executed = checkpoints.save(tmp_path / "run", make_checkpoint(), 1, keep=1), tmp_path / "executed"
+    (path / name).write_bytes(pickle.dumps(Malicious(executed)))
+    if name != "SHA256SUMS":  # whoever puts it there can compute checksums
+        sums = [f"{hashlib.sha256((path / other).read_bytes()).hexdigest()}  {other}\n" for other in names(path)]
+        (path / "SHA256SUMS").write_text("".join(line for line in sums if "SHA256SUMS" not in line))
+    is_foreign = name.endswith(".safetensors")
+    with pytest.raises(ForeignCheckpointError if is_foreign else CheckpointError):
         checkpoints.load(path, with_replay=True)
+    assert not executed.exists()
+    pickle.loads(pickle.dumps(Malicious(executed))).close()
+    assert executed.exists(), "it would have been seen"
+
+
+@pytest.mark.parametrize("killed_before_rename", [1, 2])
+def test_a_run_killed_between_two_renames_keeps_its_only_checkpoint(tmp_path, monkeypatch, killed_before_rename):
+    checkpoints.save(tmp_path, make_checkpoint(1.0), 10, keep=1)
+    renames = []
+
+    class Killed(BaseException):
+        pass
+
+    def rename(source, target, os_rename=os.rename):
+        renames.append(target)
+        if len(renames) == killed_before_rename:
+            raise Killed
+        os_rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", rename)
+        patched.setattr(shutil, "rmtree", lambda *_, **__: None)  # who is killed tidies nothing up
+        with pytest.raises(Killed):
+            checkpoints.save(tmp_path, make_checkpoint(2.0), 10, keep=1)
+    (left,) = checkpoints.newest_first(tmp_path)
+    assert checkpoints.load(left).model["bias"].tolist() == [1.0, 1.0]
+    path = checkpoints.save(tmp_path, make_checkpoint(3.0), 20, keep=2)
+    assert [found.name for found in checkpoints.newest_first(tmp_path)] == [path.name, "checkpoint_000000000010"]
+    assert names(tmp_path) == ["checkpoint_000000000010", path.name]
 
 
 def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
@@ -161,15 +234,23 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
         checkpoints.load(tmp_path / "missing")
     path = checkpoints.save(tmp_path, make_checkpoint(), 1, keep=1)
     manifest = json.loads((path / "state.json").read_text())
+    (path / "SHA256SUMS").unlink()
     for text, problem in (
         ("{", "not JSON"),
         ("[]", "no format_version"),
         (json.dumps(manifest | {"format_version": 99}), "format version 99"),
-        (json.dumps({"format_version": checkpoints.FORMAT_VERSION}), "lacks env_steps, sha256, state"),
+        (json.dumps({"format_version": 2, "sha256": {}}), "format version 2, this asyncrl reads version 3"),
+        (json.dumps(manifest), "has no SHA256SUMS"),
     ):
         (path / "state.json").write_text(text)
         with pytest.raises(CheckpointError, match=problem):
             checkpoints.load(path)
+    text = json.dumps({"format_version": 3})
+    (path / "state.json").write_text(text)
+    (path / "SHA256SUMS").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  state.json\n")
+    with pytest.raises(CheckpointError, match="lacks env_steps, state"):
+        checkpoints.load(path)
+    (path / "SHA256SUMS").unlink()
     (path / "state.json").unlink()
     with pytest.raises(CheckpointError, match=r"it has no state\.json"):
         checkpoints.load(path)

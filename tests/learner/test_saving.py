@@ -1,0 +1,77 @@
+"""Checkpoints that cannot be saved, for real: a limit on the size of files, and a file in the folder's place."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.saving import CheckpointSaver
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.checkpoint import Checkpoint
+from asyncrl.runtime.processes import RunFailed
+
+
+def content(value: float = 1.0, size: int = 50_000) -> Checkpoint:
+    return Checkpoint({"weight": torch.full((size,), value)}, {"exp_avg": torch.zeros(3)}, {"env_steps": 1})
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """What a write beyond that meets is what it meets on a full disk: an OSError in the middle of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_that_is_cut_off_leaves_the_older_checkpoint_and_is_never_reported_as_saved(tmp_path: Path) -> None:
+    saver = CheckpointSaver(tmp_path, TrainConfig(keep_checkpoints=1), 0)
+    older = saver.save(10, content)
+    assert older.error is None
+    with files_of_at_most(100_000):
+        failed = saver.save(20, content)
+    assert failed.error is not None and "checkpoint_000000000020: File too large" in failed.error
+    assert names(tmp_path) == ["checkpoint_000000000010"]
+    assert checkpoint.load(Path(older.path)).state == {"env_steps": 1}
+    assert saver.save(30, content).error is None
+    assert names(tmp_path) == ["checkpoint_000000000030"]
+
+
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    report = CheckpointSaver(tmp_path / "checkpoints", TrainConfig(), 0).save(10, content)
+    assert report.error is not None and "File exists" in report.error
+    assert names(tmp_path) == ["checkpoints"]
+
+
+def test_three_failures_in_a_row_end_the_run_and_fewer_do_not(tmp_path: Path) -> None:
+    saver = CheckpointSaver(tmp_path, TrainConfig(), 0)
+    with files_of_at_most(100_000):
+        assert saver.save(10, content).error is not None
+        assert saver.save_best(10, content, 1.0).error is not None
+    assert saver.save_milestone(20, content).error is None
+    with files_of_at_most(100_000):
+        for _ in range(2):
+            assert saver.save(30, content).error is not None
+        with pytest.raises(RunFailed, match=r"3 checkpoints in a row could not be saved, the last: .*File too large"):
+            saver.save(40, content)
+    assert names(tmp_path / "milestones") == ["checkpoint_000000000020"]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_never_saved(tmp_path: Path, bad: float) -> None:
+    report = CheckpointSaver(tmp_path / "checkpoints", TrainConfig(), 0).save(10, lambda: content(bad))
+    assert report.error is not None and "weight is not finite" in report.error
+    assert checkpoint.newest_first(tmp_path / "checkpoints") == []
