@@ -86,6 +86,7 @@ class ResourcePlan:
         recurrence: steps of a sequence that is trained as one; divides `rollout`.
         replay: what learning from a replay adds; None for algorithms that learn from trajectories.
         hogwild: what workers that train one set of parameters together add; None for the other backend.
+        steps_tensors: whether environments are on the learner's device, and samples never leave it.
     """
 
     device: str
@@ -110,6 +111,7 @@ class ResourcePlan:
     recurrence: int = 0
     replay: ReplayPlan | None = None
     hogwild: HogwildPlan | None = None
+    steps_tensors: bool = False
 
     @property
     def envs_per_split(self) -> int:
@@ -143,8 +145,8 @@ class ResourcePlan:
 
     @property
     def num_slots(self) -> int:
-        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; none beside a replay."""
-        if self.replay is not None or self.hogwild is not None:
+        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; perhaps none at all."""
+        if self.replay is not None or self.hogwild is not None or self.steps_tensors:
             return 0
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
@@ -279,6 +281,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
         replay=_replay(config),
         hogwild=_hogwild(config, num_workers),
+        steps_tensors=config.env_backend == "tensor",
     )
 
 

@@ -35,12 +35,12 @@ class TrainConfig(BaseModel):
     # What to train
     env: str = _setting("", "run", "Gymnasium id, or module:Id for an environment that its module registers")
     env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
-    env_backend: Literal["auto", "gym", "gym_vector", "envpool"] = _setting(
+    env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _setting(
         "auto",
         "run",
         "step environments one by one (gym), or all of a split at once by the vectorized implementation that Gymnasium "
-        "has registered for the id (gym_vector), or by EnvPool under its own ids (envpool); auto takes Gymnasium's "
-        "where there is one with the same spaces",
+        "has registered for the id (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
+        "gives tensors on the learner's device (tensor); auto takes Gymnasium's if there is one with the same spaces",
     )
     atari_preprocessing: bool = _setting(
         True,

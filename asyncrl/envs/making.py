@@ -71,6 +71,9 @@ def make_env(
     registered_id = _import_registering_module(env_id)
     with _without_registry_warnings():
         try:
+            registered = gymnasium.registry.get(registered_id)
+            if backend == "tensor" or (registered is not None and registered.entry_point is None):
+                return _make_vectorized_only(env_id, arguments, is_of_tensors=backend == "tensor")
             env = gymnasium.make(registered_id, disable_env_checker=True, **arguments)
             return atari.preprocessed(env, env_kwargs or {}, in_training) if is_preprocessed else env
         except gymnasium_error.UnregisteredEnv as error:
@@ -85,6 +88,17 @@ def make_env(
             if "unexpected keyword argument" not in str(error):
                 raise
             raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}") from error
+
+
+def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tensors: bool) -> SingleEnv:
+    if "render_mode" in arguments:
+        raise UsageError(f"{env_id} is there in its vectorized form alone, so it cannot be shown or recorded.")
+    vector_env = make_vector_env(env_id, arguments, num_envs=1)
+    if is_of_tensors:
+        from asyncrl.envs.tensors import SingleTensorEnv  # nobody else in this layer needs torch
+
+        return SingleTensorEnv(vector_env, env_id)
+    return SingleEnv(vector_env, env_id)
 
 
 def make_run_env(

@@ -105,7 +105,11 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_
         spec = read_spec(env, env_id)
         observation, _ = env.reset(seed=0)
         check_observation(observation, spec)
-        if env_backend == "envpool":
+        if env_backend == "tensor":
+            from asyncrl.envs.tensors import check_spaces
+
+            check_spaces(spec)
+        if env_backend in ("envpool", "tensor"):
             spec = dataclasses.replace(spec, is_vectorized=True)
         elif env_backend != "gym":
             obstacle = why_not_vectorized(env_id, env_kwargs, env, atari_preprocessing)

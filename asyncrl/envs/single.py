@@ -22,19 +22,25 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         """Takes ownership of `env`, which holds one environment."""
         self._env = env
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self.spec_id = env_id
         self.spec = env.spec or EnvSpec(id=env_id)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode."""
         obs, _ = self._env.reset(seed=None if seed is None else seed % VECTOR_SEEDS)
-        return one_of_batch(obs, 0), {}
+        return self._observe(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes a step. After the last of an episode the observation means nothing."""
+        obs, reward, terminated, truncated, _ = self._env.step(self._batch_of(action))
+        return self._observe(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def _observe(self, observations: Any) -> Any:
+        return one_of_batch(observations, 0)
+
+    def _batch_of(self, action: Any) -> Any:
         room: Any = create_empty_array(self.action_space, 1)
-        actions: Any = concatenate(self.action_space, [action], room)
-        obs, reward, terminated, truncated, _ = self._env.step(actions)
-        return one_of_batch(obs, 0), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+        return concatenate(self.action_space, [action], room)
 
     def close(self) -> None:
         """Closes the environment."""
