@@ -72,6 +72,8 @@ def make_env(
     with _without_registry_warnings():
         try:
             registered = gymnasium.registry.get(registered_id)
+            if registered is not None and registered.vector_entry_point is None and backend == "tensor":
+                raise UsageError(f"{env_id} has no vectorized implementation to use: none is registered.")
             if backend == "tensor" or (registered is not None and registered.entry_point is None):
                 return _make_vectorized_only(env_id, arguments, is_of_tensors=backend == "tensor")
             env = gymnasium.make(registered_id, disable_env_checker=True, **arguments)
