@@ -58,6 +58,17 @@ class CartPole(VectorEnv[Any, Any, Any]):
         return torch.rand(self._state.shape, generator=self._generator, device=device) * 0.1 - 0.05
 
 
+class GivesNan(CartPole):
+    """Its tenth reward is not a number."""
+
+    _num_steps = 0
+
+    def step(self, actions: Tensor) -> Step:
+        obs, reward, *rest = super().step(actions)
+        self._num_steps += 1
+        return obs, reward * (torch.nan if self._num_steps == 10 else 1.0), *rest
+
+
 class AsTensors(VectorWrapper):
     """Another environment's observations and actions as tensors, in the same memory at every step."""
 
@@ -90,5 +101,6 @@ def _endless_rewards(num_envs: int, autoreset_mode: str, **kwargs: Any) -> AsTen
 
 
 gymnasium.register("TensorCartPole-v0", vector_entry_point=CartPole, max_episode_steps=500)
+gymnasium.register("GivesNan-v0", vector_entry_point=GivesNan, max_episode_steps=500)
 gymnasium.register("TensorEndlessReward-v0", vector_entry_point=_endless_rewards)
 gymnasium.register("ArrayCartPole-v0", vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv")

@@ -12,6 +12,7 @@ from run_helper import run
 from asyncrl.evaluation import evaluate
 from asyncrl.monitoring.reports import RolloutReport
 from asyncrl.policy import load_policy
+from asyncrl.runtime.processes import RunFailed
 
 TENSORS: dict[str, Any] = {"env_backend": "tensor", "num_workers": 1, "num_envs_per_worker": 16}
 
@@ -63,3 +64,8 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
         resume_from=Path(first.outcome.checkpoint or ""),
     )
     assert 2000 <= second.outcome.env_steps < 3000
+
+
+def test_what_is_not_finite_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="a reward or an observation that is not finite at its step 16"):
+        run(tmp_path, "serial", "tensor_envs:GivesNan-v0", **TENSORS)
