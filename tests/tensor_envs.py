@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
@@ -101,6 +102,15 @@ def _endless_rewards(num_envs: int, autoreset_mode: str, **kwargs: Any) -> AsTen
 
 
 gymnasium.register("TensorCartPole-v0", vector_entry_point=CartPole, max_episode_steps=500)
+
+
+class Modeless(CartPoleVectorEnv):
+    """Does not say how it resets."""
+
+    metadata: ClassVar[dict[str, Any]] = {}
+
+
+gymnasium.register("Modeless-v0", vector_entry_point=Modeless)
 gymnasium.register("GivesNan-v0", vector_entry_point=GivesNan, max_episode_steps=500)
 gymnasium.register("TensorEndlessReward-v0", vector_entry_point=_endless_rewards)
-gymnasium.register("ArrayCartPole-v0", vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv")
+gymnasium.register("ArrayCartPole-v0", vector_entry_point=CartPoleVectorEnv)

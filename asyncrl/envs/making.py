@@ -50,7 +50,7 @@ def make_env(
         env_id: a registered Gymnasium id, or `module:Id`, whose module is imported first; for EnvPool its id.
         env_kwargs: keyword arguments for the environment.
         render_mode: as Gymnasium understands it.
-        backend: `env_backend` of the run; only EnvPool differs here.
+        backend: `env_backend` of the run; only `envpool` and `tensor` differ here.
         atari_preprocessing: see through `asyncrl.envs.atari` at games.
         in_training: whether what is done in training alone is done.
 
@@ -96,6 +96,8 @@ def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tenso
     if "render_mode" in arguments:
         raise UsageError(f"{env_id} is there in its vectorized form alone, so it cannot be shown or recorded.")
     vector_env = make_vector_env(env_id, arguments, num_envs=1)
+    if (problem := _problem_of_mode(vector_env)) is not None:
+        raise UsageError(f"{env_id} cannot be used: {problem}.")
     if is_of_tensors:
         from asyncrl.envs.tensors import SingleTensorEnv  # nobody else in this layer needs torch
 
@@ -182,14 +184,21 @@ def why_not_vectorized(
         spaces = (vector_env.single_observation_space, vector_env.single_action_space)
         if spaces != (env.observation_space, env.action_space):
             return "its spaces are others"
-        mode = vector_env.metadata.get("autoreset_mode")
-        if not isinstance(mode, AutoresetMode):
-            return f'its metadata["autoreset_mode"] is {mode!r} and not one of gymnasium.vector.AutoresetMode'
+        if (problem := _problem_of_mode(vector_env)) is not None:
+            return problem
+        mode = vector_env.metadata["autoreset_mode"]
         if mode != AutoresetMode.NEXT_STEP and has_action_mask(env.observation_space):
             return f"its autoreset mode is {mode.name}, in which an action may meet the mask of another observation"
         return None
     finally:
         vector_env.close()
+
+
+def _problem_of_mode(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
+    mode = vector_env.metadata.get("autoreset_mode")
+    if isinstance(mode, AutoresetMode):
+        return None
+    return f'its metadata["autoreset_mode"] is {mode!r} and not one of gymnasium.vector.AutoresetMode'
 
 
 def vector_env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:

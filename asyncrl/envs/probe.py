@@ -98,6 +98,7 @@ def _describe_exit(exit_code: int) -> str:
 def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_preprocessing: bool) -> dict[str, Any]:
     """The child's work: what the parent is told, as JSON values."""
     from asyncrl.envs.making import make_env, why_not_vectorized
+    from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import check_observation, read_spec
 
     try:
@@ -111,9 +112,11 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_
             check_spaces(spec)
         if env_backend in ("envpool", "tensor"):
             spec = dataclasses.replace(spec, is_vectorized=True)
+        elif env_backend == "gym" and isinstance(env, SingleEnv):
+            raise UsageError(f"{env_id} is there in its vectorized form alone: give --env_backend=gym_vector.")
         elif env_backend != "gym":
             obstacle = why_not_vectorized(env_id, env_kwargs, env, atari_preprocessing)
-            if obstacle is not None and env_backend == "gym_vector":
+            if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
         answer = {"spec": spec.to_data()}

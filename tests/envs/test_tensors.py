@@ -77,6 +77,15 @@ def test_the_probe_finds_spaces_and_limit_of_what_is_vectorized_alone() -> None:
     assert (arrays.is_vectorized, arrays.observation_size) == (True, 4)
 
 
+def test_what_is_vectorized_alone_is_never_stepped_one_by_one() -> None:
+    assert probe("tensor_envs:ArrayCartPole-v0", env_backend="auto").is_vectorized
+    with pytest.raises(UsageError, match="vectorized form alone: give --env_backend=gym_vector"):
+        probe("tensor_envs:ArrayCartPole-v0", env_backend="gym")
+    for backend in ("auto", "gym_vector", "tensor"):
+        with pytest.raises(UsageError, match=r'its metadata\["autoreset_mode"\] is None'):
+            probe("tensor_envs:Modeless-v0", env_backend=backend)
+
+
 def test_arrays_are_no_tensors() -> None:
     with pytest.raises(UsageError, match="ArrayCartPole-v0 gives ndarray, not tensors"):
         probe("tensor_envs:ArrayCartPole-v0", env_backend="tensor")
