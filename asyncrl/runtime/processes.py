@@ -17,7 +17,7 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -87,7 +87,12 @@ def start_loading_modules(context: BaseContext) -> None:
     if context.get_start_method() != "forkserver":
         return
     before = _fork_server_pid()
-    multiprocessing.forkserver.ensure_running()
+    resource_tracker.ensure_running()  # after its own start it would let Ctrl-C through again
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server ignores it only once all is loaded
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if before is not None and _fork_server_pid() != before:
         log.warning("the fork server had died and was started again; processes that came from it go on")
 
@@ -242,6 +247,7 @@ def _child_main(
     name: str, log_path: Path, messages: Connection, target: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what the environment may start
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if (runner := multiprocessing.parent_process()) is not None:
         end_with(runner.sentinel)
