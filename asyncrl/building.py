@@ -11,6 +11,7 @@ All of it lies in one arena, which the runner makes before it starts anyone.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
-from asyncrl.envs.making import env_seed
+from asyncrl.envs.making import env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation_worker import EvaluationWorker
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.worker import HogwildWorker
@@ -31,7 +32,7 @@ from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
-from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
+from asyncrl.learner.on_policy_trainer import DatasetSource, OnPolicyTrainer, SlotDatasets
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_exchange import SlotExchange
@@ -42,6 +43,8 @@ from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.making import make_acting_model, make_actor_critic
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.on_device.env_group import TensorEnvGroup
+from asyncrl.on_device.worker import DeviceWorker
 from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.failures import FailureLog
@@ -138,7 +141,6 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     torch.manual_seed(setup.config.seed)
     phases, plan = PhaseTimer(), setup.plan
     saved = state_to_begin_with(setup)
-    elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
     exchange: SlotExchange | None = None
     trainer: Trainer
     if plan.hogwild is not None:
@@ -147,11 +149,44 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
         trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases)
     else:
         exchange = _build_exchange(setup, workers)
-        trainer = _build_on_policy_trainer(setup, exchange, saved, phases)
-    learner = LearnerWorker(
+        batcher = Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset, plan.recurrence)
+        datasets = SlotDatasets(exchange, batcher, phases)
+        trainer = _make_on_policy_trainer(setup, _make_on_policy_learner(setup, saved), datasets, saved, phases)
+    return _make_learner_worker(setup, trainer, saved, phases), exchange
+
+
+def _make_learner_worker(
+    setup: RunSetup, trainer: Trainer, saved: LearnerState | None, phases: PhaseTimer
+) -> LearnerWorker:
+    elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
+    return LearnerWorker(
         trainer, setup.control, setup.config, setup.spec, setup.checkpoints, phases, elapsed_s=elapsed_s
     )
-    return learner, exchange
+
+
+def build_serial(
+    setup: RunSetup, waker: Waker
+) -> tuple[LearnerWorker, SlotExchange | None, list[RolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker]]:
+    """All roles of one process, as `build_learner` and `build_rollout_worker` make them; `waker` wakes it."""
+    plan = setup.plan
+    if plan.steps_tensors:
+        return _build_on_device(setup)
+    learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers)
+    workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
+    return learner, exchange, [*workers]
+
+
+def _build_on_device(setup: RunSetup) -> tuple[LearnerWorker, None, list[Any]]:
+    config, plan, device = setup.config, setup.plan, torch.device(setup.plan.device)
+    torch.manual_seed(config.seed)
+    saved, phases = state_to_begin_with(setup), PhaseTimer()
+    learner = _make_on_policy_learner(setup, saved)
+    env = make_run_vector_env(config, plan.num_envs)
+    group = TensorEnvGroup(env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.squashes, device)
+    seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
+    worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
+    trainer = _make_on_policy_trainer(setup, learner, worker, saved, phases)
+    return _make_learner_worker(setup, trainer, saved, phases), None, [worker]
 
 
 def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
@@ -166,19 +201,22 @@ def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
     )
 
 
-def _build_on_policy_trainer(
-    setup: RunSetup, exchange: SlotExchange, saved: LearnerState | None, phases: PhaseTimer
-) -> OnPolicyTrainer:
-    config, plan = setup.config, setup.plan
-    learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, torch.device(plan.device))
+def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None) -> OnPolicyLearner:
+    model = make_actor_critic(setup.spec, setup.config)
+    learner = OnPolicyLearner(model, setup.config, torch.device(setup.plan.device))
     if saved is not None:
         learner.load_state_dict(saved)
+    return learner
+
+
+def _make_on_policy_trainer(
+    setup: RunSetup, learner: OnPolicyLearner, datasets: DatasetSource, saved: LearnerState | None, phases: PhaseTimer
+) -> OnPolicyTrainer:
     return OnPolicyTrainer(
         learner=learner,
-        batcher=Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset, plan.recurrence),
-        exchange=exchange,
-        publisher=WeightsPublisher(WeightsChannel(setup.arena), plan.forced_lag),
-        config=config,
+        datasets=datasets,
+        publisher=WeightsPublisher(WeightsChannel(setup.arena), setup.plan.forced_lag),
+        config=setup.config,
         phases=phases,
         env_steps=setup.first_env_steps,
         num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
