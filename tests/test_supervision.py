@@ -179,16 +179,15 @@ def test_nobody_is_started_while_the_run_ends(run: Run, end: str) -> None:
     run.supervision.take([raised("rollout-1")])
     run.look_after(SETTLE_TIMEOUT_S + 1.0)
     assert run.supervisor.started == list(WORKERS)
+    assert [report.child for report in run.reports] == ["rollout-0"], "nobody is told of a restart that does not come"
 
 
 def test_only_who_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run(monkeypatch, env_step_timeout=150.0)
-    for _ in range(200):
-        run.control.count_steps(0, 1)  # it steps
-        run.look_after(0.5)
-    for _ in range(320):
-        run.control.count_turn(0)  # it waits
-        run.look_after(0.5)
+    for note in (lambda: run.control.count_steps(0, 1), lambda: run.control.count_turn(0)):  # it steps, or waits
+        for _ in range(320):
+            note()
+            run.look_after(0.5)
     assert list(run.supervisor.killed) == ["rollout-1"]
     assert "made no environment step for 150 s" in run.supervisor.killed["rollout-1"]
     assert "--env_step_timeout" in run.supervisor.killed["rollout-1"]
