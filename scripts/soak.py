@@ -4,10 +4,12 @@
     python scripts/soak.py --minutes=20 --algo=sac --env=Pendulum-v1
     python scripts/soak.py --table --output=soak.jsonl           # show what was recorded, run nothing
 
-Flags that are not its own go to `asyncrl.train`. Every `--every_s` a line of JSON is appended to the output: memory
-(proportional set size, so that shared pages count once; resident where the system does not tell that) and open
-descriptors of each process, and the run's environment steps. After the warm-up, memory of all processes together may
+Flags that are not its own go to `asyncrl.train`. Every `--every_s` a line of JSON is appended to the output: memory and
+open descriptors of each process, and the run's environment steps. Memory is the proportional set size without mapped
+files: shared pages count once, and other programs that load the same libraries change nothing (resident set size where
+the system does not tell that). After the warm-up, memory of all processes together may
 grow by less than 1 MB per million environment steps (least squares), descriptors and entries of /dev/shm not at all.
+Fewer than a few million steps say nothing of memory.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -34,6 +37,7 @@ WARM_UP = 0.25  # of the samples
 END_S = 120.0
 DEFAULTS = ("--env=CartPole-v1", "--inference_mode=central")
 ALL = "all"
+_PART = re.compile(r"^Pss_(Anon|Shmem): +(\d+) kB$", re.MULTILINE)
 
 
 def main() -> int:
@@ -48,9 +52,10 @@ def main() -> int:
         options.output.write_text("")
         soak(options.minutes, options.every_s, flags or DEFAULTS, options.output)
     records = [json.loads(line) for line in options.output.read_text().splitlines()]
-    samples = [record for record in records if record["kind"] == "sample"]
-    broken = find_broken(samples[int(WARM_UP * len(samples)) :], records[-1])
-    print(summarize(samples[int(WARM_UP * len(samples)) :]))
+    samples = of_the_whole_run([record for record in records if record["kind"] == "sample"])
+    samples = samples[int(WARM_UP * len(samples)) :]
+    broken = find_broken(samples, records[-1])
+    print(summarize(samples))
     print("\n".join(broken) or "all bounds are kept")
     return 1 if broken else 0
 
@@ -95,33 +100,45 @@ def look(run: WatchedRun) -> dict[str, Any]:
     roles = run.roles()
     processes: dict[str, dict[str, float]] = {}
     for process in run.processes():
-        with contextlib.suppress(psutil.Error):
-            memory = process.memory_full_info()
+        with contextlib.suppress(psutil.Error, OSError):
             role = roles.get(process.pid, "other")  # fork server, resource tracker
             found = processes.setdefault(role, {"mb": 0.0, "descriptors": 0})
-            found["mb"] += getattr(memory, "pss", memory.rss) / 1e6
+            found["mb"] += memory_mb(process)
             found["descriptors"] += process.num_fds()
     return {"processes": processes, "entries": len(run.new_shared_memory())}
 
 
+def memory_mb(process: psutil.Process) -> float:
+    """What a process takes; see above."""
+    rollup = Path(f"/proc/{process.pid}/smaps_rollup")
+    parts = dict(_PART.findall(rollup.read_text())) if rollup.exists() else {}
+    if parts.keys() >= {"Anon", "Shmem"}:
+        return (int(parts["Anon"]) + int(parts["Shmem"])) * 1024 / 1e6
+    return float(process.memory_info().rss / 1e6)
+
+
+def of_the_whole_run(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leaves out those that saw the run while it began or ended: the roles are those that most samples saw."""
+    usual = statistics.mode(frozenset(each["processes"]) for each in samples) if samples else frozenset()
+    return [each for each in samples if each["processes"].keys() == usual]
+
+
 def summarize(samples: Sequence[dict[str, Any]]) -> str:
     """A line for each role, and one for all, as Markdown."""
-    header = ("process", "samples", "million steps", "MB, first and last", "MB per million steps", "descriptors")
-    rows = []
+    header = ("process", "MB, first and last", "MB per million steps", "descriptors, first and last")
+    rows, steps = [], millions_of_steps(samples)
     for role in roles_of(samples):
         mb, descriptors = series(samples, role, "mb"), series(samples, role, "descriptors")
-        steps = [each["env_steps"] / 1e6 for each in samples if role == ALL or role in each["processes"]]
         rows.append(
             [
                 role,
-                str(len(mb)),
-                number(steps[-1] - steps[0], 1),
                 f"{number(mb[0], 1)}, {number(mb[-1], 1)}",
                 number(slope(steps, mb), 3),
                 f"{number(descriptors[0])}, {number(descriptors[-1])}",
             ]
         )
-    return table(header, rows)
+    span = number(steps[-1] - steps[0], 1) if steps else "no"
+    return f"{len(samples)} samples over {span} million environment steps, after the warm-up\n\n{table(header, rows)}"
 
 
 def find_broken(samples: Sequence[dict[str, Any]], outcome: dict[str, Any]) -> list[str]:
@@ -135,7 +152,7 @@ def find_broken(samples: Sequence[dict[str, Any]], outcome: dict[str, Any]) -> l
         broken.append(f"left behind: {outcome['processes_left']} processes, {outcome['entries_left']} in /dev/shm")
     if len(samples) < 3:
         return [*broken, "there are too few samples to say anything of memory"]
-    growth = slope([each["env_steps"] / 1e6 for each in samples], series(samples, ALL, "mb"))
+    growth = slope(millions_of_steps(samples), series(samples, ALL, "mb"))
     if growth >= MOST_MB_PER_MILLION_STEPS:
         broken.append(f"memory grows by {growth:.2f} MB per million steps")
     for role in roles_of(samples):
@@ -150,15 +167,20 @@ def find_broken(samples: Sequence[dict[str, Any]], outcome: dict[str, Any]) -> l
 
 
 def roles_of(samples: Sequence[dict[str, Any]]) -> list[str]:
-    """The roles that were seen, and all of them together."""
-    return [*dict.fromkeys(role for each in samples for role in each["processes"]), ALL]
+    """The roles, and all of them together."""
+    return [*samples[0]["processes"], ALL] if samples else []
 
 
 def series(samples: Sequence[dict[str, Any]], role: str, what: str) -> list[float]:
     """One figure of a role over time; of all roles their sum."""
     if role == ALL:
         return [sum(process[what] for process in each["processes"].values()) for each in samples]
-    return [each["processes"][role][what] for each in samples if role in each["processes"]]
+    return [each["processes"][role][what] for each in samples]
+
+
+def millions_of_steps(samples: Sequence[dict[str, Any]]) -> list[float]:
+    """The axis over which things may grow."""
+    return [each["env_steps"] / 1e6 for each in samples]
 
 
 def slope(steps: Sequence[float], values: Sequence[float]) -> float:

@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import psutil
 import pytest
 from command import PROBE, TESTS, Command
 
-from asyncrl import train
+from asyncrl import preflight, train
 from asyncrl.runtime import checkpoint
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
@@ -123,13 +125,27 @@ def test_ctrl_c_finishes_the_update_and_saves(
     assert {name for record in training.records() for name in record} >= metric_names
 
 
-def test_ctrl_c_before_there_is_a_run_ends_it_without_a_word(start: Callable[..., Command]) -> None:
+def test_ctrl_c_before_there_is_a_run_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "run", mock.Mock(side_effect=KeyboardInterrupt))
+    assert train.main(["--env=CartPole-v1", f"--train_dir={tmp_path}/runs"]) == 130
+
+
+def test_ctrl_c_while_modules_are_loaded_shows_nothing_of_them(start: Callable[..., Command]) -> None:
     training = start("asyncrl.train", "--env=CartPole-v1", *PROBE)
-    training.wait_until(lambda: any("forkserver" in " ".join(each.cmdline()) for each in training.session()), "loading")
+    training.wait_until(lambda: any(map(loads_torch, training.session())), "the fork server loads torch")
     os.killpg(training.process.pid, signal.SIGINT)
     code, _, stderr = training.finish()
     assert code == 130
     assert "Traceback" not in stderr
+
+
+def loads_torch(process: psutil.Process) -> bool:
+    """Whether it is the fork server, and has begun to load torch."""
+    try:
+        is_fork_server = "forkserver" in " ".join(process.cmdline())
+        return is_fork_server and "/torch/" in Path(f"/proc/{process.pid}/maps").read_text()
+    except (psutil.Error, OSError):
+        return False
 
 
 def test_sigterm_saves_too(start: Callable[..., Command]) -> None:

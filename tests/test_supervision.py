@@ -1,0 +1,193 @@
+"""Who is started again, when, and when a run is given up; processes and time are fakes."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from asyncrl import supervision
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.departures import Departures
+from asyncrl.buffers.layout import arena_specs
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import resolve
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.monitoring.reports import RestartReport
+from asyncrl.runtime.processes import ChildFailure, ChildResult, LearnerDied, RunFailed
+from asyncrl.supervision import SETTLE_TIMEOUT_S, Supervision, WorkerSpec
+
+WORKERS = ("rollout-0", "rollout-1")
+
+
+class FakeSupervisor:
+    """Keeps what it is told; `later` holds the outcomes that come while somebody waits."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.killed: dict[str, str] = {}
+        self.later: list[ChildFailure | ChildResult] = []
+        self.lets_go = True
+
+    @property
+    def running(self) -> list[str]:
+        return sorted(set(self.started))
+
+    def start(self, name: str, target: Callable[..., Any], *args: Any) -> None:
+        self.started.append(name)
+
+    def bury(self, name: str) -> bool:
+        return self.lets_go
+
+    def wait(self, timeout_s: float) -> list[ChildFailure | ChildResult]:
+        outcomes, self.later = self.later, []
+        return outcomes
+
+    def kill_hung(self, name: str, reason: str) -> None:
+        self.killed[name] = reason
+
+
+class Run:
+    """Two rollout workers of asynchronous PPO with local inference, whose clock the test moves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.now = 1000.0
+        clock = types.SimpleNamespace(monotonic=self._read_clock)
+        monkeypatch.setattr(supervision, "time", clock)
+        config = TrainConfig(env="A-v0", num_workers=2, num_envs_per_worker=2, rollout=4, batch_size=16, **settings)
+        plan = resolve(config, Machine(cores=2))
+        spec = EnvSpec("A-v0", vector_observation(2), DiscreteAction(2, 0), None)
+        arena = Arena.create(arena_specs(spec, plan, num_weights=8))
+        self.control = RunControl(arena, 2)
+        self.departures = Departures(arena, has_server=False, has_slots=True)
+        setup = types.SimpleNamespace(config=config, control=self.control, departures=self.departures)
+        setup.for_restart = lambda: setup
+        self.supervisor, self.reports = FakeSupervisor(), []
+        specs = [WorkerSpec(name, print, (), worker_idx) for worker_idx, name in enumerate(WORKERS)]
+        self.supervision = Supervision(self.supervisor, setup, specs, wake_all=self._settle, send=self.reports.append)
+        self.settles = True
+
+    def _read_clock(self) -> float:
+        self.now += 0.01
+        return self.now
+
+    def _settle(self) -> None:
+        for worker_idx in self.departures.for_learner() if self.settles else []:
+            self.departures.settle_as_learner(worker_idx)
+
+    def look_after(self, seconds: float) -> None:
+        self.now += seconds
+        self.supervision.look()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(monkeypatch, max_restarts=2)
+
+
+def raised(child: str, text: str = "boom", **kwargs: Any) -> ChildFailure:
+    return ChildFailure(child, f"{child} failed: {text}", f"Traceback\nValueError: {text}", **kwargs)
+
+
+def died(child: str) -> ChildFailure:
+    return ChildFailure(child, f"{child} died: SIGKILL", "", is_death=True)
+
+
+def test_what_all_raise_before_an_episode_was_finished_is_one_failure(run: Run) -> None:
+    run.supervisor.later = [raised("rollout-1")]
+    with pytest.raises(RunFailed) as caught:
+        run.supervision.take([raised("rollout-0")])
+    assert caught.value.summary == "rollout-0 failed: boom (2 workers failed the same way)"
+    assert (caught.value.exit_code, caught.value.details.count("boom")) == (1, 1)
+
+
+def test_who_fails_in_another_way_is_not_counted(run: Run) -> None:
+    with pytest.raises(RunFailed) as caught:
+        run.supervision.take([raised("rollout-0"), raised("rollout-1", "crash")])
+    assert caught.value.summary == "rollout-0 failed: boom"
+
+
+def test_a_death_before_an_episode_was_finished_may_be_the_machines_doing(run: Run) -> None:
+    run.supervision.take([died("rollout-0")])
+    run.look_after(1.0)
+    assert run.supervisor.started == [*WORKERS, "rollout-0"]
+
+
+def test_who_raises_later_is_started_again_after_a_while_that_grows(run: Run) -> None:
+    run.control.note_episode()
+    for delay_s in (0.1, 0.2):
+        before = len(run.supervisor.started)
+        run.supervision.take([raised("rollout-0")])
+        run.look_after(delay_s - 0.09)
+        assert len(run.supervisor.started) == before
+        run.look_after(0.2)
+        assert run.supervisor.started[before:] == ["rollout-0"]
+    assert [report.child for report in run.reports if isinstance(report, RestartReport)] == ["rollout-0"] * 2
+
+
+def test_used_up_restarts_end_the_run_with_the_first_and_the_last_traceback(run: Run) -> None:
+    run.control.note_episode()
+    run.supervision.take([raised("rollout-0", "first")])
+    run.supervision.take([raised("rollout-1", "second")])
+    with pytest.raises(RunFailed) as caught:
+        run.supervision.take([raised("rollout-0", "third")])
+    assert caught.value.exit_code == 3
+    assert "max_restarts=2 in 600 s" in caught.value.summary
+    assert "first: Traceback\nValueError: first" in caught.value.details
+    assert "last: Traceback\nValueError: third" in caught.value.details
+    assert "second" not in caught.value.details
+
+
+def test_what_a_worker_cannot_be_helped_with_ends_the_run(run: Run) -> None:
+    run.control.note_episode()
+    with pytest.raises(RunFailed) as caught:
+        run.supervision.take([raised("rollout-0", exit_code=3, is_final=True)])
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(("failure", "kind"), [(died("learner"), LearnerDied), (raised("learner"), RunFailed)])
+def test_nothing_goes_on_without_the_learner(run: Run, failure: ChildFailure, kind: type[RunFailed]) -> None:
+    run.control.note_episode()
+    with pytest.raises(RunFailed) as caught:
+        run.supervision.take([failure])
+    assert type(caught.value) is kind
+
+
+def test_nobody_follows_before_all_is_settled_and_that_is_not_waited_for_without_an_end(run: Run) -> None:
+    run.settles = False
+    run.supervision.take([died("rollout-1")])
+    run.look_after(SETTLE_TIMEOUT_S - 1.0)
+    assert run.supervisor.started == list(WORKERS)
+    with pytest.raises(RunFailed, match="rollout worker 1 could not be started again"):
+        run.look_after(2.0)
+
+
+def test_a_process_that_the_kernel_does_not_let_go_of_has_no_successor(run: Run) -> None:
+    run.supervisor.lets_go = False
+    with pytest.raises(RunFailed, match="its process does not end"):
+        run.supervision.take([died("rollout-0")])
+
+
+@pytest.mark.parametrize("end", ["request_stop", "end"])
+def test_nobody_is_started_while_the_run_ends(run: Run, end: str) -> None:
+    run.supervision.take([died("rollout-0")])
+    getattr(run.control, end)()
+    run.supervision.take([raised("rollout-1")])
+    run.look_after(SETTLE_TIMEOUT_S + 1.0)
+    assert run.supervisor.started == list(WORKERS)
+    assert [report.child for report in run.reports] == ["rollout-0"], "nobody is told of a restart that does not come"
+
+
+def test_only_who_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, env_step_timeout=150.0)
+    for note in (lambda: run.control.count_steps(0, 1), lambda: run.control.count_turn(0)):  # it steps, or waits
+        for _ in range(320):
+            note()
+            run.look_after(0.5)
+    assert list(run.supervisor.killed) == ["rollout-1"]
+    assert "made no environment step for 150 s" in run.supervisor.killed["rollout-1"]
+    assert "--env_step_timeout" in run.supervisor.killed["rollout-1"]
