@@ -33,7 +33,7 @@ from asyncrl.runtime.provenance import describe
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 _FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
 
@@ -46,7 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         SIGTERM.
     """
     started_at = process_started_at()
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(sys.argv[1:] if argv is None else argv, started_at)
+    except KeyboardInterrupt:  # there is no run yet, which would take it for a request
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: Sequence[str], started_at: float) -> int:
     loaded = load(
         arguments, _FLAGS, description="Train a policy.", lenient=True, find_saved=run_folder.find_saved_config
     )

@@ -1,7 +1,7 @@
 """Finds out an environment's spaces in a process of its own, so that its code never runs in the runner.
 
 The two sides pass JSON files in a temporary folder; what the environment prints goes to a third file there and is
-shown only when its process dies without an answer.
+shown only when its process dies without an answer. That process ends with the one that asks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime.lifeline import end_with
 
 _OUTPUT_SHOWN = 2000
 
@@ -63,14 +64,16 @@ def probe(
 def _run_child(folder: Path, env_id: str, timeout_s: float) -> int:
     # The child finds modules where this process finds them; "" is the working directory for both.
     search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    with (folder / "output.txt").open("wb") as output:
+    lifeline, held_open = os.pipe()
+    with (folder / "output.txt").open("wb") as output, open(lifeline, "rb"), open(held_open, "wb"):
         child = subprocess.Popen(
-            [sys.executable, "-m", "asyncrl.envs.probe", str(folder)],
+            [sys.executable, "-m", "asyncrl.envs.probe", str(folder), str(lifeline)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": search_path},
             start_new_session=True,
+            pass_fds=(lifeline,),
         )
         try:
             return child.wait(timeout_s)
@@ -137,4 +140,5 @@ def _main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[2]), whole_group=True)
     _main(Path(sys.argv[1]))

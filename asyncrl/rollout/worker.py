@@ -58,8 +58,6 @@ class WorkerReports:
         """What was done since the last report."""
         now, phases = time.monotonic(), self.phases.take()
         episodes = tuple(episode for group in self._groups for episode in group.take_episodes())
-        if episodes:
-            self._control.note_episode()
         report = RolloutReport(
             worker_idx=self.worker_idx,
             wall_s=now - self._report_started,

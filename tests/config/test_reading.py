@@ -42,6 +42,8 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
             "--num_batches_to_accumulate (read with async_rl=True)",
         ),
         (["--compile=inductor"], "--compile (read with algo=sac)"),
+        (["--rnn_size=64", "--core=own"], "--core, --rnn_size (read with use_rnn=True)"),
+        (["--algo=sac", "--encoder=own"], "--encoder (read with algo=ppo or a2c or a3c)"),
         (["--algo=sac", "--backend=hogwild", "--compile=off"], "--compile (read with backend=actor_learner)"),
         (
             ["--algo=sac", "--gae_lambda=0.5", "--hogwild_mode=shared"],
