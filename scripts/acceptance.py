@@ -146,6 +146,16 @@ SUITES: dict[str, list[Case]] = {
             episodes=50,
         )
     ],
+    "atari": [
+        Case(
+            "Pong 30 minutes",
+            ("--env=ALE/Pong-v5", "--train_for_seconds=1800"),
+            -19.5,
+            seeds=(0,),
+            needed=1,
+            measure="training",
+        )
+    ],
     "halfcheetah": [Case("HalfCheetah-v5 3M async", _flags("HalfCheetah-v5", 3_000_000), 4000.0)],
     "a2c": [
         Case("A2C CartPole-v1 500k", _flags("CartPole-v1", 500_000, "--algo=a2c"), 450.0),
