@@ -10,6 +10,7 @@ All of it lies in one arena, which the runner makes before it starts anyone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -33,9 +34,11 @@ from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
 from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.learner.slot_ledger import SlotLedger
+from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, Trainer
 from asyncrl.models.acting import ActingPolicy
@@ -60,7 +63,7 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
         weights=WeightsChannel(setup.arena),
         desk=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
         device=device,
-        seed=env_seed(setup.config.seed, _ACTING_SEEDS + actor_idx, setup.seed_steps),
+        seed=env_seed(setup.seed, _ACTING_SEEDS + actor_idx, setup.seed_steps),
         phases=phases,
     )
 
@@ -87,7 +90,7 @@ def build_rollout_worker(
     first_split = worker_idx * plan.worker_num_splits
     failures = FailureLog(worker_idx, setup.config, setup.control)
     groups = {
-        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed_steps, failures)
+        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed, setup.seed_steps, failures)
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
     if plan.replay is not None:
@@ -137,6 +140,8 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     """
     torch.manual_seed(setup.config.seed)
     phases, plan = PhaseTimer(), setup.plan
+    ranks = _meet(setup)
+    agreement = Agreement(ranks)
     saved = state_to_begin_with(setup)
     elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
     exchange: SlotExchange | None = None
@@ -144,14 +149,46 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     if plan.hogwild is not None:
         trainer = build_hogwild_keeper(setup, plan.hogwild, waker, workers, phases)
     elif plan.replay is not None:
-        trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases)
+        trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, ranks, agreement)
     else:
         exchange = _build_exchange(setup, workers)
-        trainer = _build_on_policy_trainer(setup, exchange, saved, phases)
+        trainer = _build_on_policy_trainer(setup, exchange, saved, phases, ranks, agreement)
     learner = LearnerWorker(
-        trainer, setup.control, setup.config, setup.spec, setup.checkpoints, phases, elapsed_s=elapsed_s
+        trainer,
+        setup.control,
+        setup.config,
+        setup.spec,
+        setup.checkpoints,
+        phases,
+        elapsed_s=elapsed_s,
+        agreement=agreement,
+        saves=ranks.rank == 0 or (plan.replay is not None and setup.config.save_replay),
     )
     return learner, exchange
+
+
+def _meet(setup: RunSetup) -> Ranks:
+    if setup.rank is None:
+        return Ranks()
+    device = torch.device(setup.plan.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return ProcessGroupRanks(setup.rank, device)
+
+
+def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearner) -> None:
+    """Brings weights, optimizer and statistics to those of rank 0; draws go on with a generator of one's own."""
+    if ranks.num_ranks == 1:
+        return
+    state = learner.state_dict()
+    own = {"generator": state.optimizer["generator"]}
+    for tensors in (state.model, state.optimizer):
+        for name in sorted(tensors.keys() - own.keys()):
+            tensors[name] = ranks.take_from_first(tensors[name].to(learner.device)).cpu()
+    names = sorted(state.scalars)
+    numbers = torch.tensor([state.scalars[name] for name in names], dtype=torch.float64, device=learner.device)
+    scalars: dict[str, int | float] = dict(zip(names, ranks.take_from_first(numbers).tolist(), strict=True))
+    learner.load_state_dict(LearnerState(state.model, {**state.optimizer, **own}, scalars))
 
 
 def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
@@ -167,12 +204,18 @@ def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
 
 
 def _build_on_policy_trainer(
-    setup: RunSetup, exchange: SlotExchange, saved: LearnerState | None, phases: PhaseTimer
+    setup: RunSetup,
+    exchange: SlotExchange,
+    saved: LearnerState | None,
+    phases: PhaseTimer,
+    ranks: Ranks,
+    agreement: Agreement,
 ) -> OnPolicyTrainer:
     config, plan = setup.config, setup.plan
-    learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, torch.device(plan.device))
+    learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, torch.device(plan.device), Storage(ranks))
     if saved is not None:
         learner.load_state_dict(saved)
+    _take_state_of_first(ranks, learner)
     return OnPolicyTrainer(
         learner=learner,
         batcher=Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset, plan.recurrence),
@@ -182,6 +225,7 @@ def _build_on_policy_trainer(
         phases=phases,
         env_steps=setup.first_env_steps,
         num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
+        agreement=agreement,
     )
 
 
@@ -192,21 +236,27 @@ def _build_off_policy_trainer(
     waker: Waker,
     workers: Sequence[Waker],
     phases: PhaseTimer,
+    ranks: Ranks,
+    agreement: Agreement,
 ) -> OffPolicyTrainer:
     config, plan, stripes = setup.config, setup.plan, ReplayStripes(setup.arena)
-    learner = OffPolicyLearner(SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device))
+    learner = OffPolicyLearner(
+        SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
+    )
     sampler = ReplaySampler(
-        stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=config.seed
+        stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=setup.seed
     )
     is_free = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
     is_free = is_free and config.compile != "inductor"  # compiled code is for a number of threads
-    most_env_steps = config.train_for_env_steps - setup.first_env_steps + stripes.total_env_steps()
+    share = math.ceil((config.train_for_env_steps - setup.first_env_steps) / ranks.num_ranks)
+    most_env_steps = share + stripes.total_env_steps()
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:
         learner.load_state_dict(saved)
         if stripes.num_held_steps > 0:
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
+    _take_state_of_first(ranks, learner)
     return OffPolicyTrainer(
         learner=learner,
         stripes=stripes,
@@ -219,6 +269,8 @@ def _build_off_policy_trainer(
         phases=phases,
         first_env_steps=setup.first_env_steps,
         threads=ThreadChoice(plan.learner_threads) if is_free else None,
+        agreement=agreement,
+        most_env_steps=share,
     )
 
 

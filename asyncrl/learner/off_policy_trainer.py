@@ -21,6 +21,7 @@ from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
@@ -47,6 +48,8 @@ class OffPolicyTrainer:
         phases: PhaseTimer,
         first_env_steps: int = 0,
         threads: ThreadChoice | None = None,
+        agreement: Agreement | None = None,
+        most_env_steps: int | None = None,
     ) -> None:
         """Publishes the first weights and limits; workers may step from then on.
 
@@ -62,7 +65,10 @@ class OffPolicyTrainer:
             phases: the learner's time goes here.
             first_env_steps: environment steps of the run before this process; what the replay held then is of them.
             threads: chooses how many threads an update has; None where that is settled.
+            agreement: what all ranks go by.
+            most_env_steps: environment steps that this process collects; those of the whole run if not given.
         """
+        self._agreement = agreement or Agreement(Ranks())
         self._learner = learner
         self._stripes = stripes
         self._sampler = sampler
@@ -74,7 +80,12 @@ class OffPolicyTrainer:
         self._phases = phases
         self._threads = threads
         self._block = torch.empty(learner.block_size)
-        self._steps_before = first_env_steps - stripes.total_env_steps()
+        self._first_env_steps = first_env_steps
+        self._steps_before = stripes.total_env_steps()
+        self._steps_of_others = 0  # as of the last turn
+        if most_env_steps is None:
+            most_env_steps = config.train_for_env_steps - first_env_steps
+        self._most_env_steps = most_env_steps
         self._unreported: list[SacMetrics] = []
         self._report_started = time.monotonic()
         self._publish()
@@ -83,12 +94,16 @@ class OffPolicyTrainer:
     @property
     def env_steps(self) -> int:
         """Environment steps that were collected, in all the run."""
-        return self._steps_before + self._stripes.total_env_steps()
+        return self._first_env_steps + self._own_env_steps + self._steps_of_others
+
+    @property
+    def _own_env_steps(self) -> int:
+        return self._stripes.total_env_steps() - self._steps_before
 
     @property
     def has_more_to_learn(self) -> bool:
         """Whether steps are to be collected, or updates due for those that were."""
-        return self.env_steps < self._config.train_for_env_steps or self._limiter.due > 0
+        return self._own_env_steps < self._most_env_steps or self._limiter.due > 0
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
@@ -97,7 +112,7 @@ class OffPolicyTrainer:
             self._release()
             self._waker.wait(timeout_s)
             self._phases.charge(Phase.WAIT_SAMPLES)
-        else:
+        elif (num_updates := self._agree_on(num_updates)) > 0:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
@@ -107,12 +122,23 @@ class OffPolicyTrainer:
             if metrics is not None:
                 self._unreported.append(metrics)
             self._phases.charge(Phase.TRAIN)
+            self._phases.move(self._learner.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
             self._limiter.count(num_updates)
             self._publish()
             self._release()
         if time.monotonic() - self._report_started < _REPORT_EVERY_S:
             return None
         return self.take_report()
+
+    def _agree_on(self, num_updates: int) -> int:
+        """How many updates all ranks make now; 0 if one of them wants to end."""
+        own = self._own_env_steps
+        turn = self._agreement.take_turn(num_updates, own)
+        self._phases.charge(Phase.WAIT_RANKS)
+        if turn.is_over:
+            return 0
+        self._steps_of_others = turn.env_steps - own
+        return turn.num_updates
 
     def settle(self) -> None:
         """Nothing: nobody else trains."""

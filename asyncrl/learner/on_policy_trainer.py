@@ -16,6 +16,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport
@@ -34,6 +35,7 @@ class OnPolicyTrainer:
         phases: PhaseTimer,
         env_steps: int = 0,
         num_samples: int = 0,
+        agreement: Agreement | None = None,
     ) -> None:
         """Publishes the first weights; slots may be granted from then on.
 
@@ -46,7 +48,9 @@ class OnPolicyTrainer:
             phases: the learner's time goes here.
             env_steps: environment steps of the run that were trained on before.
             num_samples: samples that were trained before, each as often as it was.
+            agreement: what all ranks go by.
         """
+        self._agreement = agreement or Agreement(Ranks())
         self._learner = learner
         self._batcher = batcher
         self._exchange = exchange
@@ -82,16 +86,19 @@ class OnPolicyTrainer:
             self._exchange.poll()  # slots that were dropped as too old are free now
             return None
         dataset = self._batcher.collect(columns)
-        if dataset.num_valid == 0:  # all of it was of environments that failed
+        lag = self._batcher.lag(self._learner.policy_version) if dataset.num_valid > 0 else None
+        self._phases.charge(Phase.COPY)
+        turn = self._agreement.take_turn(1, dataset.num_valid)
+        self._phases.charge(Phase.WAIT_RANKS)
+        num_steps = turn.env_steps
+        if turn.is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
             self._exchange.release(columns)
             return None
-        lag = self._batcher.lag(self._learner.policy_version)
-        self._phases.charge(Phase.COPY)
         skip = self._config.debug_skip_training
-        num_steps = dataset.num_valid
         self._env_steps_seen = self._env_steps + num_steps
         metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
         self._phases.charge(Phase.TRAIN)
+        self._phases.move(self._learner.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
         self._exchange.release(columns)
         self._env_steps = self._env_steps_seen
         self._num_samples += 0 if skip else num_steps * self._config.num_epochs

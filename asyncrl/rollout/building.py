@@ -17,7 +17,13 @@ from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
 
 def build_env_group(
-    config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int, env_steps: int, failures: FailureLog
+    config: TrainConfig,
+    plan: ResourcePlan,
+    spec: EnvSpec,
+    split_idx: int,
+    run_seed: int,
+    env_steps: int,
+    failures: FailureLog,
 ) -> StepsEnvironments:
     """The environments of split `split_idx`, each with a seed of its own (a vectorized one has one for all).
 
@@ -26,16 +32,17 @@ def build_env_group(
         plan: for the number of environments.
         spec: what the probe found.
         split_idx: number of the split.
+        run_seed: what their seeds follow from, with the number of each and `env_steps`.
         env_steps: steps that the run was trained on before.
         failures: of the worker that steps them.
     """
     make: Callable[[], Any]
     first_env = split_idx * plan.envs_per_split
     last_env = first_env + plan.envs_per_split
-    seeds = [env_seed(config.seed, env_idx, env_steps) for env_idx in range(first_env, last_env)]
+    seeds = [env_seed(run_seed, env_idx, env_steps) for env_idx in range(first_env, last_env)]
 
     def seed(env_idx: int, steps: int) -> int:
-        return env_seed(config.seed, env_idx, env_steps + steps)
+        return env_seed(run_seed, env_idx, env_steps + steps)
 
     if spec.is_vectorized:
         make = partial(make_vector_env, config.env, config.env_kwargs, plan.envs_per_split)
