@@ -82,7 +82,6 @@ class OffPolicyTrainer:
         self._block = torch.empty(learner.block_size)
         self._first_env_steps = first_env_steps
         self._steps_before = stripes.total_env_steps()
-        self._steps_of_others = 0  # as of the last turn
         if most_env_steps is None:
             most_env_steps = config.train_for_env_steps - first_env_steps
         self._most_env_steps = most_env_steps
@@ -93,17 +92,19 @@ class OffPolicyTrainer:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps that were collected, in all the run."""
-        return self._first_env_steps + self._own_env_steps + self._steps_of_others
+        """Environment steps that were collected, in all the run; with other ranks, as of their last turn."""
+        is_alone = self._learner.ranks.num_ranks == 1
+        return self._first_env_steps + (self.own_env_steps if is_alone else self._agreement.env_steps)
 
     @property
-    def _own_env_steps(self) -> int:
+    def own_env_steps(self) -> int:
+        """Environment steps that were collected here since this process was started."""
         return self._stripes.total_env_steps() - self._steps_before
 
     @property
     def has_more_to_learn(self) -> bool:
         """Whether steps are to be collected, or updates due for those that were."""
-        return self._own_env_steps < self._most_env_steps or self._limiter.due > 0
+        return self.own_env_steps < self._most_env_steps or self._limiter.due > 0
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
@@ -132,13 +133,9 @@ class OffPolicyTrainer:
 
     def _agree_on(self, num_updates: int) -> int:
         """How many updates all ranks make now; 0 if one of them wants to end."""
-        own = self._own_env_steps
-        turn = self._agreement.take_turn(num_updates, own)
+        turn = self._agreement.take_turn(num_updates, self.own_env_steps)
         self._phases.charge(Phase.WAIT_RANKS)
-        if turn.is_over:
-            return 0
-        self._steps_of_others = turn.env_steps - own
-        return turn.num_updates
+        return 0 if turn.is_over else turn.num_updates
 
     def settle(self) -> None:
         """Nothing: nobody else trains."""

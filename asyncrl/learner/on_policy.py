@@ -214,7 +214,7 @@ class OnPolicyLearner:
             were_taken += self._look_at(steps[num_before:], samples)
             after_epoch()
         steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
-        return self._metrics(steps, learning_rates, explained_variance(raw_values, raw_returns)) if steps else None
+        return self._metrics(steps, learning_rates, raw_values, raw_returns) if steps else None
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another."""
@@ -477,15 +477,21 @@ class OnPolicyLearner:
             raise self._skipped.diagnosis(figures, {**obs, **trained_on, "weights": self._flat.data})
         return were_taken
 
-    def _metrics(self, steps: list[_Step], learning_rates: list[float], variance: Tensor) -> TrainMetrics:
-        """Bring every figure to the host in one transfer."""
+    def _metrics(
+        self, steps: list[_Step], learning_rates: list[float], raw_values: Tensor, raw_returns: Tensor
+    ) -> TrainMetrics:
+        """Bring every figure to the host in one transfer; those that are not of all ranks anyway are their means."""
         means = torch.stack([torch.stack(column) for column in list(zip(*steps, strict=True))[:6]]).mean(1)
         log_ratio = torch.cat([step.log_ratio for step in steps])
-        ratio = log_ratio.exp()
-        clipped = ((ratio < self._clip.low) | (ratio > self._clip.high)).float().mean()
-        first_deviation = steps[0].log_ratio.expm1().abs().max()
-        figures = torch.cat((means, torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation))))
-        self.ranks.average([figures])
+        own = means.new_zeros(4)
+        if log_ratio.numel() > 0:
+            ratio = log_ratio.exp()
+            clipped = ((ratio < self._clip.low) | (ratio > self._clip.high)).float().mean()
+            first_deviation = steps[0].log_ratio.expm1().abs().amax(0)
+            variance = explained_variance(raw_values, raw_returns)
+            own = torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation))
+        self.ranks.average([own], log_ratio.numel())
+        figures = torch.cat((means, own))
         loss, policy, value, entropy, kl, grad_norm, approx_kl, clip_fraction, explained, deviation = figures.tolist()
         return TrainMetrics(
             loss=loss,

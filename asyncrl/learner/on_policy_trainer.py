@@ -59,6 +59,8 @@ class OnPolicyTrainer:
         self._phases = phases
         self._block = torch.empty(learner.block_size)
         self._env_steps = env_steps
+        self._first_env_steps = env_steps
+        self._own_env_steps = 0
         self._env_steps_seen = self._env_steps  # with those of the dataset that is being trained on
         self._num_samples = num_samples
         self._report_started = time.monotonic()
@@ -68,6 +70,11 @@ class OnPolicyTrainer:
     def env_steps(self) -> int:
         """Environment steps that were trained on."""
         return self._env_steps
+
+    @property
+    def own_env_steps(self) -> int:
+        """Environment steps of this process that were trained on."""
+        return self._own_env_steps
 
     @property
     def has_more_to_learn(self) -> bool:
@@ -88,13 +95,14 @@ class OnPolicyTrainer:
         dataset = self._batcher.collect(columns)
         lag = self._batcher.lag(self._learner.policy_version) if dataset.num_valid > 0 else None
         self._phases.charge(Phase.COPY)
-        turn = self._agreement.take_turn(1, dataset.num_valid)
+        turn = self._agreement.take_turn(1, self._own_env_steps + dataset.num_valid)
         self._phases.charge(Phase.WAIT_RANKS)
-        num_steps = turn.env_steps
+        num_steps = self._first_env_steps + turn.env_steps - self._env_steps
         if turn.is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
             self._exchange.release(columns)
             return None
         skip = self._config.debug_skip_training
+        self._own_env_steps += dataset.num_valid
         self._env_steps_seen = self._env_steps + num_steps
         metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
         self._phases.charge(Phase.TRAIN)

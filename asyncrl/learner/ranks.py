@@ -182,14 +182,20 @@ class Agreement:
         """
         return self._exchange(False, False, num_updates, env_steps)
 
-    def end(self, is_interrupted: bool) -> None:
+    @property
+    def env_steps(self) -> int:
+        """What the ranks named last, added up."""
+        return 0 if self._last is None else self._last.env_steps
+
+    def end(self, is_interrupted: bool, env_steps: int) -> None:
         """Says that this rank goes on no further, unless another has said so already.
 
         Args:
             is_interrupted: whether it was asked to stop.
+            env_steps: as in `take_turn`.
         """
         if not self.is_over:
-            self._exchange(True, is_interrupted, 0, 0)
+            self._exchange(True, is_interrupted, 0, env_steps)
 
     def should_save(self, is_due: bool) -> bool:
         """Whether to save now: rank 0 decides, and the others hear of it with their next turn."""

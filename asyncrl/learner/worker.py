@@ -34,6 +34,10 @@ class Trainer(Protocol):
         """Environment steps that were trained on."""
 
     @property
+    def own_env_steps(self) -> int:
+        """Environment steps that this process has collected since it was started."""
+
+    @property
     def has_more_to_learn(self) -> bool:
         """Whether the steps that the run is to have are not all trained on yet."""
 
@@ -147,7 +151,8 @@ class LearnerWorker:
         would go on differently.
         """
         self._trainer.settle()
-        self._agreement.end(is_interrupted=self._control.stop_requested and self._trainer.has_more_to_learn)
+        is_interrupted = self._control.stop_requested and self._trainer.has_more_to_learn
+        self._agreement.end(is_interrupted, self._trainer.own_env_steps)
         report = self._trainer.take_report()
         if report is not None:
             send(report)
