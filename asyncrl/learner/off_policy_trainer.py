@@ -93,7 +93,7 @@ class OffPolicyTrainer:
     @property
     def env_steps(self) -> int:
         """Environment steps that were collected, in all the run; with other ranks, as of their last turn."""
-        is_alone = self._learner.ranks.num_ranks == 1
+        is_alone = self._agreement.ranks.num_ranks == 1
         return self._first_env_steps + (self.own_env_steps if is_alone else self._agreement.env_steps)
 
     @property
@@ -123,7 +123,7 @@ class OffPolicyTrainer:
             if metrics is not None:
                 self._unreported.append(metrics)
             self._phases.charge(Phase.TRAIN)
-            self._phases.move(self._learner.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
+            self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
             self._limiter.count(num_updates)
             self._publish()
             self._release()

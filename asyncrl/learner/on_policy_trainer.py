@@ -106,7 +106,7 @@ class OnPolicyTrainer:
         self._env_steps_seen = self._env_steps + num_steps
         metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
         self._phases.charge(Phase.TRAIN)
-        self._phases.move(self._learner.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
+        self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
         self._exchange.release(columns)
         self._env_steps = self._env_steps_seen
         self._num_samples += 0 if skip else num_steps * self._config.num_epochs

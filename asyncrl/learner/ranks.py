@@ -155,11 +155,14 @@ class Agreement:
     """Has all ranks go on together, save together, and end together. One learner alone agrees with itself.
 
     Before each iteration every rank takes a turn; a rank that wants to end does so in its place.
+
+    Attributes:
+        ranks: who agrees.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         """Nothing is agreed on yet."""
-        self._ranks = ranks
+        self.ranks = ranks
         self._wants_to_save = self._are_to_save = False
         self._last: Turn | None = None
 
@@ -199,14 +202,14 @@ class Agreement:
 
     def should_save(self, is_due: bool) -> bool:
         """Whether to save now: rank 0 decides, and the others hear of it with their next turn."""
-        if self._ranks.num_ranks == 1:
+        if self.ranks.num_ranks == 1:
             return is_due
-        self._wants_to_save = is_due and self._ranks.rank == 0
+        self._wants_to_save = is_due and self.ranks.rank == 0
         due, self._are_to_save = self._are_to_save, False
         return due
 
     def _exchange(self, ends: bool, is_interrupted: bool, num_updates: int, env_steps: int) -> Turn:
-        rows = self._ranks.gather([ends, is_interrupted, self._wants_to_save, num_updates, env_steps])
+        rows = self.ranks.gather([ends, is_interrupted, self._wants_to_save, num_updates, env_steps])
         all_end, all_interrupted, saves, updates, steps = zip(*rows, strict=True)
         self._are_to_save, self._wants_to_save = self._are_to_save or any(saves), False
         self._last = Turn(any(all_end), any(all_interrupted), min(updates), sum(steps))
