@@ -14,13 +14,33 @@ publishes weights. Between processes travel only integers: which slot, which spl
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from asyncrl.envs.registry import register_env
+    from asyncrl.models.registry import register_core, register_encoder, register_model
     from asyncrl.policy import Policy
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Policy": "asyncrl.policy",
+    "register_core": "asyncrl.models.registry",
+    "register_encoder": "asyncrl.models.registry",
+    "register_env": "asyncrl.envs.registry",
+    "register_model": "asyncrl.models.registry",
+}
+"""Modules of the names that are imported when somebody asks for them: most of them import torch."""
+
+__all__ = ["Policy", "load_policy", "register_core", "register_encoder", "register_env", "register_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def load_policy(

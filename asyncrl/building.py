@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
-from asyncrl.envs.making import env_seed
+from asyncrl.envs.making import env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation_worker import EvaluationWorker
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.worker import HogwildWorker
@@ -32,7 +33,7 @@ from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
-from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
+from asyncrl.learner.on_policy_trainer import DatasetSource, OnPolicyTrainer, SlotDatasets
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -45,6 +46,8 @@ from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.making import make_acting_model, make_actor_critic
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.on_device.env_group import TensorEnvGroup
+from asyncrl.on_device.worker import DeviceWorker
 from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.failures import FailureLog
@@ -140,20 +143,28 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     """
     torch.manual_seed(setup.config.seed)
     phases, plan = PhaseTimer(), setup.plan
-    ranks = _meet(setup)
-    agreement = Agreement(ranks)
+    agreement = Agreement(_meet(setup))
     saved = state_to_begin_with(setup)
-    elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
     exchange: SlotExchange | None = None
     trainer: Trainer
     if plan.hogwild is not None:
         trainer = build_hogwild_keeper(setup, plan.hogwild, waker, workers, phases)
     elif plan.replay is not None:
-        trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, ranks, agreement)
+        trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, agreement)
     else:
         exchange = _build_exchange(setup, workers)
-        trainer = _build_on_policy_trainer(setup, exchange, saved, phases, ranks, agreement)
-    learner = LearnerWorker(
+        batcher = Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset, plan.recurrence)
+        datasets = SlotDatasets(exchange, batcher, phases)
+        learner = _make_on_policy_learner(setup, saved, agreement.ranks)
+        trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement)
+    return _make_learner_worker(setup, trainer, saved, phases, agreement), exchange
+
+
+def _make_learner_worker(
+    setup: RunSetup, trainer: Trainer, saved: LearnerState | None, phases: PhaseTimer, agreement: Agreement
+) -> LearnerWorker:
+    elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
+    return LearnerWorker(
         trainer,
         setup.control,
         setup.config,
@@ -162,9 +173,34 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
         phases,
         elapsed_s=elapsed_s,
         agreement=agreement,
-        saves=ranks.rank == 0 or (plan.replay is not None and setup.config.save_replay),
+        saves=agreement.ranks.rank == 0 or (setup.plan.replay is not None and setup.config.save_replay),
     )
-    return learner, exchange
+
+
+def build_serial(
+    setup: RunSetup, waker: Waker
+) -> tuple[LearnerWorker, SlotExchange | None, list[RolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker]]:
+    """All roles of one process, as `build_learner` and `build_rollout_worker` make them; `waker` wakes it."""
+    plan = setup.plan
+    if plan.steps_tensors:
+        return _build_on_device(setup)
+    learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers)
+    workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
+    return learner, exchange, [*workers]
+
+
+def _build_on_device(setup: RunSetup) -> tuple[LearnerWorker, None, list[Any]]:
+    config, plan, device = setup.config, setup.plan, torch.device(setup.plan.device)
+    torch.manual_seed(config.seed)
+    saved, phases = state_to_begin_with(setup), PhaseTimer()
+    agreement = Agreement(Ranks())
+    learner = _make_on_policy_learner(setup, saved, agreement.ranks)
+    env = make_run_vector_env(config, plan.num_envs)
+    group = TensorEnvGroup(env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.squashes, device)
+    seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
+    worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
+    trainer = _make_on_policy_trainer(setup, learner, worker, saved, phases, agreement)
+    return _make_learner_worker(setup, trainer, saved, phases, agreement), None, [worker]
 
 
 def _meet(setup: RunSetup) -> Ranks:
@@ -203,25 +239,28 @@ def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
     )
 
 
-def _build_on_policy_trainer(
-    setup: RunSetup,
-    exchange: SlotExchange,
-    saved: LearnerState | None,
-    phases: PhaseTimer,
-    ranks: Ranks,
-    agreement: Agreement,
-) -> OnPolicyTrainer:
-    config, plan = setup.config, setup.plan
-    learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, torch.device(plan.device), Storage(ranks))
+def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: Ranks) -> OnPolicyLearner:
+    model = make_actor_critic(setup.spec, setup.config)
+    learner = OnPolicyLearner(model, setup.config, torch.device(setup.plan.device), Storage(ranks))
     if saved is not None:
         learner.load_state_dict(saved)
     _take_state_of_first(ranks, learner)
+    return learner
+
+
+def _make_on_policy_trainer(
+    setup: RunSetup,
+    learner: OnPolicyLearner,
+    datasets: DatasetSource,
+    saved: LearnerState | None,
+    phases: PhaseTimer,
+    agreement: Agreement,
+) -> OnPolicyTrainer:
     return OnPolicyTrainer(
         learner=learner,
-        batcher=Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset, plan.recurrence),
-        exchange=exchange,
-        publisher=WeightsPublisher(WeightsChannel(setup.arena), plan.forced_lag),
-        config=config,
+        datasets=datasets,
+        publisher=WeightsPublisher(WeightsChannel(setup.arena), setup.plan.forced_lag),
+        config=setup.config,
         phases=phases,
         env_steps=setup.first_env_steps,
         num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
@@ -236,10 +275,10 @@ def _build_off_policy_trainer(
     waker: Waker,
     workers: Sequence[Waker],
     phases: PhaseTimer,
-    ranks: Ranks,
     agreement: Agreement,
 ) -> OffPolicyTrainer:
     config, plan, stripes = setup.config, setup.plan, ReplayStripes(setup.arena)
+    ranks = agreement.ranks
     learner = OffPolicyLearner(
         SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
     )

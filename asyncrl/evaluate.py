@@ -88,9 +88,12 @@ def _evaluate_run(options: _Options) -> EvaluationResult:
     env_steps = checkpoints.saved_env_steps(path)
 
     # Imports torch, which takes a second: what a user got wrong is answered before.
+    import torch
+
     from asyncrl.evaluation import EvaluationResult, evaluate
     from asyncrl.policy import load_policy
 
+    torch.set_num_threads(1)  # more only wait for one another over a few observations
     policy = load_policy(path, device=options.device, seed=options.seed)
     print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
     result = evaluate(
@@ -129,7 +132,7 @@ def _maker(config: TrainConfig, options: _Options) -> Callable[[int], gymnasium.
     from asyncrl.envs.making import make_shown_env
 
     video, render_mode = options.video, "human" if options.render else "rgb_array"
-    return lambda number: make_shown_env(config.env, config.env_kwargs, render_mode, video, number)
+    return lambda number: make_shown_env(config, render_mode, video, number)
 
 
 def _read_options(argv: Sequence[str]) -> _Options:

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import env_seed, make_env
+from asyncrl.envs.making import env_seed, make_run_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.policy import Policy
 
@@ -120,7 +120,7 @@ def evaluate(
     config = policy.config
     try:
         for idx in range(min(num_envs, episodes)):
-            environments.append(make_env(config.env, config.env_kwargs) if make is None else make(idx))
+            environments.append(make_run_env(config) if make is None else make(idx))
         lanes = [_Lane(env, idx, episodes, len(environments), seed) for idx, env in enumerate(environments)]
         _play(lanes, policy, deterministic, report or _say_nothing, report_every_s)
     finally:

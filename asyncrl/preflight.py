@@ -78,13 +78,19 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
     spec, failure = None, None
     if config.env and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
         try:
-            spec = probe(config.env, config.env_kwargs, env_backend=config.env_backend)
+            spec = probe(
+                config.env,
+                config.env_kwargs,
+                env_backend=config.env_backend,
+                atari_preprocessing=config.preprocesses_atari,
+            )
         except EnvironmentFailed as error:
             failure = str(error)
         except UsageError as error:
             problems.append(Problem(("env",), str(error)))
     needed, free = None, available_bytes()
     if spec is not None:
+        plan = resolve(config, machine, observes_images=spec.observation.num_pixels > 0)
         problems.extend(_action_problems(config, spec))
         problems.extend(resuming.find_problems_of_source(config, spec))
         warnings.extend(_short_parts(config, plan, spec))

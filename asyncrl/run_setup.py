@@ -62,7 +62,7 @@ class RunSetup:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config)))
         # Hogwild workers have slots and replays of their own.
-        if plan.hogwild is None and plan.replay is None:
+        if plan.num_slots > 0:
             TrajectorySlots(arena).reset()
         elif plan.hogwild is None and resume_from is not None:
             replay = checkpoint.load(resume_from, with_replay=True).replay

@@ -21,6 +21,7 @@ from asyncrl.building import (
     build_inference_worker,
     build_learner,
     build_rollout_worker,
+    build_serial,
 )
 from asyncrl.evaluation_worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome
@@ -75,9 +76,8 @@ def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
 def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome | Path:
     """Runs to the end, or to the checkpoint that is returned."""
     torch.set_num_threads(setup.plan.learner_threads)
-    plan, control, waker = setup.plan, setup.control, Waker()
-    learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers)
-    workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
+    control, waker = setup.control, Waker()
+    learner, exchange, workers = build_serial(setup, waker)
     evaluation = None if setup.config.eval_every_env_steps is None else build_evaluation_worker(setup)
     try:
         boundary: Path | None = None

@@ -184,7 +184,9 @@ class Supervision:
         for name in self._hangs.look(progress, now):
             timeout_s = self._setup.config.env_step_timeout
             self._supervisor.kill_hung(
-                name, f"made no environment step for {timeout_s:g} s and was killed; its Python stack is in its log"
+                name,
+                f"made no environment step for {timeout_s:g} s and was killed (--env_step_timeout); its Python stack "
+                "is in its log",
             )
 
 

@@ -37,7 +37,7 @@ from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
 from asyncrl.runtime.torchrun import take_rank
 
-EXIT_DONE, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
+EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 _OF_OTHER_RANKS = {"quiet": True, "eval_every_env_steps": None, "save_milestones_s": None, "init_from": None}
 """Settings of all ranks but the first, which shows, evaluates and saves for all, and has what the others begin with."""
@@ -53,7 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         SIGTERM.
     """
     started_at = process_started_at()
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        return _run(sys.argv[1:] if argv is None else argv, started_at)
+    except KeyboardInterrupt:  # there is no run yet, which would take it for a request
+        return EXIT_INTERRUPTED
+
+
+def _run(arguments: Sequence[str], started_at: float) -> int:
     address = take_rank(os.environ)
     if address is None:
         return _Command(arguments, started_at).run()

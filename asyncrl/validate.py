@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return result.exit_code
     if loaded.preset is not None:
         print(f"{'preset:':<15} {loaded.preset} ({loaded.preset_path})")
+    if result.spec is not None:
+        print(f"{'environment:':<15} {result.spec}")
     print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
     if loaded.cli["print_config"]:
         print(format_settings(loaded, result.plan))
@@ -56,6 +58,7 @@ def _as_data(loaded: LoadedConfig, result: preflight.Preflight) -> dict[str, obj
         "problems": [dataclasses.asdict(problem) for problem in result.problems],
         "warnings": [dataclasses.asdict(warning) for warning in result.warnings],
         "environment_failure": result.environment_failure,
+        "environment": None if result.spec is None else result.spec.to_data(),
         "plan": plan_as_data(result.plan, result.arena_bytes, result.free_bytes),
     }
     if loaded.cli["print_config"]:

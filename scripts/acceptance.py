@@ -27,10 +27,13 @@ from typing import Any, Literal
 RETURNS = (350, 1000, 2000, 3000, 4000)
 """Training returns whose first steps and seconds are recorded."""
 
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+"""Where the environments of some cases lie."""
+
 
 @dataclass(frozen=True)
 class Case:
-    """One claim: these flags reach `threshold` in at least `needed` of the seeds.
+    """One claim: these flags reach `threshold` in at least `needed` of the seeds, or stay below it.
 
     Attributes:
         name: of the case and of its runs' folders.
@@ -43,6 +46,7 @@ class Case:
         episodes: of the evaluation.
         is_killed: the run is killed at half of its steps and goes on.
         compared_to: name of a case whose value with the same seed is the measure of this one's.
+        stays_below: the threshold is not to be reached.
     """
 
     name: str
@@ -54,6 +58,7 @@ class Case:
     episodes: int = 20
     is_killed: bool = False
     compared_to: str | None = None
+    stays_below: bool = False
 
 
 def _flags(env: str, steps: int, *more: str) -> tuple[str, ...]:
@@ -98,6 +103,28 @@ def _hogwild() -> Iterator[Case]:
     yield Case("Hogwild SAC HalfCheetah-v5 200k", _flags("HalfCheetah-v5", 200_000, *sac), 3000.0)
 
 
+def _memory() -> Iterator[Case]:
+    hidden = _flags("space_envs:HiddenVelocity-v0", 500_000, "--preset=classic_control")
+    yield Case("Hidden velocities 500k GRU", (*hidden, "--use_rnn=True"), 350.0, needed=3)
+    yield Case("Hidden velocities 500k without memory", hidden, 150.0, needed=3, stays_below=True)
+
+
+def _spaces() -> Iterator[Case]:
+    # An image says which choice is right, a number which continuous action; each step is a task of its own. Best: 1.
+    task = ("--preset=classic_control", "--num_epochs=2", "--gamma=0", "--initial_stddev=0.2")
+    flags = _flags("space_envs:SeeAndTell-v0", 60_000, *task, "--encoder_conv_mlp_layers=[64]")
+    yield Case("Image and vector, Tuple action 60k", flags, 0.9, needed=3)
+
+
+def _vtrace() -> Iterator[Case]:
+    # Synchronous, so that each sample is 20 versions old: no more, and after the first 20 no less. 20 steps of the
+    # preset's size make another policy, of which old samples say little: smaller steps, and smaller batches for more.
+    small = ("--rollout=16", "--batch_size=64", "--learning_rate=0.0003")
+    flags = _flags("CartPole-v1", 500_000, "--algo=a2c", "--async_rl=False", "--debug_forced_lag=20", *small)
+    yield Case("IMPALA CartPole-v1 500k lag 20", (*flags, "--with_vtrace=True"), 400.0)
+    yield Case("A2C CartPole-v1 500k lag 20", flags, 0.0, needed=0)
+
+
 SUITES: dict[str, list[Case]] = {
     "core": [
         *_cartpole(),
@@ -124,10 +151,13 @@ SUITES: dict[str, list[Case]] = {
         Case("A2C CartPole-v1 500k", _flags("CartPole-v1", 500_000, "--algo=a2c"), 450.0),
         Case("A2C InvertedPendulum-v5 1M", _flags("InvertedPendulum-v5", 1_000_000, "--algo=a2c"), 900.0),
     ],
+    "memory": list(_memory()),
     "resume": list(_resumed()),
     "hogwild": list(_hogwild()),
     "sac": list(_sac()),
     "sac_precision": list(_sac_precision()),
+    "spaces": list(_spaces()),
+    "vtrace": list(_vtrace()),
 }
 
 
@@ -212,11 +242,16 @@ def table(cases: list[Case], records: list[dict[str, Any]]) -> str:
     for case in cases:
         values = _values(case.name, records)
         reached = sum(has_reached(case, seed, records) for seed in values)
-        shown = ", ".join(f"{values[seed]:.0f}" for seed in case.seeds if seed in values) or "-"
+        shown = ", ".join(_rounded(values[seed]) for seed in case.seeds if seed in values) or "-"
         verdict = f"{reached} of {len(values)} (needs {case.needed} of {len(case.seeds)})"
         wanted = f"{case.threshold:g}" + (f" of {case.compared_to}" if case.compared_to else "")
+        wanted = f"below {wanted}" if case.stays_below else wanted
         lines.append(f"| {case.name} ({case.measure}) | {wanted} | {shown} | {verdict} |")
     return "\n".join(lines)
+
+
+def _rounded(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 10.0 else f"{value:.2f}"
 
 
 def milestones(cases: list[Case], records: list[dict[str, Any]]) -> str:
@@ -243,7 +278,9 @@ def has_reached(case: Case, seed: int, records: list[dict[str, Any]]) -> bool:
     if case.compared_to is not None:
         other = _values(case.compared_to, records).get(seed)
         threshold = None if other is None else case.threshold * other
-    return value is not None and threshold is not None and value >= threshold
+    if value is None or threshold is None:
+        return False
+    return value < threshold if case.stays_below else value >= threshold
 
 
 def _values(name: str, records: list[dict[str, Any]]) -> dict[int, float]:
@@ -259,6 +296,7 @@ def main() -> int:
     parser.add_argument("--train_dir", type=Path, default=Path("train_dir"))
     parser.add_argument("--table", action="store_true", help="show what was measured and run nothing")
     options = parser.parse_args()
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
     cases = [case for case in SUITES[options.suite] if options.only in case.name]
     records = _read(options.results)
     done = {(record["case"], record["seed"]) for record in records}

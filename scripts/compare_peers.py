@@ -192,9 +192,8 @@ class Comparison:
 
     def _simulate(self, task: str) -> float:
         options = self._options
-        return measure_pure_simulation(
-            f"{task}-v5", {}, options.num_workers, options.num_envs_per_worker, options.simulate_s
-        )
+        config = TrainConfig(env=f"{task}-v5")
+        return measure_pure_simulation(config, options.num_workers, options.num_envs_per_worker, options.simulate_s)
 
     def _run_asyncrl(self, system: System, task: str, round_idx: int) -> float:
         options = self._options

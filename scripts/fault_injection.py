@@ -12,7 +12,7 @@ each run no process of it may live and no new entry may be in /dev/shm.
 from __future__ import annotations
 
 import argparse
-import contextlib
+import functools
 import json
 import os
 import random
@@ -29,14 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
+from watched_run import GONE_S, STARTED, WatchedRun, await_condition
+
+from asyncrl.benchmarking.report import table
 
 KILLS_OF_A_RUN = 10
 RUN_LIMIT_S = 600.0
 NOTICE_LIMIT_S = 30.0
 RECOVER_LIMIT_S = 120.0
-SHARED_MEMORY = Path("/dev/shm")
-STARTED, AT_WORK = re.compile(r"started as process (\d+)"), re.compile(r"at work")
+AT_WORK = re.compile(r"at work")
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,12 @@ CASES = (
 )
 
 
-class Run:
-    """One run in a session of its own, whose standard error is read with the times at which lines came."""
+class Run(WatchedRun):
+    """A run of a case, whose standard error is read with the times at which lines came."""
 
-    def __init__(self, case: Case, folder: Path) -> None:
+    def __init__(self, case: Case, place: Path) -> None:
         """Starts it."""
-        self.logs = folder / "runs" / "run" / "logs"
-        place = ("--train_dir=runs", "--experiment=run", "--max_restarts=1000", "--preset=none")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "asyncrl.train", *place, *case.flags],
-            cwd=folder,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        super().__init__(place, ("--max_restarts=1000", "--preset=none", *case.flags), subprocess.PIPE)
         self.lines: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -91,41 +83,15 @@ class Run:
         for line in self.process.stderr:
             self.lines.append((time.monotonic(), line.rstrip()))
 
-    @property
-    def is_over(self) -> bool:
-        """Whether its main process has ended."""
-        return self.process.poll() is not None
-
     def noticed_at(self, role: str, since: float) -> float | None:
         """When it said that a process of that log died, since then."""
         name = re.sub(r"-(\d+)$", r" worker \1", role)
         return next((at for at, line in list(self.lines) if at >= since and f"{name} died: SIGKILL" in line), None)
 
-    def processes(self) -> list[psutil.Process]:
-        """Its processes that live."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, ProcessLookupError):
-                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
     def end(self) -> None:
-        """Kills what is left."""
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        self.process.wait()
+        """Kills what is left, and reads the last lines."""
+        super().end()
         self._reader.join(5.0)
-
-
-def _await(condition: Callable[[], Any], limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def _count(log: Path, pattern: re.Pattern[str]) -> int:
@@ -135,17 +101,19 @@ def _count(log: Path, pattern: re.Pattern[str]) -> int:
 def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | None:
     """Kills a random victim, waits until its successor is at work; None if the run ended before."""
     time.sleep(chance.uniform(0.0, 1.5))
-    log = chance.choice(sorted(run.logs.glob(case.victims)))
+    log = chance.choice([log for log in sorted(run.logs.glob(case.victims)) if _count(log, STARTED)])
     num_at_work = _count(log, AT_WORK)
     pid = int(STARTED.findall(log.read_text())[-1])
     killed_at = time.monotonic()
     try:
+        if os.getsid(pid) != run.process.pid:
+            return None  # the number is another program's by now
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return None
-    _await(lambda: run.is_over or run.noticed_at(log.stem, killed_at) is not None, NOTICE_LIMIT_S)
+    await_condition(lambda: run.is_over or run.noticed_at(log.stem, killed_at) is not None, NOTICE_LIMIT_S)
     noticed_at = run.noticed_at(log.stem, killed_at)
-    recovered = _await(lambda: run.is_over or _count(log, AT_WORK) > num_at_work, RECOVER_LIMIT_S)
+    recovered = await_condition(lambda: run.is_over or _count(log, AT_WORK) > num_at_work, RECOVER_LIMIT_S)
     if run.is_over and noticed_at is None:
         return None  # it was done when the kill came
     return {
@@ -158,12 +126,12 @@ def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | No
 def run_case(case: Case, most_kills: int, seed: int, record: Callable[[dict[str, Any]], None]) -> int:
     """One run with kills; returns how many there were."""
     chance, num_kills = random.Random(seed), 0
-    entries = set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
     with tempfile.TemporaryDirectory(prefix="asyncrl_faults_") as folder:
         run = Run(case, Path(folder))
         try:
             started_at = time.monotonic()
-            _await(lambda: run.is_over or any(_count(log, AT_WORK) for log in run.logs.glob(case.victims)), 120.0)
+            victims = functools.partial(run.logs.glob, case.victims)
+            await_condition(lambda: run.is_over or any(_count(log, AT_WORK) for log in victims()), 120.0)
             for _ in range(4 * most_kills):
                 if num_kills == most_kills or run.is_over:
                     break
@@ -171,23 +139,26 @@ def run_case(case: Case, most_kills: int, seed: int, record: Callable[[dict[str,
                 if kill is not None:
                     num_kills += 1
                     record({"kind": "kill", "case": case.name, **kill})
-            is_hung = not _await(lambda: run.is_over, max(0.0, started_at + RUN_LIMIT_S - time.monotonic()))
-            _await(lambda: not run.processes(), 0.0 if is_hung else 10.0)
-            left = len(run.processes())
+            is_hung = not await_condition(lambda: run.is_over, max(0.0, started_at + RUN_LIMIT_S - time.monotonic()))
+            left = run.num_left(0.0 if is_hung else GONE_S)
         finally:
             run.end()
-        new = set(os.listdir(SHARED_MEMORY)) - entries if SHARED_MEMORY.is_dir() else set()
         outcome = {"exit_code": run.process.returncode, "is_hung": is_hung, "processes_left": left}
-        record({"kind": "run", "case": case.name, "seed": seed, **outcome, "entries_left": sorted(new)})
+        record({"kind": "run", "case": case.name, "seed": seed, **outcome, "entries_left": run.new_shared_memory()})
         if is_hung or run.process.returncode != 0:
             print("\n".join(line for _, line in run.lines[-20:]), file=sys.stderr)
     return num_kills
 
 
-def table(records: list[dict[str, Any]]) -> str:
+HEADER = (
+    *("case", "runs", "kills", "exit code 0", "hung", "processes left", "left in /dev/shm"),
+    *("noticed after, median (largest) s", "at work again after, median (largest) s"),
+)
+
+
+def summarize(records: list[dict[str, Any]]) -> str:
     """A line for each case, as Markdown."""
-    head = "| runs | kills | exit code 0 | hung | processes left | /dev/shm | noticed, median (max) s | at work again |"
-    rows = [f"| case {head}", "|" + " --- |" * 9]
+    rows = []
     for name in dict.fromkeys(record["case"] for record in records):
         kills = [each for each in records if each["kind"] == "kill" and each["case"] == name]
         runs = [each for each in records if each["kind"] == "run" and each["case"] == name]
@@ -201,8 +172,8 @@ def table(records: list[dict[str, Any]]) -> str:
             _spread([kill["noticed_s"] for kill in kills]),
             _spread([kill["recovered_s"] for kill in kills]),
         ]
-        rows.append(f"| {name} | " + " | ".join(map(str, figures)) + " |")
-    return "\n".join(rows)
+        rows.append([name, *map(str, figures)])
+    return table(HEADER, rows)
 
 
 def _spread(seconds: list[float | None]) -> str:
@@ -214,7 +185,7 @@ def _spread(seconds: list[float | None]) -> str:
 def main() -> int:
     """Runs until the kills are recorded; returns 1 if anything hung, leaked or failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="kills to be recorded in all")
+    parser.add_argument("--kills", type=int, default=200, help="kills to be recorded, of all cases together")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--output", type=Path, default=Path("fault_injection.jsonl"))
     parser.add_argument("--table", action="store_true", help="show what was recorded, run nothing")
@@ -229,14 +200,15 @@ def main() -> int:
             file.write(json.dumps(entry) + "\n")
 
     while not options.table and cases:
-        left = options.kills - sum(entry["kind"] == "kill" for entry in records)
+        names = {case.name for case in cases}
+        left = options.kills - sum(entry["kind"] == "kill" and entry["case"] in names for entry in records)
         if left <= 0:
             break
         num_runs = {case: sum(r["kind"] == "run" and r["case"] == case.name for r in records) for case in cases}
         case = min(cases, key=lambda case: num_runs[case])
         num_kills = run_case(case, min(left, KILLS_OF_A_RUN), seed=len(records), record=record)
         print(f"{case.name}: {num_kills} kills", flush=True)
-    print(table(records))
+    print(summarize(records))
     runs = [entry for entry in records if entry["kind"] == "run"]
     is_clean = all(not (r["is_hung"] or r["processes_left"] or r["entries_left"] or r["exit_code"]) for r in runs)
     return 0 if is_clean else 1

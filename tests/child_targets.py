@@ -20,7 +20,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.learner.ranks import ProcessGroupRanks
 from asyncrl.monitoring.reports import EpisodeRecord, RolloutReport
 from asyncrl.runtime.peers import Peers
-from asyncrl.runtime.processes import ChildResult, RunFailed, process_context
+from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed, process_context
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.supervisor import Supervisor
 from asyncrl.runtime.torchrun import RankAddress
@@ -113,11 +113,11 @@ def lose_the_fork_server(folder: str) -> None:
     _await_report(supervisor)
     print("busy lives" if supervisor.wait(0.5) == [] else "busy is lost", flush=True)
     supervisor.start("next", return_pid)
-    (outcome,) = supervisor.wait(60.0)
-    print(outcome.child, "returned" if isinstance(outcome, ChildResult) else outcome, flush=True)
+    outcome = supervisor.wait_for("next", 60.0)
+    print("next returned" if isinstance(outcome, ChildResult) else outcome, flush=True)
     process.kill()
-    (outcome,) = supervisor.wait(60.0)
-    print(outcome.summary, flush=True)
+    outcome = supervisor.wait_for("busy", 60.0)
+    print(outcome.summary if isinstance(outcome, ChildFailure) else outcome, flush=True)
     supervisor.end(timeout_s=0.0)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import SyncVectorEnv
 
 from asyncrl.envs.making import env_seed
 
@@ -300,3 +301,14 @@ for _environment in (
     Unreliable,
 ):
     gymnasium.register(f"{_environment.__name__}-v0", entry_point=_environment)
+
+
+def _endless_rewards(num_envs: int, autoreset_mode: str, **kwargs: Any) -> SyncVectorEnv:
+    return SyncVectorEnv([lambda: EndlessReward(**kwargs)] * num_envs, autoreset_mode=autoreset_mode)
+
+
+gymnasium.register(
+    "VectorEndlessReward-v0",
+    entry_point=lambda autoreset_mode, **kwargs: EndlessReward(**kwargs),
+    vector_entry_point=_endless_rewards,
+)

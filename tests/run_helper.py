@@ -25,6 +25,7 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.making import make_env
+from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.on_policy import OnPolicyLearner
@@ -138,9 +139,12 @@ def run(
     plan = resolve(config, _TWO_CORES)
     problems = [str(problem) for problem in find_problems(config, plan, _TWO_CORES)]
     assert not problems, problems
-    example = make_env(config.env, config.env_kwargs)
-    spec = read_spec(example, config.env)
-    example.close()
+    if "env_backend" in settings:
+        spec = probe(config.env, config.env_kwargs, env_backend=config.env_backend)
+    else:
+        example = make_env(config.env, config.env_kwargs)
+        spec = read_spec(example, config.env)
+        example.close()
     reports: list[Report] = []
     folder.mkdir(parents=True, exist_ok=True)
     setup = RunSetup.create(config, plan, spec, folder / "checkpoints", resume_from)

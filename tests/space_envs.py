@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
 
 class Recall(gymnasium.Env[int, int]):
@@ -89,6 +90,18 @@ class Masked(gymnasium.Env[dict[str, Any], Any]):
         return {"action_mask": self._mask, "number": self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)}
 
 
+class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """CartPole's position and angle without their velocities, which a memory can tell from what went before."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def observation(self, observation: Any) -> Any:
+        return observation[[0, 2]]
+
+
 gymnasium.register("Recall-v0", Recall)
 gymnasium.register("SeeAndTell-v0", SeeAndTell)
 gymnasium.register("Masked-v0", Masked)
+gymnasium.register("HiddenVelocity-v0", lambda **kwargs: Positions(CartPoleEnv(**kwargs)), max_episode_steps=500)

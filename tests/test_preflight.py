@@ -8,7 +8,14 @@ from asyncrl import preflight
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import (
+    BoxAction,
+    DiscreteAction,
+    EnvSpec,
+    ObservationLayout,
+    ObservationPart,
+    vector_observation,
+)
 
 INF = float("inf")
 MACHINE = Machine(cores=2)
@@ -22,7 +29,9 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvSpec]:
         "Bounded-v0": EnvSpec("Bounded-v0", vector_observation(4), BoxAction((1,), (-1.0,), (1.0,), "float32"), None),
         "Free-v0": EnvSpec("Free-v0", vector_observation(4), BoxAction((1,), (-INF,), (INF,), "float32"), None),
     }
-    monkeypatch.setattr(preflight, "probe", lambda env_id, env_kwargs, env_backend: specs[env_id])
+    screen = ObservationLayout((ObservationPart((), "image", (4, 84, 84), "uint8"),))
+    specs["Screen-v0"] = EnvSpec("Screen-v0", screen, DiscreteAction(2, 0), None)
+    monkeypatch.setattr(preflight, "probe", lambda env_id, *_, **__: specs[env_id])
     return specs
 
 
@@ -35,6 +44,14 @@ def test_a_clean_run_has_a_plan_a_spec_and_its_memory() -> None:
     assert result.exit_code == 0 and result.problems == ()
     assert result.spec is not None and result.arena_bytes is not None
     assert 0 < result.arena_bytes < result.free_bytes
+
+
+def test_the_plan_knows_of_convolutions() -> None:
+    threads = [
+        checked(f"--env={env}", "--async_rl=False", "--batch_size=1024").plan.learner_threads
+        for env in ("Choice-v0", "Screen-v0")
+    ]
+    assert threads == [1, 2]
 
 
 @pytest.mark.parametrize(("env", "code"), [("Bounded-v0", 0), ("Free-v0", 2), ("Choice-v0", 2)])
@@ -66,7 +83,7 @@ def test_no_problem_is_invented_from_the_default_in_a_mistakes_place() -> None:
 def test_an_environment_that_raises_is_no_mistake_of_the_settings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(env_id: str, env_kwargs: object, env_backend: str) -> EnvSpec:
+    def fail(env_id: str, *_: object, **__: object) -> EnvSpec:
         raise EnvironmentFailed("Broken-v0 raised:\nits traceback")
 
     monkeypatch.setattr(preflight, "probe", fail)

@@ -32,6 +32,16 @@ def test_a_good_run_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["sgd_steps_per_run"] == plan["sgd_steps_per_dataset"] * -(-10_000_000 // 4096)
 
 
+def test_the_environment_is_shown_with_dtypes_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--env=space_envs:SeeAndTell-v0"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment:")]
+    assert "image (8, 8, 1) uint8, vector numbers (2,) float64 (72 bytes a row)" in line
+    assert line.endswith("takes 0 one of 2, 1 Box (1,) float32")
+    assert main(["--env=CartPole-v1", "--json"]) == 0
+    environment = json.loads(capsys.readouterr().out)["environment"]
+    assert environment["is_vectorized"] and environment["observation"][0]["dtype"] == "float32"
+
+
 def test_every_problem_is_reported_and_the_exit_code_is_2(capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*SYNC, "--batch_size=512", "--num_batches_per_epoch=3", "--gamma=7", "--squash_actions=True"]
     assert main(argv) == 2

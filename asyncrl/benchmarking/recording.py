@@ -11,7 +11,7 @@ from asyncrl.benchmarking.recorded import Recording
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import env_seed, make_env
+from asyncrl.envs.making import env_seed, make_run_env
 from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint as checkpoints
 
@@ -38,7 +38,7 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
         policy = load_policy(checkpoint, seed=seed)
     except checkpoints.CheckpointError as error:
         raise UsageError(f"the checkpoint {checkpoint} cannot be used: {error}") from error
-    envs = [make_env(config.env, config.env_kwargs) for _ in range(num_envs)]
+    envs = [make_run_env(config) for _ in range(num_envs)]
     try:
         return _play(envs, policy, num_steps, seed)
     finally:

@@ -52,6 +52,7 @@ class Benchmark:
     variants: tuple[Variant, ...]
     tasks: tuple[Task, ...]
     checkpoint: Path | None
+    is_vectorized: bool
 
     @property
     def output(self) -> Path:
@@ -72,6 +73,7 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
             raise UsageError(f"--from_run={options.own.from_run} has no checkpoint")
     protocol = _protocol(options, checkpoint)
     configs: list[TrainConfig] = []
+    is_vectorized = False
     variants: dict[Variant, None] = {}
     own = options.own
     for flags, mode in combinations(own.modes, own.inference_modes, own.num_workers, own.num_envs_per_worker):
@@ -81,8 +83,9 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
             raise UsageError(f"--modes={mode} does not fit settings that ask for another backend: give --modes=hogwild")
         variants[Variant(mode, plan.inference_mode, Layout(plan.num_workers, plan.num_envs_per_worker))] = None
         configs.append(checked.config)
+        is_vectorized = checked.spec is not None and checked.spec.is_vectorized
     tasks = ordered_tasks(list(variants), options.seeds, protocol)
-    return Benchmark(options, configs[0], tuple(variants), tuple(tasks), checkpoint)
+    return Benchmark(options, configs[0], tuple(variants), tuple(tasks), checkpoint, is_vectorized)
 
 
 def run(benchmark: Benchmark, say: Say) -> bool:
@@ -130,6 +133,7 @@ def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, st
         simulate_s=own.simulate_s,
         episodes=own.episodes,
         recording=recording,
+        is_vectorized=benchmark.is_vectorized,
     )
     code = git_commit(Path(asyncrl.__file__).resolve().parents[1]) or asyncrl.__version__
     for number, task in enumerate(todo, start=1):

@@ -1,8 +1,8 @@
 """How fast the environments are by themselves: the yardstick of every throughput figure.
 
-The same number of processes and environments as a run, no policy, no shared memory. Actions are drawn at random
-beforehand, or are those that a trained policy chose (`asyncrl.benchmarking.recording`), with the seeds of its episodes:
-a body that walks costs more physics than one that falls.
+The same number of processes and environments as a run, vectorized where the run's are, no policy, no shared memory.
+Actions are drawn at random beforehand, or are those that a trained policy chose (`asyncrl.benchmarking.recording`),
+with the seeds of its episodes: a body that walks costs more physics than one that falls.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from gymnasium.vector import AutoresetMode
+
 from asyncrl.benchmarking.recorded import Recording
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import env_seed, make_env
+from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.runtime.processes import process_context
 
 _NUM_ACTIONS = 1000
@@ -27,24 +30,24 @@ _WARM_UP_S = 1.0
 
 
 def measure_pure_simulation(
-    env_id: str,
-    env_kwargs: dict[str, Any],
+    config: TrainConfig,
     num_workers: int,
     num_envs_per_worker: int,
     seconds: float,
     warm_up_s: float = _WARM_UP_S,
     recording: Path | None = None,
+    is_vectorized: bool = False,
 ) -> float:
     """Steps environments in `num_workers` processes at once.
 
     Args:
-        env_id: as for training.
-        env_kwargs: as for training.
+        config: says which environments.
         num_workers: processes.
-        num_envs_per_worker: environments of each, stepped in turn.
+        num_envs_per_worker: environments of each, stepped in turn or all at once.
         seconds: seconds that are counted.
         warm_up_s: seconds before them that are not.
         recording: file with the episodes to replay, one row for each environment at least; random actions if None.
+        is_vectorized: whether those of a process are one vectorized environment, unless episodes are replayed.
 
     Returns:
         Environment steps a second of all processes together.
@@ -57,7 +60,7 @@ def measure_pure_simulation(
     processes = []
     for worker_idx, (_, child) in enumerate(pipes):
         first_env_idx = worker_idx * num_envs_per_worker
-        player = _Player(env_id, env_kwargs, first_env_idx, num_envs_per_worker, recording)
+        player = _Player(config, first_env_idx, num_envs_per_worker, recording, is_vectorized)
         arguments = (child, player, warm_up_s, seconds)
         processes.append(context.Process(target=_simulate, args=arguments, daemon=True))  # type: ignore[attr-defined]
     for process in processes:
@@ -92,14 +95,22 @@ class _Player:
     """One process's share of the environments, and how it steps them."""
 
     def __init__(
-        self, env_id: str, env_kwargs: dict[str, Any], first_env_idx: int, num_envs: int, recording: Path | None
+        self,
+        config: TrainConfig,
+        first_env_idx: int,
+        num_envs: int,
+        recording: Path | None,
+        is_vectorized: bool = False,
     ) -> None:
-        self._env_id, self._env_kwargs = env_id, env_kwargs
+        self._config = config
         self._first_env_idx, self._num_envs, self._recording = first_env_idx, num_envs, recording
+        self._is_vectorized = is_vectorized
 
     def steps(self) -> Iterator[None]:
         """Makes the environments, then takes one step of one of them at a time, in turn, for ever."""
-        envs = [make_env(self._env_id, self._env_kwargs) for _ in range(self._num_envs)]
+        if self._is_vectorized and self._recording is None:
+            return self._vectorized_steps()
+        envs = [make_run_env(self._config, in_training=True) for _ in range(self._num_envs)]
         if self._recording is None:
             return self._random_steps(envs)
         part = Recording.load(self._recording).part(self._first_env_idx, self._num_envs)
@@ -116,6 +127,17 @@ class _Player:
                 env.reset()
             yield
 
+    def _vectorized_steps(self) -> Iterator[None]:
+        env = make_run_vector_env(self._config, self._num_envs)
+        env.reset(seed=vector_env_seed(0, self._first_env_idx))
+        env.action_space.seed(self._first_env_idx)
+        resets_itself = env.metadata["autoreset_mode"] != AutoresetMode.DISABLED
+        for actions in itertools.cycle([env.action_space.sample() for _ in range(_NUM_ACTIONS)]):
+            _, _, terminated, truncated, _ = env.step(actions)
+            if not resets_itself and (ended := terminated | truncated).any():
+                env.reset(options={"reset_mask": ended})
+            yield from itertools.repeat(None, self._num_envs)
+
     def _recorded_steps(self, envs: list[Any], part: Recording) -> Iterator[None]:
         actions = [list(rows) for rows in part.actions]
         ended, seeds = part.ended.tolist(), part.seeds.tolist()
@@ -126,8 +148,8 @@ class _Player:
                 _, _, terminated, truncated, _ = env.step(env_actions[step])
                 if (terminated or truncated) != env_ended[step]:
                     raise EnvironmentFailed(
-                        f"{self._env_id} does not repeat its episodes from the same seeds and actions, so it cannot be "
-                        "replayed"
+                        f"{self._config.env} does not repeat its episodes from the same seeds and actions, so it "
+                        "cannot be replayed"
                     )
                 if env_ended[step]:
                     env.reset(seed=env_seeds[step + 1])

@@ -45,6 +45,7 @@ class Workshop:
         simulate_s: seconds of pure simulation.
         episodes: evaluation episodes after learning.
         recording: episodes to replay instead of random actions.
+        is_vectorized: whether the runs step vectorized environments.
     """
 
     output: Path
@@ -55,6 +56,7 @@ class Workshop:
     simulate_s: float
     episodes: int
     recording: Path | None = None
+    is_vectorized: bool = False
 
     def carry_out(self, task: Task) -> Figures:
         """Measures one task.
@@ -71,12 +73,12 @@ class Workshop:
 
     def _simulate(self, layout: Layout) -> SimulationFigures:
         rate = measure_pure_simulation(
-            self.config.env,
-            self.config.env_kwargs,
+            self.config,
             layout.num_workers,
             layout.num_envs_per_worker,
             self.simulate_s,
             recording=self.recording,
+            is_vectorized=self.is_vectorized,
         )
         return SimulationFigures(rate, replayed=self.recording is not None)
 

@@ -26,6 +26,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
     machine = machine or Machine.detect()
     return [
         *_environment(config),
+        *_tensors(config, plan),
         *_device(config, machine),
         *_processes(plan),
         *_splits(config, plan),
@@ -45,7 +46,10 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.backend == "hogwild":
         text = f"--backend=hogwild trains in one machine's memory, not in {plan.num_ranks} ranks."
         yield Problem(("backend",), text, ("--backend=actor_learner", "no torchrun"))
-    if config.serial_mode:
+    if plan.steps_tensors:
+        text = f"--env_backend={config.env_backend} trains in one process, not in {plan.num_ranks} ranks."
+        yield Problem(("env_backend",), text, ("no torchrun",))
+    elif config.serial_mode:
         text = f"--serial_mode=True runs in one process, not in {plan.num_ranks} ranks."
         yield Problem(("serial_mode",), text, ("--serial_mode=False", "no torchrun"))
     if config.max_learner_restarts > 0:
@@ -72,6 +76,25 @@ def find_warnings(config: TrainConfig, plan: ResourcePlan, given: Iterable[str])
 def _environment(config: TrainConfig) -> Iterator[Problem]:
     if not config.env:
         yield Problem(("env",), "no environment was given.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
+
+
+def _tensors(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if not plan.steps_tensors:
+        return
+    needed = {
+        "serial_mode": True,
+        "async_rl": False,
+        "num_workers": 1,
+        "backend": "actor_learner",
+        "debug_forced_lag": 0,
+    }
+    wrong = {name: value for name, value in needed.items() if getattr(config, name) not in (value, "auto")}
+    if config.is_off_policy:
+        wrong["algo"] = "ppo"
+    if wrong:
+        text = "--env_backend=tensor steps environments and trains in turn on one device, from trajectories."
+        flags = " ".join(f"--{name}={value}" for name, value in wrong.items())
+        yield Problem((*wrong, "env_backend"), text, (flags,))
 
 
 def _memory(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:

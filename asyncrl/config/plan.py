@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # roles that only read a plan need no pydantic
     from asyncrl.config.schema import TrainConfig
 
 _FLOPS_FOR_A_THREAD = 3e8  # of a minibatch, forward and backward: a few milliseconds of one core
+_FLOPS_OF_CONVOLUTIONS = 2e7  # of one forward pass over a screen of 84 x 84
 _WORK_TO_TAKE_A_CORE = 4
 _FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
 _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
@@ -86,6 +87,7 @@ class ResourcePlan:
         recurrence: steps of a sequence that is trained as one; divides `rollout`.
         replay: what learning from a replay adds; None for algorithms that learn from trajectories.
         hogwild: what workers that train one set of parameters together add; None for the other backend.
+        steps_tensors: whether environments are on the learner's device, and samples never leave it.
     """
 
     device: str
@@ -112,6 +114,7 @@ class ResourcePlan:
     recurrence: int = 0
     replay: ReplayPlan | None = None
     hogwild: HogwildPlan | None = None
+    steps_tensors: bool = False
 
     @property
     def envs_per_split(self) -> int:
@@ -145,8 +148,8 @@ class ResourcePlan:
 
     @property
     def num_slots(self) -> int:
-        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; none beside a replay."""
-        if self.replay is not None or self.hogwild is not None:
+        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; perhaps none at all."""
+        if self.replay is not None or self.hogwild is not None or self.steps_tensors:
             return 0
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
@@ -240,12 +243,13 @@ class ResourcePlan:
         return collecting + self.learner_threads if self.async_rl else max(collecting, self.learner_threads)
 
 
-def resolve(config: TrainConfig, machine: Machine | None = None) -> ResourcePlan:
+def resolve(config: TrainConfig, machine: Machine | None = None, observes_images: bool = False) -> ResourcePlan:
     """Turns every `auto` into a value for this machine and derives the rest.
 
     Args:
         config: the settings.
         machine: what to plan for; the machine this runs on if not given.
+        observes_images: whether observations go through convolutions.
     """
     machine = machine or Machine.detect()
     takes_cuda = machine.cuda_is_usable and config.backend != "hogwild"
@@ -269,7 +273,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None) -> ResourcePlan
         num_envs_per_worker=num_envs,
         worker_num_splits=num_splits,
         num_inference_workers=config.num_inference_workers if inference_mode == "central" else 0,
-        learner_threads=_learner_threads(config, cores, num_workers),
+        learner_threads=_learner_threads(config, cores, num_workers, observes_images),
         cores=cores,
         num_ranks=machine.num_ranks,
         num_local_ranks=machine.num_local_ranks,
@@ -285,6 +289,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None) -> ResourcePlan
         recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
         replay=_replay(config),
         hogwild=_hogwild(config, num_workers),
+        steps_tensors=config.env_backend == "tensor",
     )
 
 
@@ -319,13 +324,13 @@ def _inference_mode(config: TrainConfig, device: str) -> InferenceMode:
     return config.inference_mode
 
 
-def _learner_threads(config: TrainConfig, cores: int, num_workers: int) -> int:
+def _learner_threads(config: TrainConfig, cores: int, num_workers: int, observes_images: bool) -> int:
     if config.learner_threads != "auto":
         return config.learner_threads
     if config.serial_mode or config.backend == "hogwild":
         # The order of a sum depends on the number of threads; with one, a run repeats on any number of cores.
         return 1
-    worth_having = _threads_worth_having(config)
+    worth_having = _threads_worth_having(config, observes_images)
     if config.is_off_policy:
         # Its updates are what everyone waits for, as long as there are about as many as steps.
         return max(1, min(cores, worth_having)) if config.updates_per_env_step >= _UPDATES_TO_BE_WAITED_FOR else 1
@@ -337,7 +342,7 @@ def _learner_threads(config: TrainConfig, cores: int, num_workers: int) -> int:
     return max(1, min(cores, worth_having, max(cores - num_workers, worth_having // _WORK_TO_TAKE_A_CORE)))
 
 
-def _threads_worth_having(config: TrainConfig) -> int:
+def _threads_worth_having(config: TrainConfig, observes_images: bool) -> int:
     """How many threads a minibatch has work for.
 
     Threads meet at the end of every operation. With little work between the meetings a second thread gains next to
@@ -348,7 +353,8 @@ def _threads_worth_having(config: TrainConfig) -> int:
     passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
     flops = _FLOPS_FOR_AN_OFF_POLICY_THREAD if config.is_off_policy else _FLOPS_FOR_A_THREAD
     num_weights = sum(num_in * num_out for num_in, num_out in zip([widths[0], *widths[:-1]], widths, strict=True))
-    return round(2 * passes * config.batch_size * num_weights / flops)
+    of_one_pass = 2 * num_weights + (_FLOPS_OF_CONVOLUTIONS if observes_images else 0)
+    return round(passes * config.batch_size * of_one_pass / flops)
 
 
 def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tuple[int, int]:

@@ -132,7 +132,9 @@ def _trajectory_lines(plan: ResourcePlan) -> dict[str, str]:
     return {
         "iteration": f"{plan.batch_size} x {plan.num_batches_per_epoch} = {plan.dataset_size} samples, "
         f"{plan.columns_per_dataset} trajectories of {plan.rollout} steps",
-        "slots": f"{plan.num_slots} of {plan.envs_per_split} trajectories; "
+        "slots": "none, samples stay on the device"
+        if plan.steps_tensors
+        else f"{plan.num_slots} of {plan.envs_per_split} trajectories; "
         f"an iteration takes {float(plan.slots_per_dataset):g}",
         "policy lag": f"at most {plan.steady_lag_bound} versions while workers keep pace, never above {plan.lag_bound}",
         "SGD steps": f"{plan.updates_per_dataset} for each iteration, {plan.num_updates:,} in the run's "

@@ -6,13 +6,14 @@ Settings that are missing here are read by every run, or refused by `asyncrl.con
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from asyncrl.config.flags import format_value
 from asyncrl.config.schema import TrainConfig
 
 Condition = Mapping[str, tuple[Any, ...]]
-"""By setting, the values with which another one is read. `algo` is a3c for A2C on the Hogwild backend."""
+"""By setting, the values with which another one is read, * for any text. `algo` is a3c for A2C on Hogwild."""
 
 _IS_SET = ("anything",)
 
@@ -27,8 +28,10 @@ _COMBINED: Condition = {"hogwild_mode": ("gradients",)}
 _ADAPTIVE: Condition = {"lr_schedule": ("kl_adaptive_minibatch", "kl_adaptive_epoch")}
 _SERVED: Condition = {"inference_mode": ("central",)}
 _EVALUATED: Condition = {"eval_every_env_steps": _IS_SET}
+_MEMORY: Condition = {"use_rnn": (True,)}
 
 _READ_WITH: dict[str, Condition] = {
+    "atari_preprocessing": {"env": ("ALE/*",)},
     "eval_episodes": _EVALUATED,
     "eval_deterministic": _EVALUATED,
     "async_rl": _ACTOR_LEARNER,
@@ -76,6 +79,15 @@ _READ_WITH: dict[str, Condition] = {
     "hogwild_optimizer": _HOGWILD,
     "num_gradients_to_combine": {**_HOGWILD, **_COMBINED},
     "combine_gradients": {**_HOGWILD, **_COMBINED},
+    "encoder": _TRAJECTORIES,
+    "core": _MEMORY,
+    "model": _TRAJECTORIES,
+    "encoder_conv_architecture": _TRAJECTORIES,
+    "encoder_conv_mlp_layers": _TRAJECTORIES,
+    "rnn_type": _MEMORY,
+    "rnn_size": _MEMORY,
+    "rnn_num_layers": _MEMORY,
+    "recurrence": _MEMORY,
     "actor_critic_share_weights": _TRAJECTORIES,
     "adaptive_stddev": _TRAJECTORIES,
     "squash_actions": _TRAJECTORIES,
@@ -98,6 +110,10 @@ def missing_for(name: str, config: TrainConfig, inference_mode: str | None = Non
             value = inference_mode
         if values is _IS_SET and value is None:
             return other
-        if values is not _IS_SET and value not in values:
+        if values is not _IS_SET and not any(_is_like(value, wanted) for wanted in values):
             return f"{other}={' or '.join(map(format_value, values))}"
     return None
+
+
+def _is_like(value: Any, wanted: Any) -> bool:
+    return fnmatchcase(value, wanted) if isinstance(value, str) else bool(value == wanted)

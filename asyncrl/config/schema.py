@@ -19,6 +19,9 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
+ATARI_FRAMESKIP = 4
+"""Frames of a game for which an action is held, unless env_kwargs say otherwise."""
+
 
 def _setting(default: Any, section: str, description: str) -> Any:
     return Field(default=default, description=description, json_schema_extra={"section": section})
@@ -32,11 +35,18 @@ class TrainConfig(BaseModel):
     # What to train
     env: str = _setting("", "run", "Gymnasium id, or module:Id for an environment that its module registers")
     env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
-    env_backend: Literal["auto", "gym", "gym_vector"] = _setting(
+    env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _setting(
         "auto",
         "run",
         "step environments one by one (gym), or all of a split at once by the vectorized implementation that Gymnasium "
-        "has registered for the id (gym_vector); auto takes that where there is one with the same spaces",
+        "has registered for the id (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
+        "gives tensors on the learner's device (tensor); auto takes Gymnasium's if there is one with the same spaces",
+    )
+    atari_preprocessing: bool = _setting(
+        True,
+        "run",
+        "ids of ALE/: 4 grey frames of 84 x 84, one action for 4 frames, no-op starts, and in training an episode for "
+        "each life",
     )
     import_modules: list[str] = _setting(
         [], "run", "modules of your own that register networks; each process that builds them imports these first"
@@ -324,6 +334,16 @@ class TrainConfig(BaseModel):
         False, "watching", "show where each role's time goes: a table at the end and profile/* in the records"
     )
     quiet: bool = _setting(False, "watching", "print no progress")
+
+    @property
+    def preprocesses_atari(self) -> bool:
+        """Whether the environment is an Atari game that is to be seen as is usual."""
+        return self.env.startswith("ALE/") and self.atari_preprocessing
+
+    @property
+    def frames_per_step(self) -> int:
+        """Frames of a preprocessed game that pass with one environment step; 1 elsewhere."""
+        return int(self.env_kwargs.get("frameskip", ATARI_FRAMESKIP)) if self.preprocesses_atari else 1
 
     @property
     def is_off_policy(self) -> bool:

@@ -1,9 +1,11 @@
-"""Making and seeding one environment; mistakes in its id, arguments or missing packages become one sentence."""
+"""Making and seeding environments; mistakes in an id, arguments or missing packages become one sentence."""
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
+import importlib.util
 import os
 import traceback
 import warnings
@@ -17,37 +19,65 @@ from gymnasium import error as gymnasium_error
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs import atari
+from asyncrl.envs.pooled import PooledVectorEnv
+from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
+from asyncrl.envs.spaces import has_action_mask
 from asyncrl.runtime.user_modules import import_user_module
 
 _INSTALL = {
     "mujoco": 'pip install "asyncrl[mujoco]"',
     "box2d": 'pip install "gymnasium[box2d]"',
-    "ale": 'pip install "gymnasium[atari]"',
+    "ale": 'pip install "asyncrl[atari]"',
+    "opencv": 'pip install "asyncrl[atari]"',
     "pygame": 'pip install "gymnasium[classic-control]"',
 }
 
 
 def make_env(
-    env_id: str, env_kwargs: Mapping[str, Any] | None = None, render_mode: str | None = None
+    env_id: str,
+    env_kwargs: Mapping[str, Any] | None = None,
+    render_mode: str | None = None,
+    *,
+    backend: str = "gym",
+    atari_preprocessing: bool = True,
+    in_training: bool = False,
 ) -> gymnasium.Env[Any, Any]:
     """Makes one environment.
 
     Args:
-        env_id: a registered Gymnasium id, or `module:Id`, whose module is imported first.
+        env_id: a registered Gymnasium id, or `module:Id`, whose module is imported first; for EnvPool its id.
         env_kwargs: keyword arguments for the environment.
         render_mode: as Gymnasium understands it.
+        backend: `env_backend` of the run; only `envpool` and `tensor` differ here.
+        atari_preprocessing: see through `asyncrl.envs.atari` at games.
+        in_training: whether what is done in training alone is done.
 
     Raises:
         UsageError: unknown id, missing package, or arguments that the environment does not know.
         Exception: whatever the environment itself raises, unchanged.
     """
     arguments = dict(env_kwargs or {})
+    if backend == "envpool":
+        if render_mode is not None:
+            raise UsageError("environments of EnvPool cannot be shown or recorded.")
+        return SingleEnv(PooledVectorEnv(env_id, arguments, num_envs=1), env_id)
+    is_preprocessed = atari_preprocessing and atari.is_atari(env_id)
+    if is_preprocessed:
+        arguments = atari.inner_kwargs(arguments)
     if render_mode is not None:
         arguments["render_mode"] = render_mode
     registered_id = _import_registering_module(env_id)
     with _without_registry_warnings():
         try:
-            return gymnasium.make(registered_id, disable_env_checker=True, **arguments)
+            registered = gymnasium.registry.get(registered_id)
+            if registered is not None and registered.vector_entry_point is None and backend == "tensor":
+                raise UsageError(f"{env_id} has no vectorized implementation to use: none is registered.")
+            if backend == "tensor" or (registered is not None and registered.entry_point is None):
+                return _make_vectorized_only(env_id, arguments, is_of_tensors=backend == "tensor")
+            env = gymnasium.make(registered_id, disable_env_checker=True, **arguments)
+            return atari.preprocessed(env, env_kwargs or {}, in_training) if is_preprocessed else env
         except gymnasium_error.UnregisteredEnv as error:
             raise UsageError(_unknown_id(env_id, registered_id)) from error
         except gymnasium_error.DependencyNotInstalled as error:
@@ -62,14 +92,38 @@ def make_env(
             raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}") from error
 
 
-def make_shown_env(
-    env_id: str, env_kwargs: Mapping[str, Any] | None, render_mode: str, video: Path | None, number: int
+def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tensors: bool) -> SingleEnv:
+    if "render_mode" in arguments:
+        raise UsageError(f"{env_id} is there in its vectorized form alone, so it cannot be shown or recorded.")
+    vector_env = make_vector_env(env_id, arguments, num_envs=1)
+    if (problem := _problem_of_mode(vector_env)) is not None:
+        raise UsageError(f"{env_id} cannot be used: {problem}.")
+    if is_of_tensors:
+        from asyncrl.envs.tensors import SingleTensorEnv  # nobody else in this layer needs torch
+
+        return SingleTensorEnv(vector_env, env_id)
+    return SingleEnv(vector_env, env_id)
+
+
+def make_run_env(
+    config: TrainConfig, render_mode: str | None = None, *, in_training: bool = False
 ) -> gymnasium.Env[Any, Any]:
-    """Makes an environment whose episodes are seen.
+    """Makes one environment of a run, see `make_env`."""
+    return make_env(
+        config.env,
+        config.env_kwargs,
+        render_mode,
+        backend=config.env_backend,
+        atari_preprocessing=config.preprocesses_atari,
+        in_training=in_training,
+    )
+
+
+def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, number: int) -> gymnasium.Env[Any, Any]:
+    """Makes an environment of a run whose episodes are seen.
 
     Args:
-        env_id: as for `make_env`.
-        env_kwargs: as for `make_env`.
+        config: settings of the run.
         render_mode: human for a window, rgb_array for a recording.
         video: folder to record every episode into; None to record nothing.
         number: tells the recordings of several environments apart.
@@ -77,7 +131,7 @@ def make_shown_env(
     Raises:
         UsageError: as for `make_env`, or what recording needs is not installed.
     """
-    env = make_env(env_id, env_kwargs, render_mode)
+    env = make_run_env(config, render_mode)
     if video is None:
         return env
     try:
@@ -92,34 +146,64 @@ def make_shown_env(
         raise UsageError('recording videos needs moviepy: pip install "asyncrl[video]"') from error
 
 
-def make_vector_env(env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int) -> VectorEnv[Any, Any, Any]:
+def make_vector_env(
+    env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int, atari_preprocessing: bool = True
+) -> VectorEnv[Any, Any, Any]:
     """Makes the vectorized implementation that is registered for the id, as Gymnasium's `make_vec` does."""
+    arguments = dict(env_kwargs or {})
+    if atari_preprocessing and atari.is_atari(env_id):
+        arguments = atari.vectorized_kwargs(arguments)
     registered_id = _import_registering_module(env_id)
     with _without_registry_warnings():
         return gymnasium.make_vec(
             registered_id,
             num_envs=num_envs,
             vectorization_mode=gymnasium.VectorizeMode.VECTOR_ENTRY_POINT,
-            **dict(env_kwargs or {}),
+            **arguments,
         )
 
 
-def why_not_vectorized(env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any]) -> str | None:
+def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, Any, Any]:
+    """Makes a vectorized environment of a run."""
+    if config.env_backend == "envpool":
+        return PooledVectorEnv(config.env, config.env_kwargs, num_envs)
+    return make_vector_env(config.env, config.env_kwargs, num_envs, config.preprocesses_atari)
+
+
+def why_not_vectorized(
+    env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any], atari_preprocessing: bool = True
+) -> str | None:
     """Why the id's vectorized implementation cannot stand for `env`; None if it can."""
     if env.spec is None or env.spec.vector_entry_point is None:
         return "none is registered"
     try:
-        vector_env = make_vector_env(env_id, env_kwargs, num_envs=2)
+        vector_env = make_vector_env(env_id, env_kwargs, 2, atari_preprocessing)
     except Exception as error:
         return f"it cannot be made: {error}"
     try:
         spaces = (vector_env.single_observation_space, vector_env.single_action_space)
         if spaces != (env.observation_space, env.action_space):
             return "its spaces are others"
-        mode = vector_env.metadata.get("autoreset_mode")
-        return None if mode == AutoresetMode.NEXT_STEP else f"its autoreset mode is {mode}, not NEXT_STEP"
+        if (problem := _problem_of_mode(vector_env)) is not None:
+            return problem
+        mode = vector_env.metadata["autoreset_mode"]
+        if mode != AutoresetMode.NEXT_STEP and has_action_mask(env.observation_space):
+            return f"its autoreset mode is {mode.name}, in which an action may meet the mask of another observation"
+        return None
     finally:
         vector_env.close()
+
+
+def _problem_of_mode(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
+    mode = vector_env.metadata.get("autoreset_mode")
+    if isinstance(mode, AutoresetMode):
+        return None
+    return f'its metadata["autoreset_mode"] is {mode!r} and not one of gymnasium.vector.AutoresetMode'
+
+
+def vector_env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
+    """Seed of a vectorized environment whose first one is `env_idx`; arguments are as for `env_seed`."""
+    return env_seed(seed, env_idx, env_steps) % VECTOR_SEEDS
 
 
 def env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
@@ -137,6 +221,9 @@ def env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
 
 def _import_registering_module(env_id: str) -> str:
     """Imports the module of `module:Id` from the working directory or the path; returns the id without it."""
+    if atari.is_atari(env_id):
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ale_py")
     module, separator, registered_id = env_id.partition(":")
     if not separator:
         return env_id
@@ -150,16 +237,16 @@ def _import_registering_module(env_id: str) -> str:
 
 
 def _unknown_id(env_id: str, registered_id: str) -> str:
+    text = f"Gymnasium knows no environment {registered_id!r}"
+    if atari.is_atari(registered_id) and importlib.util.find_spec("ale_py") is None:
+        return f"{text}; Atari games need: {_INSTALL['ale']}"
     known = [name for name in gymnasium.registry if name != registered_id]
     near = difflib.get_close_matches(registered_id, known, n=3, cutoff=0.6)
     if not near:
         by_lower = {name.lower(): name for name in known}
         near = [by_lower[name] for name in difflib.get_close_matches(registered_id.lower(), by_lower, n=3, cutoff=0.6)]
-    text = f"Gymnasium knows no environment {registered_id!r}"
     if near:
         return f"{text}; the nearest are {', '.join(near)}."
-    if registered_id.startswith("ALE/"):
-        return f"{text}; Atari games need: {_INSTALL['ale']}"
     if ":" not in env_id:
         return f"{text}; an environment that a module of yours registers is given as module:Id."
     return f"{text}, also after importing {env_id.partition(':')[0]!r}: does that module call gymnasium.register?"

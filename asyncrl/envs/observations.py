@@ -110,6 +110,15 @@ def nest(values: dict[Path, Any]) -> Any:
     return tuple(nested[key] for key in sorted(nested)) if isinstance(next(iter(nested)), int) else nested
 
 
+def one_of_batch(batch: Any, env: int) -> Any:
+    """One environment's part of a batch: an array of objects, or arrays nested as the space is."""
+    if isinstance(batch, dict):
+        return {key: one_of_batch(inner, env) for key, inner in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(one_of_batch(inner, env) for inner in batch)
+    return batch[env]
+
+
 def _leaf(observation: Any, part: ObservationPart) -> Any:
     for key in part.path:
         try:

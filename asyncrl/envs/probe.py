@@ -1,7 +1,7 @@
 """Finds out an environment's spaces in a process of its own, so that its code never runs in the runner.
 
 The two sides pass JSON files in a temporary folder; what the environment prints goes to a third file there and is
-shown only when its process dies without an answer.
+shown only when its process dies without an answer. That process ends with the one that asks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from typing import Any
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.runtime.lifeline import end_with
 
 _OUTPUT_SHOWN = 2000
 
 
 def probe(
-    env_id: str, env_kwargs: Mapping[str, Any] | None = None, timeout_s: float = 60.0, env_backend: str = "gym"
+    env_id: str,
+    env_kwargs: Mapping[str, Any] | None = None,
+    timeout_s: float = 60.0,
+    env_backend: str = "gym",
+    atari_preprocessing: bool = True,
 ) -> EnvSpec:
     """Makes and resets the environment once, in a child process, and returns what it is.
 
@@ -35,7 +40,12 @@ def probe(
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl_probe_") as folder_name:
         folder = Path(folder_name)
-        request = {"env_id": env_id, "env_kwargs": dict(env_kwargs or {}), "env_backend": env_backend}
+        request = {
+            "env_id": env_id,
+            "env_kwargs": dict(env_kwargs or {}),
+            "env_backend": env_backend,
+            "atari_preprocessing": atari_preprocessing,
+        }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         exit_code = _run_child(folder, env_id, timeout_s)
         try:
@@ -54,14 +64,16 @@ def probe(
 def _run_child(folder: Path, env_id: str, timeout_s: float) -> int:
     # The child finds modules where this process finds them; "" is the working directory for both.
     search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    with (folder / "output.txt").open("wb") as output:
+    lifeline, held_open = os.pipe()
+    with (folder / "output.txt").open("wb") as output, open(lifeline, "rb"), open(held_open, "wb"):
         child = subprocess.Popen(
-            [sys.executable, "-m", "asyncrl.envs.probe", str(folder)],
+            [sys.executable, "-m", "asyncrl.envs.probe", str(folder), str(lifeline)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": search_path},
             start_new_session=True,
+            pass_fds=(lifeline,),
         )
         try:
             return child.wait(timeout_s)
@@ -86,19 +98,28 @@ def _describe_exit(exit_code: int) -> str:
     return f"signal {signal.Signals(-exit_code).name}"
 
 
-def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str) -> dict[str, Any]:
+def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_preprocessing: bool) -> dict[str, Any]:
     """The child's work: what the parent is told, as JSON values."""
     from asyncrl.envs.making import make_env, why_not_vectorized
+    from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import check_observation, read_spec
 
     try:
-        env = make_env(env_id, env_kwargs)
+        env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
         spec = read_spec(env, env_id)
         observation, _ = env.reset(seed=0)
         check_observation(observation, spec)
-        if env_backend != "gym":
-            obstacle = why_not_vectorized(env_id, env_kwargs, env)
-            if obstacle is not None and env_backend == "gym_vector":
+        if env_backend == "tensor":
+            from asyncrl.envs.tensors import check_spaces
+
+            check_spaces(spec)
+        if env_backend in ("envpool", "tensor"):
+            spec = dataclasses.replace(spec, is_vectorized=True)
+        elif env_backend == "gym" and isinstance(env, SingleEnv):
+            raise UsageError(f"{env_id} is there in its vectorized form alone: give --env_backend=gym_vector.")
+        elif env_backend != "gym":
+            obstacle = why_not_vectorized(env_id, env_kwargs, env, atari_preprocessing)
+            if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
         answer = {"spec": spec.to_data()}
@@ -119,4 +140,5 @@ def _main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    end_with(int(sys.argv[2]), whole_group=True)
     _main(Path(sys.argv[1]))

@@ -56,7 +56,7 @@ def spec_of_spaces(
 
 
 def _read_observation(space: spaces.Space[Any], action: Action, env_id: str) -> ObservationLayout:
-    mask = space.spaces.get(ACTION_MASK) if isinstance(space, spaces.Dict) else None
+    mask = space[ACTION_MASK] if isinstance(space, spaces.Dict) and has_action_mask(space) else None
     leaves = [(path, leaf) for path, leaf in _leaves(space) if mask is None or path[0] != ACTION_MASK]
     parts = [_read_part(path, leaf, env_id) for path, leaf in leaves]
     parts = [part for part in parts if part.size > 0]
@@ -65,6 +65,11 @@ def _read_observation(space: spaces.Space[Any], action: Action, env_id: str) -> 
     if mask is not None:
         parts.append(_read_mask(mask, action, env_id))
     return ObservationLayout(tuple(parts))
+
+
+def has_action_mask(space: spaces.Space[Any]) -> bool:
+    """Whether observations say which choices are allowed."""
+    return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
 
 
 def _read_part(path: Path, space: spaces.Space[Any], env_id: str) -> ObservationPart:

@@ -155,7 +155,7 @@ class ObservationLayout:
         return tuple(part.kind == "numbers" for part in self.parts if part.kind != "image" for _ in range(part.size))
 
     def __str__(self) -> str:
-        return ", ".join(f"{part.name} {part.kind} {part.shape}" for part in self.parts)
+        return ", ".join(f"{part.name} {part.kind} {part.shape} {part.dtype}" for part in self.parts)
 
 
 def vector_observation(size: int, dtype: str = "float32") -> ObservationLayout:
@@ -198,6 +198,9 @@ class BoxAction:
         """Whether every bound is finite."""
         return all(abs(bound) != float("inf") for bound in self.low + self.high)
 
+    def __str__(self) -> str:
+        return f"Box {self.shape} {self.dtype}"
+
 
 @dataclass(frozen=True)
 class DiscreteAction:
@@ -215,6 +218,9 @@ class DiscreteAction:
     def num_parameters(self) -> int:
         """Parameters of a distribution: a logit for each choice."""
         return self.n
+
+    def __str__(self) -> str:
+        return f"one of {self.n}"
 
 
 @dataclass(frozen=True)
@@ -247,6 +253,9 @@ class MultiDiscreteAction:
         """Parameters of a distribution: a logit for each choice of each element."""
         return sum(self.num_choices)
 
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(str, self.num_choices))} each"
+
 
 LeafAction = BoxAction | DiscreteAction | MultiDiscreteAction
 
@@ -277,6 +286,11 @@ class TreeAction:
     def num_parameters(self) -> int:
         """Parameters of a joint distribution."""
         return sum(leaf.num_parameters for leaf in self.leaves)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{'/'.join(map(str, path))} {leaf}" for path, leaf in zip(self.paths, self.leaves, strict=True)
+        )
 
 
 Action = LeafAction | TreeAction
@@ -319,6 +333,12 @@ class EnvSpec:
     def observation_size(self) -> int:
         """Float32 numbers of an observation, which running statistics are kept of."""
         return self.observation.num_floats
+
+    def __str__(self) -> str:
+        row = self.observation
+        size = row.row_size * (1 if row.num_pixels else FLOAT_BYTES)
+        vectorized = ", vectorized" if self.is_vectorized else ""
+        return f"{self.env_id}{vectorized}: observes {row} ({size} bytes a row); takes {self.action}"
 
     def to_data(self) -> dict[str, Any]:
         """The same as JSON values; infinite bounds become Python's `Infinity`."""

@@ -74,6 +74,7 @@ class _Samples(NamedTuple):
     advantage: Tensor
     normalized_return: Tensor
     normalized_value: Tensor
+    weight: Tensor | None = None
     pixels: Tensor | None = None
     rnn_state: Tensor | None = None
     begins: Tensor | None = None
@@ -301,7 +302,7 @@ class OnPolicyLearner:
         versions = dataset.policy_version.flatten().index_select(0, rows)
         inputs = raw._replace(floats=self._normalize(raw.floats.clone(), versions))
         action = dataset.action.flatten(0, 1).index_select(0, rows)
-        values, advantages, returns = self._estimate(dataset, reward, rows, inputs, action)
+        values, advantages, returns, weights = self._estimate(dataset, reward, rows, inputs, action)
         raw_values = values[:-1].flatten().index_select(0, samples)
         raw_returns = returns.flatten().index_select(0, samples)
         raw_obs = raw.floats.index_select(0, samples) if self._recurrence else raw.floats
@@ -313,6 +314,7 @@ class OnPolicyLearner:
             action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
             log_prob=dataset.log_prob.flatten().index_select(0, rows),
             advantage=advantages.flatten().index_select(0, rows),
+            weight=None if weights is None else weights.flatten().index_select(0, rows),
             normalized_return=self.model.normalize_return(returns.flatten().index_select(0, rows)),
             normalized_value=self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
         )
@@ -327,8 +329,8 @@ class OnPolicyLearner:
 
     def _estimate(
         self, dataset: Dataset, reward: Tensor, rows: Tensor, inputs: Inputs, action: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Values `[T+1, C]`, advantages and returns `[T, C]`, in units of rewards.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Values `[T+1, C]`, advantages and returns `[T, C]`, in units of rewards; and weights of actions `[T, C]`.
 
         Args:
             dataset: the dataset.
@@ -344,7 +346,7 @@ class OnPolicyLearner:
             values = self._present_values(dataset)
         rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
         if not config.with_vtrace:
-            return (values, *gae(*rest))
+            return (values, *gae(*rest), None)
         with torch.no_grad():
             parameters, _ = self._run(inputs, dataset.rnn_state[0], dataset.begins[:-1])
             log_prob = self.model.distribution.log_prob(parameters, action)
@@ -352,8 +354,7 @@ class OnPolicyLearner:
         log_ratios.view(-1)[rows] = log_prob - dataset.log_prob.flatten().index_select(0, rows)
         result = vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c)
         # PPO's ratio weighs the action itself; the plain policy gradient does not.
-        advantages = result.advantages * result.weights if config.algo == "a2c" else result.advantages
-        return values, advantages, result.returns
+        return values, result.advantages, result.returns, result.weights if config.algo == "a2c" else None
 
     @torch.no_grad()
     def _present_values(self, dataset: Dataset) -> Tensor:
@@ -420,7 +421,8 @@ class OnPolicyLearner:
         if config.algo == "ppo":
             policy_loss = ppo_policy_loss(log_ratio, batch.advantage, self._clip)
         else:
-            policy_loss = a2c_policy_loss(log_prob, batch.advantage)
+            advantage = batch.advantage if batch.weight is None else batch.weight * batch.advantage
+            policy_loss = a2c_policy_loss(log_prob, advantage)
         value_loss = self._value_loss(values, batch)
         loss = policy_loss + value_loss
         entropy_loss = kl_loss = kl = torch.zeros((), device=self.device)

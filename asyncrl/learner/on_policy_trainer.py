@@ -1,25 +1,89 @@
-"""Training from trajectories: datasets of full slots, one after the other.
+"""Training from trajectories: one dataset after the other.
 
-consumes  ready slots (a ring from each rollout worker)
-produces  granted slots (a ring to each rollout worker), published weights
-waits     for slots: until woken by a rollout worker or for WAIT_S, then looks again
+consumes  datasets from where they are made: of full slots (`SlotDatasets`), or on the device by environments that are
+          there themselves (`asyncrl.on_device`)
+produces  published weights
+waits     for the next dataset
 """
 
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batcher import Batcher
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.slot_exchange import SlotExchange
+from asyncrl.learner.slot_ledger import Columns
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import LearnerReport
+from asyncrl.monitoring.reports import LagMetrics, LearnerReport
+
+
+class DatasetSource(Protocol):
+    """Where datasets come from, one at a time."""
+
+    @property
+    def num_ready(self) -> int:
+        """Slots that wait to be trained on."""
+
+    @property
+    def dropped_samples(self) -> int:
+        """Samples dropped so far."""
+
+    def take(self, learner_version: int, timeout_s: float) -> Dataset | None:
+        """The next dataset if there is one within `timeout_s`; it stays as it is until it is released."""
+
+    def lag(self, learner_version: int) -> LagMetrics:
+        """Age of the samples of the dataset that was taken."""
+
+    def release(self) -> None:
+        """Gives the dataset back, whose weights are published."""
+
+
+class SlotDatasets:
+    """Datasets of full slots, which are granted anew once they were trained on."""
+
+    def __init__(self, exchange: SlotExchange, batcher: Batcher, phases: PhaseTimer) -> None:
+        """Takes what gives slots and what copies them; waiting is charged to `phases`."""
+        self._exchange = exchange
+        self._batcher = batcher
+        self._phases = phases
+        self._columns: list[Columns] = []
+
+    @property
+    def num_ready(self) -> int:
+        """See `DatasetSource`."""
+        return self._exchange.num_ready
+
+    @property
+    def dropped_samples(self) -> int:
+        """See `DatasetSource`; they were too old, or their worker died."""
+        return self._exchange.dropped_samples
+
+    def take(self, learner_version: int, timeout_s: float) -> Dataset | None:
+        """See `DatasetSource`."""
+        columns = self._exchange.take_dataset(learner_version, timeout_s)
+        self._phases.charge(Phase.WAIT_SAMPLES)
+        if columns is None:
+            self._exchange.poll()  # slots that were dropped as too old are free now
+            return None
+        self._columns = columns
+        return self._batcher.collect(columns)
+
+    def lag(self, learner_version: int) -> LagMetrics:
+        """See `DatasetSource`."""
+        return self._batcher.lag(learner_version)
+
+    def release(self) -> None:
+        """See `DatasetSource`."""
+        self._exchange.release(self._columns)
 
 
 class OnPolicyTrainer:
@@ -28,8 +92,7 @@ class OnPolicyTrainer:
     def __init__(
         self,
         learner: OnPolicyLearner,
-        batcher: Batcher,
-        exchange: SlotExchange,
+        datasets: DatasetSource,
         publisher: WeightsPublisher,
         config: TrainConfig,
         phases: PhaseTimer,
@@ -37,12 +100,11 @@ class OnPolicyTrainer:
         num_samples: int = 0,
         agreement: Agreement | None = None,
     ) -> None:
-        """Publishes the first weights; slots may be granted from then on.
+        """Publishes the first weights; samples may be collected from then on.
 
         Args:
             learner: what trains, already in the state to begin with.
-            batcher: makes datasets.
-            exchange: gives columns and takes them back.
+            datasets: gives them and takes them back.
             publisher: takes weights.
             config: the run's settings.
             phases: the learner's time goes here.
@@ -52,8 +114,7 @@ class OnPolicyTrainer:
         """
         self._agreement = agreement or Agreement(Ranks())
         self._learner = learner
-        self._batcher = batcher
-        self._exchange = exchange
+        self._datasets = datasets
         self._publisher = publisher
         self._config = config
         self._phases = phases
@@ -84,22 +145,19 @@ class OnPolicyTrainer:
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Trains on the next dataset if there is one within `timeout_s`.
 
-        Order matters: weights are published before the slots are freed, so that whoever is granted one of them acts
+        Order matters: weights are published before the dataset is given back, so that whoever is granted its slots acts
         with what was learned from it.
         """
-        columns = self._exchange.take_dataset(self._learner.policy_version, timeout_s)
-        self._phases.charge(Phase.WAIT_SAMPLES)
-        if columns is None:
-            self._exchange.poll()  # slots that were dropped as too old are free now
+        dataset = self._datasets.take(self._learner.policy_version, timeout_s)
+        if dataset is None:
             return None
-        dataset = self._batcher.collect(columns)
-        lag = self._batcher.lag(self._learner.policy_version) if dataset.num_valid > 0 else None
+        lag = self._datasets.lag(self._learner.policy_version) if dataset.num_valid > 0 else None
         self._phases.charge(Phase.COPY)
         turn = self._agreement.take_turn(1, self._own_env_steps + dataset.num_valid)
         self._phases.charge(Phase.WAIT_RANKS)
         num_steps = self._first_env_steps + turn.env_steps - self._env_steps
         if turn.is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
-            self._exchange.release(columns)
+            self._datasets.release()
             return None
         skip = self._config.debug_skip_training
         self._own_env_steps += dataset.num_valid
@@ -107,7 +165,7 @@ class OnPolicyTrainer:
         metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
         self._phases.charge(Phase.TRAIN)
         self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
-        self._exchange.release(columns)
+        self._datasets.release()
         self._env_steps = self._env_steps_seen
         self._num_samples += 0 if skip else num_steps * self._config.num_epochs
         self._phases.charge(Phase.OTHER)
@@ -121,8 +179,8 @@ class OnPolicyTrainer:
             busy_s=busy_s(phases),
             train=metrics,
             lag=lag,
-            slots_ready=self._exchange.num_ready,
-            dropped_samples=self._exchange.dropped_samples,
+            slots_ready=self._datasets.num_ready,
+            dropped_samples=self._datasets.dropped_samples,
             skipped_steps=self._learner.skipped_steps,
             phases=phases,
         )

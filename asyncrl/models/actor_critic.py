@@ -75,11 +75,16 @@ class ActorCritic(nn.Module):
         self.nonlinearity = config.nonlinearity
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self._build(config)
+            self.build(config)
         self.register_buffer("statistics", neutral_statistics(self.observation_size, 1))
         self._refresh_references()
 
-    def _build(self, config: TrainConfig) -> None:
+    def build(self, config: TrainConfig) -> None:
+        """Makes the networks; a model of a user's own may make others here (see `docs/custom.md`).
+
+        They are `actor` and `critic` (None where they are one), with memory `actor_core` and `critic_core`, and the
+        linear `policy_head` and `value_head`.
+        """
         self.actor = make_encoder(self.layout, config)
         self.critic = None if self._is_shared else make_encoder(self.layout, config)
         self.actor_core = make_core(self.actor.output_size, config) if config.use_rnn else None

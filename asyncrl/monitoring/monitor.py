@@ -381,6 +381,8 @@ class Monitor:
             "perf/dropped_samples": self._dropped_samples,
             "train/skipped_steps": self._skipped_steps,
         }
+        if self._config.frames_per_step > 1:
+            named["time/total_frames"] = self._training.env_steps * self._config.frames_per_step
         learner = self._last_learner_report
         if learner is not None:
             named["train/n_updates"] = learner.num_updates

@@ -125,5 +125,9 @@ class GuardedWriter:
 def write_text_atomically(path: Path, text: str) -> None:
     """Writes a small file so that a reader sees the old one or the new one, never a part."""
     temporary = path.with_name(f".tmp_{path.name}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import env_seed, make_env, make_vector_env
+from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog, Renewal
@@ -38,14 +38,18 @@ def build_env_group(
     """
     make: Callable[[], Any]
     first_env = split_idx * plan.envs_per_split
-    last_env = first_env + plan.envs_per_split
-    seeds = [env_seed(run_seed, env_idx, env_steps) for env_idx in range(first_env, last_env)]
+    if spec.is_vectorized:
+
+        def vector_seed(env_idx: int, steps: int) -> int:
+            return vector_env_seed(run_seed, env_idx, env_steps + steps)
+
+        make = partial(make_run_vector_env, config, plan.envs_per_split)
+        renewal = Renewal(failures, make, vector_seed)
+        return VectorEnvGroup(make(), vector_seed(first_env, 0), first_env, spec, config.squashes, renewal)
 
     def seed(env_idx: int, steps: int) -> int:
         return env_seed(run_seed, env_idx, env_steps + steps)
 
-    if spec.is_vectorized:
-        make = partial(make_vector_env, config.env, config.env_kwargs, plan.envs_per_split)
-        return VectorEnvGroup(make(), seeds[0], first_env, spec, config.squashes, Renewal(failures, make, seed))
-    make = partial(make_env, config.env, config.env_kwargs)
+    make = partial(make_run_env, config, in_training=True)
+    seeds = [seed(env_idx, 0) for env_idx in range(first_env, first_env + plan.envs_per_split)]
     return EnvGroup([make() for _ in seeds], seeds, first_env, spec, config.squashes, Renewal(failures, make, seed))

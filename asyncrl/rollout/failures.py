@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import environment_traceback
 from asyncrl.monitoring.reports import EnvironmentFailures
+from asyncrl.runtime.restarts import RecentEvents
 
 _WARN_EVERY_S = 60.0
 _MOST_DROPS_IN_A_ROW = 10
@@ -87,7 +87,7 @@ class FailureLog:
         self._config = config
         self._control = control
         self._clock = clock
-        self._recent: deque[tuple[float, EnvironmentTrouble]] = deque()
+        self._recent: RecentEvents[EnvironmentTrouble] = RecentEvents(config.restart_window_s)
         self._num_failures = 0
         self._num_not_finite = 0
         self._num_dropped = 0
@@ -112,15 +112,14 @@ class FailureLog:
         if not self._control.has_finished_episode or self._is_final(trouble):
             raise trouble
         now, limit, window_s = self._clock(), self._config.max_env_failures, self._config.restart_window_s
-        self._recent.append((now, trouble))
-        while now - self._recent[0][0] > window_s:
-            self._recent.popleft()
+        self._recent.add(trouble, now)
+        recent = self._recent.look(now)
         self._num_failures += 1
-        if len(self._recent) > limit:
+        if len(recent) > limit:
             raise EnvironmentsKeepFailing(
-                f"environments of rollout worker {self._worker_idx} failed {len(self._recent)} times within "
+                f"environments of rollout worker {self._worker_idx} failed {len(recent)} times within "
                 f"{window_s:g} s, --max_env_failures={limit} allows {limit}; the last: {trouble}",
-                f"the first failure: {_details(self._recent[0][1])}\n\nthe last failure: {_details(trouble)}",
+                f"the first failure: {_details(recent[0])}\n\nthe last failure: {_details(trouble)}",
             )
         self.warn(f"{_details(trouble)}\nit is made anew, and what was collected of its unfinished episode left out")
 

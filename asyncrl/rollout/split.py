@@ -24,7 +24,20 @@ class ActionSource(Protocol):
         """Whether the last request of the split was answered."""
 
 
-class StepsEnvironments(Protocol):
+class KeepsRecords(Protocol):
+    """Environments as their worker's reports need them."""
+
+    def take_episodes(self) -> tuple[EpisodeRecord, ...]:
+        """Episodes finished since the last call."""
+
+    def take_failures(self) -> EnvironmentFailures:
+        """What went wrong since the last call."""
+
+    def close(self) -> None:
+        """Closes the environments."""
+
+
+class StepsEnvironments(KeepsRecords, Protocol):
     """A split's environments, see `asyncrl.rollout.env_group.EnvGroup`."""
 
     lost: list[LostStep]
@@ -40,20 +53,11 @@ class StepsEnvironments(Protocol):
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
         """Writes the first row of a new slot from the last row of the one before; returns what was reset for it."""
 
-    def take_episodes(self) -> tuple[EpisodeRecord, ...]:
-        """Episodes finished since the last call."""
-
     def take_lost(self) -> list[LostStep]:
         """Steps that came to nothing since the last call."""
 
     def note_dropped(self, num_samples: int) -> None:
         """Notes that samples were taken back."""
-
-    def take_failures(self) -> EnvironmentFailures:
-        """What went wrong since the last call."""
-
-    def close(self) -> None:
-        """Closes the environments."""
 
 
 class Split:

@@ -1,8 +1,14 @@
 """The environments of one split as one vectorized environment. No communication happens here.
 
-Gymnasium's vectorized environments reset on the step after an episode's end: that step ignores its action and returns
-the reset observation. This is just the row rule of a truncation, here for every end of an episode: the row after it
-holds the final observation and is not valid, and the reset observation is the row after that one.
+A vectorized environment steps all of its environments or none, and resets those that ended in one of three ways
+(`gymnasium.vector.AutoresetMode`). Where an episode was truncated, its final observation has a row of its own that is
+not valid; what the environment does in that row's step depends on the mode:
+
+NEXT_STEP   it is reset and ignores its action. So it is after a termination: that final observation has a row, too.
+SAME_STEP   it was reset in the step that ended the episode, so it takes the first step of the next one, with an action
+            that was chosen for another observation. That step is lost: no row shows it, and the next row is what came
+            of it, with the memory of an episode's beginning. Where a slot ends there, nothing is lost.
+DISABLED    the same, but that it is reset from here, at once: it could not be stepped otherwise.
 """
 
 from __future__ import annotations
@@ -12,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-from asyncrl.envs.observations import ObservationMismatch
+from asyncrl.envs.observations import ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import FloatArray, ObsArray, StepRows
+from asyncrl.rollout.env_group import BoolArray, FloatArray, ObsArray, StepRows
 from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Renewal
 from asyncrl.rollout.group import EnvironmentGroup
 from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
@@ -39,13 +45,16 @@ class VectorEnvGroup(EnvironmentGroup):
         squash: bool,
         renewal: Renewal | None = None,
     ) -> None:
-        """Takes ownership of `env`, whose autoreset mode is `NEXT_STEP`; arguments are as for `EnvGroup`."""
+        """Takes ownership of `env`, whose metadata names its autoreset mode; arguments are as for `EnvGroup`."""
         super().__init__(first_env_idx, spec, squash, renewal)
         self._env = env
+        self._mode: AutoresetMode = env.metadata["autoreset_mode"]
         self._seed: int | None = seed
         self._holds_final_obs = np.zeros(env.num_envs, dtype=np.bool_)
+        self._reset_obs = np.zeros((env.num_envs, spec.observation.row_size), dtype=spec.observation.row_dtype)
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, dtype=np.int64)
+        self._num_rows = np.zeros(env.num_envs, dtype=np.int64)  # valid ones of each one's episode
         self._num_steps = 0
 
     def __len__(self) -> int:
@@ -73,57 +82,107 @@ class VectorEnvGroup(EnvironmentGroup):
             EnvironmentsKeepFailing: for the same reason.
         """
         try:
-            obs, reward, terminated, truncated, _ = self._env.step(self._adapter.to_vector_env(actions))
+            obs, reward, terminated, truncated, infos = self._env.step(self._adapter.to_vector_env(actions))
         except Exception as error:
             self._lose_all(rows, self._call_failed(0, self._num_steps, "step", error))
             return 0
         valid = ~self._holds_final_obs
+        resets_in_next_step = self._mode == AutoresetMode.NEXT_STEP
+        is_step = valid if resets_in_next_step else np.ones_like(valid)
+        ended = np.logical_or(terminated, truncated) & is_step
         np.multiply(reward, valid, out=rows.reward, casting="unsafe")
         np.logical_and(terminated, valid, out=rows.terminated)
         np.logical_and(truncated, valid & ~rows.terminated, out=rows.truncated)
         rows.valid[:] = valid
         self._store_obs(obs, rows.next_obs, "step")
+        if not resets_in_next_step and ended.any():
+            try:
+                self._arrange_obs(ended, rows.truncated, infos, rows.next_obs)
+                self._check_reset_obs()
+            except EnvironmentTrouble as trouble:
+                self._lose_all(rows, trouble)
+                return 0
         floats = self._writer.floats(rows.next_obs)
         if not (is_surely_finite(rows.reward) and is_surely_finite(floats)):
             is_finite = np.isfinite(rows.reward) & np.isfinite(floats).all(1)
             if not is_finite.all():
                 self._lose_all(rows, self._not_finite(int(np.argmin(is_finite)), rows.reward, floats))
                 return 0
-        self._returns += np.where(valid, reward, 0.0)
-        self._lengths += valid
-        np.logical_or(rows.terminated, rows.truncated, out=self._holds_final_obs)
-        if self._holds_final_obs.any():
-            self._finish_episodes()
+        self._returns += np.where(is_step, reward, 0.0)
+        self._lengths += is_step
+        self._num_rows += valid
+        self._holds_final_obs = ended if resets_in_next_step else rows.truncated.copy()
+        if ended.any():
+            self._finish_episodes(ended)
         self._num_steps += 1
         return int(valid.sum())
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
         """Writes the first row of a new slot from the last row of the one before, both `[E, row_size]`.
 
-        A final observation stands in both: the environment is reset by the step that follows it.
+        Where a final observation stands in the last row, the new slot begins with the reset observation, unless the
+        environment is only reset by the step that follows: then the final observation stands in both.
 
         Returns:
-            Environments that were reset: none.
+            The environments that begin with the reset observation.
         """
         np.copyto(first_obs, last_obs)
-        return []
+        if self._mode == AutoresetMode.NEXT_STEP:
+            return []
+        begun = np.flatnonzero(self._holds_final_obs)
+        first_obs[begun] = self._reset_obs[begun]
+        self._holds_final_obs[:] = False
+        return [int(env) for env in begun]
 
     def close(self) -> None:
         """Closes the environment."""
         self._env.close()
 
-    def _finish_episodes(self) -> None:
-        for env in np.flatnonzero(self._holds_final_obs):
+    def _finish_episodes(self, ended: BoolArray) -> None:
+        for env in np.flatnonzero(ended):
             self._add_episode(int(env), EpisodeRecord(float(self._returns[env]), int(self._lengths[env])))
-        self._returns[self._holds_final_obs] = 0.0
-        self._lengths[self._holds_final_obs] = 0
+        self._returns[ended] = 0.0
+        self._lengths[ended] = self._num_rows[ended] = 0
+
+    def _arrange_obs(self, ended: BoolArray, truncated: BoolArray, infos: dict[str, Any], next_obs: ObsArray) -> None:
+        """Puts final observations where the next row holds one, reset ones where it does not, and keeps the others."""
+        if self._mode == AutoresetMode.SAME_STEP:
+            self._reset_obs[truncated] = next_obs[truncated]
+            for env in map(int, np.flatnonzero(truncated)):
+                self._store_final_obs(env, infos, next_obs[env])
+            return
+        try:
+            reset_obs, _ = self._env.reset(options={"reset_mask": ended})
+        except Exception as error:
+            raise self._call_failed(0, self._num_steps, "reset", error) from error
+        self._store_obs(reset_obs, self._reset_obs, "reset")
+        begins = ended & ~truncated
+        next_obs[begins] = self._reset_obs[begins]
+
+    def _check_reset_obs(self) -> None:
+        """Looks at the observations that the next slot may begin with."""
+        floats = self._writer.floats(self._reset_obs)
+        if not is_surely_finite(floats):
+            is_finite = np.isfinite(floats).all(1)
+            if not is_finite.all():
+                raise self._not_finite(int(np.argmin(is_finite)), np.zeros(len(self), dtype=np.float32), floats)
+
+    def _store_final_obs(self, env: int, infos: dict[str, Any], row: ObsArray) -> None:
+        try:
+            if "final_obs" not in infos:
+                raise ObservationMismatch(
+                    "an episode was truncated in autoreset mode SAME_STEP, but its infos have no final_obs"
+                )
+            self._writer.write(one_of_batch(infos["final_obs"], env), row)
+        except ObservationMismatch as error:
+            raise self._wrong_observation(env, self._num_steps, "step", error) from None
 
     def _lose_all(self, rows: StepRows, trouble: EnvironmentTrouble) -> None:
         """The row is no sample of any environment; episodes begin anew in the next one."""
         if self._renewal is None:
             raise trouble
         num_samples = int((~self._holds_final_obs).sum())
-        lengths = self._lengths.tolist()
+        lengths = self._num_rows.tolist()
         if isinstance(trouble, NotFinite):
             has_failed = self._renewal.failures.note_not_finite(trouble, lengths[trouble.env_idx - self._first_env_idx])
             self.note_dropped(num_samples - 1)
@@ -137,7 +196,7 @@ class VectorEnvGroup(EnvironmentGroup):
         else:
             self.reset(rows.next_obs)
         self._returns[:] = 0.0
-        self._lengths[:] = 0
+        self._lengths[:] = self._num_rows[:] = 0
 
     def _begin_in_new(self, trouble: EnvironmentTrouble, obs_rows: ObsArray) -> None:
         """Begins episodes in an environment that is made in the place of the one that failed."""
@@ -162,6 +221,7 @@ class VectorEnvGroup(EnvironmentGroup):
             raise self._call_failed(0, self._num_steps, "reset", error) from error
         self._store_obs(obs, obs_rows, "reset")
         self._holds_final_obs[:] = False
+        self._reset_obs[:] = 0
 
     def _store_obs(self, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:

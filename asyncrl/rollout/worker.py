@@ -17,7 +17,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.wake import Waker
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import EnvironmentFailures, RolloutReport, SacMetrics, TrainMetrics, mean_metrics
-from asyncrl.rollout.split import Split, StepsEnvironments
+from asyncrl.rollout.split import KeepsRecords, Split
 
 WAIT_S = 0.1
 
@@ -26,7 +26,7 @@ class WorkerReports:
     """What a rollout worker says of itself, whatever it writes into. Owns its environments."""
 
     def __init__(
-        self, worker_idx: int, groups: Sequence[StepsEnvironments], control: RunControl, phases: PhaseTimer
+        self, worker_idx: int, groups: Sequence[KeepsRecords], control: RunControl, phases: PhaseTimer
     ) -> None:
         """Takes ownership of the environments of all its splits."""
         self.worker_idx = worker_idx
@@ -58,8 +58,6 @@ class WorkerReports:
         """What was done since the last report."""
         now, phases = time.monotonic(), self.phases.take()
         episodes = tuple(episode for group in self._groups for episode in group.take_episodes())
-        if episodes:
-            self._control.note_episode()
         report = RolloutReport(
             worker_idx=self.worker_idx,
             wall_s=now - self._report_started,

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
-import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from asyncrl.runtime.lifeline import end_with
 
 _EXIT_S, _STACK_S, _KILLED_S = 2.0, 0.5, 5.0
 _UNKNOWN_EXIT = 255  # what multiprocessing gives for a child whose fork server is gone
@@ -88,7 +87,12 @@ def start_loading_modules(context: BaseContext) -> None:
     if context.get_start_method() != "forkserver":
         return
     before = _fork_server_pid()
-    multiprocessing.forkserver.ensure_running()
+    resource_tracker.ensure_running()  # after its own start it would let Ctrl-C through again
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server ignores it only once all is loaded
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if before is not None and _fork_server_pid() != before:
         log.warning("the fork server had died and was started again; processes that came from it go on")
 
@@ -243,8 +247,10 @@ def _child_main(
     name: str, log_path: Path, messages: Connection, target: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what the environment may start
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with_runner()
+    if (runner := multiprocessing.parent_process()) is not None:
+        end_with(runner.sentinel)
     log_file = _open_log(name, log_path)
     log.info("started as process %d", os.getpid())
     try:
@@ -281,29 +287,3 @@ def _open_log(name: str, log_path: Path) -> Any:
     )
     logging.captureWarnings(True)
     return log_file
-
-
-def _die_with_runner() -> None:
-    """Ends this process as soon as the runner is gone, however that ends, and whatever this process does.
-
-    The runner holds the other end of a pipe from which this process was told what to do. A thread waits for its end. On
-    Linux the kernel sends a deadly signal at the pipe's end too, for a thread cannot run while an environment's library
-    holds the interpreter. Asking to die with the parent (prctl) would be no help: the parent is the fork server.
-    """
-    threading.Thread(target=_watch_runner, name="watches the runner", daemon=True).start()
-    parent = multiprocessing.parent_process()
-    if parent is None or not sys.platform.startswith("linux"):
-        return
-    pipe = parent.sentinel
-    try:
-        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
-    except OSError as error:
-        log.warning("the kernel does not tell of the runner's end: %s", error)
-
-
-def _watch_runner() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -4,10 +4,36 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from typing import Generic, TypeVar
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 10.0
 _LONGEST_LOOK_S = 1.0
+
+Event = TypeVar("Event")
+
+
+class RecentEvents(Generic[Event]):
+    """What happened within a window of time."""
+
+    def __init__(self, window_s: float) -> None:
+        """Nothing has."""
+        self._window_s = window_s
+        self._events: deque[tuple[float, Event]] = deque()
+
+    def __len__(self) -> int:
+        """How many there were as of the last look."""
+        return len(self._events)
+
+    def add(self, event: Event, now: float) -> None:
+        """Adds one that happened now."""
+        self._events.append((now, event))
+
+    def look(self, now: float) -> list[Event]:
+        """Forgets what is too long ago; returns the others, the oldest first."""
+        while self._events and now - self._events[0][0] > self._window_s:
+            self._events.popleft()
+        return [event for _, event in self._events]
 
 
 class RestartBudget:
@@ -19,8 +45,7 @@ class RestartBudget:
     def __init__(self, most: int, window_s: float) -> None:
         """Allows `most` restarts within any `window_s` seconds."""
         self._most = most
-        self._window_s = window_s
-        self._restarts: deque[tuple[float, str]] = deque()
+        self._restarts: RecentEvents[str] = RecentEvents(window_s)
 
     @property
     def num_taken(self) -> int:
@@ -33,12 +58,11 @@ class RestartBudget:
         Returns:
             Seconds to wait before it, or None if none is left.
         """
-        while self._restarts and now - self._restarts[0][0] > self._window_s:
-            self._restarts.popleft()
-        if len(self._restarts) >= self._most:
+        recent = self._restarts.look(now)
+        if len(recent) >= self._most:
             return None
-        before = sum(name == child for _, name in self._restarts)
-        self._restarts.append((now, child))
+        before = recent.count(child)
+        self._restarts.add(child, now)
         return float(min(FIRST_DELAY_S * 2.0 ** min(before, 32), LONGEST_DELAY_S))
 
 

@@ -15,13 +15,14 @@ TRAIN_DIR/EXPERIMENT/
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -150,14 +151,12 @@ class RunFolder:
         Raises:
             UsageError: the folder cannot be written.
         """
-        try:
+        with self._writing():
             self.summary.unlink(missing_ok=True)
             if env_steps < 0:
                 self.episodes.unlink(missing_ok=True)
                 shutil.rmtree(self.checkpoints / BEST, ignore_errors=True)
             self._drop_records_after(env_steps)
-        except OSError as error:
-            raise UsageError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     def _drop_records_after(self, env_steps: int) -> None:
         if not self.metrics.exists():
@@ -168,10 +167,15 @@ class RunFolder:
             write_text_atomically(self.metrics, "".join(kept))
 
     def write_config(self, config: TrainConfig) -> None:
-        """Writes every setting, the default ones too."""
+        """Writes every setting, the default ones too.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
         import yaml
 
-        write_text_atomically(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        with self._writing():
+            write_text_atomically(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
 
     def read_config(self) -> TrainConfig:
         """Reads the settings of the run.
@@ -191,8 +195,20 @@ class RunFolder:
             raise UsageError(f"{self.config} does not hold the settings of a run: {error}") from error
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        """Writes what `asyncrl.runtime.provenance.describe` found."""
-        write_text_atomically(self.environment, json.dumps(environment, indent=2) + "\n")
+        """Writes what `asyncrl.runtime.provenance.describe` found.
+
+        Raises:
+            UsageError: the folder cannot be written.
+        """
+        with self._writing():
+            write_text_atomically(self.environment, json.dumps(environment, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UsageError(f"cannot write to {self.path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Gives the lock back; the folder may then be overwritten by another run."""

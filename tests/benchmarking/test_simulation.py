@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from asyncrl.benchmarking.recorded import Recording
 from asyncrl.benchmarking.recording import record
@@ -33,7 +34,7 @@ def recording(tmp_path_factory):
 
 
 def play(path, num_envs, num_steps, first_env_idx=0):
-    steps = _Player(CONFIG.env, {}, first_env_idx, num_envs, path).steps()
+    steps = _Player(CONFIG, first_env_idx, num_envs, path).steps()
     return sum(1 for _ in itertools.islice(steps, num_steps))
 
 
@@ -63,14 +64,35 @@ def test_a_recording_has_no_more_rows_than_it_has(recording):
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.timeout(60)
 def test_processes_step_at_random_and_from_a_recording(recording):
-    at_random = measure_pure_simulation("CartPole-v1", {}, 2, 2, seconds=0.1, warm_up_s=0.0)
-    replayed = measure_pure_simulation("CartPole-v1", {}, 1, 3, seconds=0.1, warm_up_s=0.0, recording=recording[1])
-    assert at_random > 0
-    assert replayed > 0
+    at_random = measure_pure_simulation(CONFIG, 2, 2, seconds=0.1, warm_up_s=0.0)
+    replayed = measure_pure_simulation(CONFIG, 1, 3, seconds=0.1, warm_up_s=0.0, recording=recording[1])
+    vectorized = measure_pure_simulation(CONFIG, 1, 3, seconds=0.1, warm_up_s=0.0, is_vectorized=True)
+    assert min(at_random, replayed, vectorized) > 0
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])
+def test_a_vectorized_step_counts_once_for_each_environment(mode, monkeypatch):
+    taken = []
+    monkeypatch.setattr(SyncVectorEnv, "step", counting(SyncVectorEnv.step, taken))
+    kwargs = {"autoreset_mode": mode, "terminates": True, "length": 2}
+    config = TrainConfig(env="probe_envs:VectorEndlessReward-v0", env_kwargs=kwargs, env_backend="gym_vector")
+    steps = _Player(config, 0, NUM_ENVS, None, is_vectorized=True).steps()
+    for _ in itertools.islice(steps, 5 * NUM_ENVS):
+        pass
+    assert len(taken) == 5
+
+
+def counting(step, taken):
+    def step_and_count(*args):
+        taken.append(args)
+        return step(*args)
+
+    return step_and_count
 
 
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.timeout(60)
 def test_a_failure_of_an_environment_is_told():
+    failing = TrainConfig(env="probe_envs:Failing-v0", env_kwargs={"fail_at": 5})
     with pytest.raises(EnvironmentFailed, match="asked to fail"):
-        measure_pure_simulation("probe_envs:Failing-v0", {"fail_at": 5}, 2, 1, seconds=0.1)
+        measure_pure_simulation(failing, 2, 1, seconds=0.1)

@@ -42,6 +42,16 @@ def test_sync_takes_datasets_that_are_whole_rounds_of_all_environments(batch_siz
     assert problems(**SYNC, batch_size=batch_size, num_batches_per_epoch=num_batches) == []
 
 
+def test_tensors_are_stepped_and_trained_in_turn_in_one_process() -> None:
+    tensors = {"env_backend": "tensor", "rollout": 32, "batch_size": 1024}
+    in_turn = {**tensors, "serial_mode": True, "async_rl": False}
+    assert problems(**in_turn) == []
+    assert only(problems(**tensors)).suggestions == ("--serial_mode=True --async_rl=False",)
+    assert only(problems(**in_turn, debug_forced_lag=4)).suggestions == ("--debug_forced_lag=0",)
+    assert ("--algo=ppo",) in [problem.suggestions for problem in problems(**in_turn, algo="sac")]
+    assert resolve(TrainConfig(**in_turn), CPU).num_slots == 0
+
+
 def test_sync_refuses_a_partial_round_with_its_arithmetic_and_the_nearest_values() -> None:
     problem = only(problems(**SYNC, batch_size=512, num_batches_per_epoch=3))
     assert "512 x 3 = 1536" in problem.text

@@ -75,6 +75,12 @@ def test_the_learner_has_all_cores_in_sync_and_what_is_left_in_async() -> None:
     assert planned(Machine(8), async_rl=False, encoder_mlp_layers=[64, 64]).learner_threads == 1
 
 
+def test_convolutions_are_work_for_all_cores() -> None:
+    config = TrainConfig(env="ALE/Pong-v5", batch_size=1024, async_rl=False)
+    assert resolve(config, Machine(8)).learner_threads == 1
+    assert resolve(config, Machine(8), observes_images=True).learner_threads == 8
+
+
 def test_sync_has_exactly_a_dataset_of_slots_and_no_lag() -> None:
     plan = planned(async_rl=False, num_workers=2, num_envs_per_worker=32, batch_size=2048, num_batches_per_epoch=4)
     assert plan.slots_per_dataset == Fraction(8192, 32 * 32) == plan.num_slots

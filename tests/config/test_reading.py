@@ -35,12 +35,15 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--algo=a3c", "--batch_size=64"], "--batch_size (read with algo=ppo or a2c or sac)"),
         (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (read with hogwild_mode=gradients)"),
         (["--num_inference_workers=2"], "--num_inference_workers (read with inference_mode=central)"),
+        (["--atari_preprocessing=False"], "--atari_preprocessing (read with env=ALE/*)"),
         (["--eval_episodes=3"], "--eval_episodes (read with eval_every_env_steps)"),
         (
             ["--async_rl=False", "--num_batches_to_accumulate=2"],
             "--num_batches_to_accumulate (read with async_rl=True)",
         ),
         (["--compile=inductor"], "--compile (read with algo=sac)"),
+        (["--rnn_size=64", "--core=own"], "--core, --rnn_size (read with use_rnn=True)"),
+        (["--algo=sac", "--encoder=own"], "--encoder (read with algo=ppo or a2c or a3c)"),
         (["--algo=sac", "--backend=hogwild", "--compile=off"], "--compile (read with backend=actor_learner)"),
         (
             ["--algo=sac", "--gae_lambda=0.5", "--hogwild_mode=shared"],
@@ -58,6 +61,7 @@ def test_what_nothing_reads_is_said_in_one_line(flags: list[str], said: str) -> 
         ["--algo=sac", "--tau=0.1", "--compile=off", "--batch_size=64"],
         ["--algo=a3c", "--hogwild_optimizer=rmsprop", "--rollout=8"],
         ["--ppo_clip_ratio=0.3", "--eval_episodes=3", "--eval_every_env_steps=1000"],
+        ["--env=ALE/Pong-v5", "--atari_preprocessing=False"],
         ["--inference_mode=central", "--num_inference_workers=2", "--num_workers=2"],
         ["--algo=sac", "--ppo_clip_ratio=0.2"],  # the default
     ],

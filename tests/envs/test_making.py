@@ -57,8 +57,14 @@ def test_an_unknown_id_is_refused_with_the_nearest_names() -> None:
     assert "CartPole-v1" in refusal("CartPol-v1")
     assert "CartPole-v1" in refusal("cartpole-v1")
     assert "CartPole-v1" in refusal("CartPole-v9")
-    assert "gymnasium[atari]" in refusal("ALE/Nowhere-v5")
     assert "module:Id" in refusal("Zzzzzz-v0")
+
+
+def test_what_installs_atari_is_said_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ale_py", None)
+    for game in [name for name in gymnasium.registry if name.startswith("ALE/")]:
+        monkeypatch.delitem(gymnasium.registry, game)
+    assert "asyncrl[atari]" in refusal("ALE/Pong-v5")
 
 
 def test_an_unknown_module_or_argument_is_named(own_module: str) -> None:

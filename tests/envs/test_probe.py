@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from asyncrl.config.errors import UsageError
@@ -15,7 +18,7 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 
 MODULE = """
-import os, sys, time
+import ctypes, os, subprocess, sys
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete, Sequence, Text
@@ -39,7 +42,11 @@ class ProbedEnv(gymnasium.Env):
             print("last words", flush=True)
             os._exit(7)
         if self.trouble == "hang":
-            time.sleep(600)
+            helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            with open("helper.unfinished", "w") as file:
+                file.write(str(helper.pid))
+            os.rename("helper.unfinished", "helper")
+            ctypes.PyDLL(None).sleep(600)  # no other thread can run meanwhile
         if self.trouble == "shape":
             return np.zeros(5), {}
         return np.zeros(self.observation_space.shape), {}
@@ -107,6 +114,21 @@ def test_a_process_that_dies_is_reported_with_its_last_output(probed: str) -> No
 def test_an_environment_that_hangs_is_given_up(probed: str) -> None:
     with pytest.raises(EnvironmentFailed, match="within 3 s"):
         probe(probed, {"trouble": "hang"}, timeout_s=3.0)
+
+
+def test_neither_the_process_nor_what_the_environment_has_started_outlives_the_one_that_asks(
+    probed: str, tmp_path: Path
+) -> None:
+    program = f"from asyncrl.envs.probe import probe; probe({probed!r}, {{'trouble': 'hang'}}, timeout_s=600)"
+    asking = subprocess.Popen([sys.executable, "-c", program])
+    while not (tmp_path / "helper").exists():
+        assert asking.poll() is None
+        time.sleep(0.01)
+    processes = [*psutil.Process(asking.pid).children(recursive=True)]
+    assert int((tmp_path / "helper").read_text()) in {process.pid for process in processes}
+    asking.kill()
+    asking.wait()
+    assert psutil.wait_procs(processes, timeout=10.0)[1] == []
 
 
 def test_an_unknown_id_is_a_usage_error() -> None:

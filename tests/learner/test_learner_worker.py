@@ -16,7 +16,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner import saving as saving_module
 from asyncrl.learner import worker as worker_module
 from asyncrl.learner.on_policy import LearnerState
-from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
+from asyncrl.learner.on_policy_trainer import OnPolicyTrainer, SlotDatasets
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.worker import LearnerOutcome, LearnerWorker
 from asyncrl.monitoring.phases import PhaseTimer
@@ -41,8 +41,9 @@ class Fakes:
         self.control = RunControl(arena, 1)
         publisher = self.Publisher(self)
         phases, counters = PhaseTimer(), resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
+        datasets = SlotDatasets(self, self, phases)
         self.trainer = OnPolicyTrainer(
-            self, self, self, publisher, self.config, phases, counters["env_steps"], counters["num_samples"]
+            self, datasets, publisher, self.config, phases, counters["env_steps"], counters["num_samples"]
         )
         self.worker = LearnerWorker(
             self.trainer, self.control, self.config, BOX, tmp_path, phases, counters["elapsed_s"]

@@ -342,8 +342,32 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
     assert log_ratios.abs().max() > 0.1
     ends = (dataset.terminated, dataset.truncated, dataset.valid)
     expected = vtrace(log_ratios, dataset.reward, values, *ends, 0.99, 0.95, max_rho=1.0, max_c=1.0)
-    advantage = expected.advantages * (expected.weights if algo == "a2c" else 1.0)
-    torch.testing.assert_close(samples.advantage, advantage[dataset.valid], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(samples.advantage, expected.advantages[dataset.valid], atol=1e-4, rtol=1e-4)
+    if algo == "ppo":  # whose ratio weighs the action
+        assert samples.weight is None
+    else:
+        assert samples.weight is not None
+        torch.testing.assert_close(samples.weight, expected.weights[dataset.valid], atol=1e-4, rtol=1e-4)
+
+
+def test_vtrace_weighs_advantages_after_they_were_normalized() -> None:
+    # In the other order an action that the policy no longer takes, its weight 0, would be trained on with minus the
+    # mean of all: away from it or towards it, as the sign has it, although the policy has nothing to do with it.
+    settings = {"batch_size": 128, "num_batches_per_epoch": 1, "num_epochs": 1, "shuffle_minibatches": False}
+    plain = {"normalize_input": False, "normalize_returns": False}
+    learner, actor = make(CHOICE, algo="a2c", with_vtrace=True, **settings, **plain)
+    dataset = actor.collect(actor.receive(learner), reward=lambda _, action: action.float())
+    with torch.no_grad():
+        learner.model.policy_head.bias[0] -= 200.0
+    samples = learner._prepare(dataset)[0]
+    is_gone = samples.action == 0
+    assert samples.weight is not None and is_gone.any()
+    assert samples.weight[is_gone].max() == 0.0 < samples.weight[~is_gone].min()
+    advantage = (samples.advantage - samples.advantage.mean()) / samples.advantage.std(correction=0)
+    log_prob = learner.model.distribution.log_prob(learner.model(*samples.inputs).action_parameters, samples.action)
+    expected = float(-(log_prob * samples.weight * advantage).mean().detach())
+    metrics = learner.train(dataset, 0, nothing)
+    assert metrics.policy_gradient_loss == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_rate_decays_to_zero_at_the_end_of_the_run() -> None:

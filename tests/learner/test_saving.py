@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from full_disk import files_of_at_most
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.saving import CheckpointSaver
@@ -19,17 +17,6 @@ from asyncrl.runtime.processes import RunFailed
 
 def content(value: float = 1.0, size: int = 50_000) -> Checkpoint:
     return Checkpoint({"weight": torch.full((size,), value)}, {"exp_avg": torch.zeros(3)}, {"env_steps": 1})
-
-
-@contextmanager
-def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """What a write beyond that meets is what it meets on a full disk: an OSError in the middle of a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def names(folder: Path) -> list[str]:

@@ -149,6 +149,18 @@ def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     assert "perf/rollout_busy" not in run.records[1]
 
 
+@pytest.mark.parametrize(
+    ("env", "kwargs", "frames"),
+    [("ALE/Pong-v5", {}, 4096), ("ALE/Pong-v5", {"frameskip": 2}, 2048), ("Pendulum-v1", {}, None)],
+)
+def test_frames_of_a_game_are_a_figure_of_their_own(tmp_path, env, kwargs, frames):
+    run = Run(tmp_path, env=env, env_kwargs=kwargs)
+    run.at(1, learner(1024))
+    run.at(6)
+    (record,) = run.records
+    assert (record["time/total_env_steps"], record.get("time/total_frames")) == (1024, frames)
+
+
 def test_speed_is_measured_between_the_ends_of_datasets(run):
     # A dataset of 1,000 steps every 2 s; records every 5 s see two or three of them.
     for second in range(1, 22):

@@ -46,13 +46,13 @@ class Filled:
         rollout: int,
         num_filled: int = 1,
         spec: EnvSpec = BOX,
+        make_actions: type[FakeActions] = FakeActions,
         renewed: list[Any] | None = None,
         **settings: Any,
     ) -> None:
         """Environments that fail are replaced by those of `renewed`, where that is given."""
-        plan = planned(
-            rollout=rollout, batch_size=4 * rollout * len(envs), num_workers=1, num_envs_per_worker=len(envs)
-        )
+        sizes = {"batch_size": 4 * rollout * len(envs), "num_workers": 1, "num_envs_per_worker": len(envs)}
+        plan = planned(rollout=rollout, **sizes, **settings)
         arena, self.slots = small_arena(plan, spec)
         self.control = RunControl(arena, plan.num_workers)
         self.now = 0.0
@@ -67,7 +67,7 @@ class Filled:
 
         renewal = None if renewed is None else Renewal(log, make, seed)
         self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, squash=False, renewal=renewal)
-        self.split = Split(0, self.group, self.slots, FakeActions(self.slots))
+        self.split = Split(0, self.group, self.slots, make_actions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_filled)]
 
     def fill(self, slot: int) -> int:
@@ -265,6 +265,28 @@ def test_the_next_slot_starts_right_though_the_slot_before_was_used_again_meanwh
     slots.obs[0] = 77.0
     run.fill(1)
     assert run.obs(1) == [2.0, 3.0, 4.0]
+
+
+class Remembering(FakeActions):
+    """Actions of a policy whose state is the number of observations that it has seen before, if nobody resets it."""
+
+    def answer(self, split_idx: int) -> None:
+        super().answer(split_idx)
+        _, slot, row = self.asked[-1]
+        if row < self._slots.rollout:
+            self._slots.rnn_state[slot, row + 1] = self._slots.rnn_state[slot, row] + 1.0
+
+
+def test_a_memory_goes_on_from_slot_to_slot_and_begins_anew_with_each_episode() -> None:
+    steps = [GO, TERMINATED, GO, GO, GO, TRUNCATED, GO, GO, GO, GO, TRUNCATED, GO, GO, GO, TERMINATED]
+    run = Filled([ScriptedEnv(script(*steps))], 4, 4, make_actions=Remembering, use_rnn=True, rnn_size=3)
+    states = run.slots.rnn_state[:4, :, 0]
+    assert (states == states[:, :, :1]).all() and states.shape == (4, 5, 6)
+    seen_before = states[:, :, 0].tolist()
+    assert seen_before[0] == [0, 1, 0, 1, 2]  # the second step terminates
+    assert seen_before[1] == [2, 3, 4, 0, 1]  # truncated; the final observation is still of the episode
+    assert seen_before[2] == [1, 2, 3, 4, 5]  # truncated by the last step
+    assert seen_before[3] == [0, 1, 2, 3, 0]  # terminated by the last step
 
 
 @pytest.mark.parametrize("rollout", [4, 5, 6])

@@ -94,15 +94,19 @@ def test_an_observation_of_another_shape_ends_the_run(start: Start) -> None:
     assert "shape (3,) and dtype float32, but its observation_space promises shape (2,) and dtype float32" in err
 
 
-@pytest.mark.parametrize("flags", [(), SAC], ids=["ppo", "sac"])
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [((), "advantage"), (SAC, "reward"), (A3C, "advantage"), ((*SAC, "--backend=hogwild"), "reward")],
+    ids=["ppo", "sac", "a3c", "hogwild-sac"],
+)
 def test_training_that_diverges_ends_with_a_diagnosis_and_nothing_that_is_not_finite_is_saved(
-    start: Start, flags: tuple[str, ...]
+    start: Start, flags: tuple[str, ...], shown: str
 ) -> None:
     command, code, _, err = train(start, *unreliable(huge=100), *flags, "--save_every_s=0.3")
     assert code == 1
     assert "training has diverged: " in err
     assert "the last of these steps: " in err
-    assert "reward: " in err if flags else "advantage: " in err
+    assert f"\n{shown}: " in err
     assert flags or command.summary()["skipped_steps"] >= 4  # of the datasets before the last
     for path in checkpoint.newest_first(command.folder / "checkpoints"):
         content = checkpoint.load(path)

@@ -97,8 +97,19 @@ def test_a_mistake_is_answered_with_one_sentence(
     assert not (tmp_path / "runs").exists()
 
 
-def test_ctrl_c_finishes_the_update_and_saves(start: Callable[..., Command]) -> None:
-    training = start("asyncrl.train", "--env=CartPole-v1", "--inference_mode=central", *PROBE)
+@pytest.mark.parametrize(
+    ("flags", "metric_names"),
+    [
+        (("--inference_mode=central",), METRIC_NAMES | CENTRAL_METRIC_NAMES),
+        (("--serial_mode",), METRIC_NAMES),
+        (("--algo=a3c",), set()),
+    ],
+    ids=["central", "serial", "hogwild"],
+)
+def test_ctrl_c_finishes_the_update_and_saves(
+    start: Callable[..., Command], flags: tuple[str, ...], metric_names: set[str]
+) -> None:
+    training = start("asyncrl.train", "--env=CartPole-v1", *flags, *PROBE)
     training.wait_until_trained()
     os.killpg(training.process.pid, signal.SIGINT)
     code, _, stderr = training.finish()
@@ -109,7 +120,16 @@ def test_ctrl_c_finishes_the_update_and_saves(start: Callable[..., Command]) -> 
     assert saved is not None
     assert summary["checkpoint"].endswith(saved.name)
     assert checkpoint.load(saved).state["env_steps"] == summary["env_steps"] > 0
-    assert {name for record in training.records() for name in record} >= CENTRAL_METRIC_NAMES
+    assert {name for record in training.records() for name in record} >= metric_names
+
+
+def test_ctrl_c_before_there_is_a_run_ends_it_without_a_word(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", "--env=CartPole-v1", *PROBE)
+    training.wait_until(lambda: any("forkserver" in " ".join(each.cmdline()) for each in training.session()), "loading")
+    os.killpg(training.process.pid, signal.SIGINT)
+    code, _, stderr = training.finish()
+    assert code == 130
+    assert "Traceback" not in stderr
 
 
 def test_sigterm_saves_too(start: Callable[..., Command]) -> None:

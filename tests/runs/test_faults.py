@@ -21,11 +21,12 @@ from run_helper import PARALLEL_MODES, FinishedRun, run
 from sentinel_rows import check_rows
 
 from asyncrl.learner.worker import LearnerOutcome
-from asyncrl.monitoring.reports import RestartReport
+from asyncrl.monitoring.reports import RestartReport, RolloutReport
 from asyncrl.runtime import checkpoint
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_nothing")]
 
+BACKENDS, IDS = ((), ("--backend=hogwild", "--algo=a2c")), ("actor-learner", "hogwild")
 ENOUGH: dict[str, Any] = {"max_restarts": 100, "train_for_env_steps": 6000}
 SAC: dict[str, Any] = {
     "algo": "sac",
@@ -141,8 +142,11 @@ def test_workers_that_all_fail_at_once_are_one_failure(start: Callable[..., Comm
     assert failing.summary()["restarts"] == 0
 
 
-def test_a_worker_that_hangs_is_killed_and_replaced_while_others_go_on(start: Callable[..., Command]) -> None:
-    training = train(start, "Stands", "--env_step_timeout=2", "--train_for_seconds=10", only=5)
+@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
+def test_a_worker_that_hangs_is_killed_with_its_stack_and_replaced(
+    start: Callable[..., Command], backend: tuple[str, ...]
+) -> None:
+    training = train(start, "Stands", "--env_step_timeout=2", "--train_for_seconds=10", *backend, only=5)
     code, _, stderr = training.finish()
     assert code == 0, stderr
     assert "rollout worker 1 made no environment step for 2 s and was killed" in stderr
@@ -152,8 +156,18 @@ def test_a_worker_that_hangs_is_killed_and_replaced_while_others_go_on(start: Ca
     assert "Current thread" not in (training.folder / "logs" / "rollout-0.log").read_text()
 
 
-def test_a_segmentation_fault_is_named_and_traced(start: Callable[..., Command]) -> None:
-    training = train(start, "Crashes", "--train_for_env_steps=3000", only=4)
+@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
+def test_others_go_on_while_a_worker_hangs(start: Callable[..., Command], backend: tuple[str, ...]) -> None:
+    training = train(start, "Stands", "--env_step_timeout=100000", "--train_for_env_steps=5000", *backend, only=5)
+    code, _, stderr = training.finish()
+    assert code == 0, stderr
+    assert training.summary()["env_steps"] >= 5000
+    assert "rollout-1 did not end within" in stderr
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
+def test_a_segmentation_fault_is_named_and_traced(start: Callable[..., Command], backend: tuple[str, ...]) -> None:
+    training = train(start, "Crashes", "--train_for_env_steps=3000", *backend, only=4)
     code, _, stderr = training.finish()
     assert code == 0, stderr
     assert "rollout worker 1 died: SIGSEGV; it is started again" in stderr
@@ -181,8 +195,11 @@ def pid_of(command: Command, role: str) -> int:
     return pids(log)[-1]
 
 
-def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(start: Callable[..., Command]) -> None:
-    training = start("asyncrl.train", "--env=CartPole-v1", "--save_every_s=0.5", *PROBE)
+@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
+def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
+    start: Callable[..., Command], backend: tuple[str, ...]
+) -> None:
+    training = start("asyncrl.train", "--env=CartPole-v1", "--save_every_s=0.5", *backend, *PROBE)
     training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
     os.kill(pid_of(training, "learner"), signal.SIGKILL)
     code, _, stderr = training.finish()
@@ -201,8 +218,11 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(start: Call
     assert goes_on.summary()["env_steps"] >= steps + 500
 
 
-def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(start: Callable[..., Command]) -> None:
-    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", "--train_for_env_steps=20000")
+@pytest.mark.parametrize("backend", BACKENDS, ids=IDS)
+def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(
+    start: Callable[..., Command], backend: tuple[str, ...]
+) -> None:
+    flags = ("--save_every_s=0.5", "--max_learner_restarts=1", "--train_for_env_steps=20000", *backend)
     training = start("asyncrl.train", "--env=CartPole-v1", *flags, *PROBE)
     training.wait_until(lambda: training.checkpoint() is not None, "a checkpoint is saved")
     first = pid_of(training, "learner")
@@ -262,6 +282,17 @@ def test_a_worker_that_limps_is_no_worker_that_hangs(tmp_path: Path) -> None:
     )
     assert restarts(finished) == []
     assert finished.outcome.is_complete
+    slow, quick = steps_of_workers(finished)
+    assert slow > 0
+    assert quick > 2 * slow, "in step with the slow one they would make as many"
+
+
+def steps_of_workers(finished: FinishedRun) -> list[int]:
+    steps = [0] * finished.plan.num_workers
+    for report in finished.reports:
+        if isinstance(report, RolloutReport):
+            steps[report.worker_idx] += report.env_steps
+    return steps
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode
 from run_helper import MODES, run
 
 from asyncrl.envs.actions import ActionAdapter
@@ -52,6 +53,20 @@ def test_a_truncated_episode_goes_on_in_its_value(mode: str, tmp_path: Path) -> 
     trained = run(tmp_path, mode, "EndlessReward", env_kwargs={"terminates": False}, **LONGER)
     forever = 1.0 / (1.0 - 0.8)
     assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([forever, -5.0 + 0.8 * forever], abs=0.25)
+
+
+@pytest.mark.parametrize("terminates", [False, True])
+@pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
+def test_a_vectorized_environment_gives_the_same_values(autoreset_mode: str, terminates: bool, tmp_path: Path) -> None:
+    kwargs = {"autoreset_mode": autoreset_mode, "terminates": terminates}
+    vectorized: dict[str, Any] = {"env_backend": "gym_vector", "env_kwargs": kwargs}
+    trained = run(tmp_path, "serial", "VectorEndlessReward", **vectorized, **LONGER)
+    assert trained.spec.is_vectorized
+    if terminates:
+        observations, expected = ([0.0, 3.0], [0.0, 2.0], [0.0, 1.0], [1.0, 0.0]), [1.0, 1.8, 2.44, -5.0 + 0.8 * 2.44]
+    else:
+        observations, expected = ([0.0, 0.0], [1.0, 0.0]), [5.0, -1.0]
+    assert trained.values(*observations) == pytest.approx(expected, abs=0.25)
 
 
 @in_each_mode

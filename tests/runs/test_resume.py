@@ -208,9 +208,13 @@ def test_another_network_or_environment_cannot_go_on(start: Callable[..., Comman
         (["--encoder_mlp_layers=[8,8]"], "encoder_mlp_layers: [16] -> [8, 8]"),
         (["--env=MountainCar-v0"], "env: CartPole-v1 -> MountainCar-v0"),
     ):
-        code, _, err = train(start, *flags, "--train_for_env_steps=9000")
+        command = start("asyncrl.train", "--train_for_env_steps=9000", *flags)
+        before = {path: path.stat().st_mtime_ns for path in command.folder.rglob("*")}
+        code, _, err = command.finish()
         assert code == 2
         assert change in err
+        after = {path: path.stat().st_mtime_ns for path in command.folder.rglob("*")}
+        assert after == before, "no process of the run was started, for its log would tell"
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_none_at_all_is_an_error(

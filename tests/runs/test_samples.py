@@ -12,6 +12,8 @@ from probe_envs import Sentinel
 from run_helper import MODES, SMALL, FinishedRun, run
 from sentinel_rows import check_rows
 
+from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, read_block
 
@@ -122,6 +124,34 @@ def test_without_learning_the_first_ratio_is_one(mode: str, tmp_path: Path) -> N
         normalize_returns=True,
     )
     assert max(ratio_deviations(finished)) < SAME_POLICY
+
+
+@pytest.mark.parametrize(("mode", "recurrence"), [("serial", 8), ("serial", 2), ("async-central", 4)])
+@pytest.mark.parametrize("rnn_type", ["gru", "lstm"])
+def test_a_memory_says_in_training_what_it_said_in_acting(
+    mode: str, recurrence: int, rnn_type: str, tmp_path: Path
+) -> None:
+    # The sentinel's episodes end in either way anywhere in a sequence.
+    finished = run(
+        tmp_path,
+        mode,
+        "Sentinel",
+        recorded=True,
+        env_kwargs={"run_seed": SMALL["seed"]},
+        learning_rate=0.0,
+        train_for_env_steps=1500,
+        use_rnn=True,
+        rnn_type=rnn_type,
+        rnn_size=6,
+        recurrence=recurrence,
+    )
+    assert max(ratio_deviations(finished)) < SAME_POLICY
+    learner = OnPolicyLearner(finished.model, finished.config, torch.device("cpu"))
+    for data in finished.datasets:
+        fields = {name: torch.from_numpy(array) for name, array in data.items() if name != "learner_version"}
+        assert fields["rnn_state"].shape[0] == finished.plan.rollout // recurrence
+        assert_close(learner._present_values(Dataset(**fields)), data["value"])
+    assert any(data["rnn_state"].any() for data in finished.datasets)
 
 
 def test_async_at_equal_pace_is_one_dataset_behind_at_most(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from full_disk import files_of_at_most
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
@@ -101,6 +102,20 @@ def test_a_folder_that_is_no_run_is_never_touched(train_dir):
     with pytest.raises(UsageError, match="is no asyncrl run"):
         RunFolder.create(str(train_dir), "run", "overwrite")
     assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
+
+
+def test_a_disk_without_room_is_one_sentence_and_what_was_there_stays(train_dir):
+    with RunFolder.create(str(train_dir), "run", "resume") as folder:
+        folder.write_config(TrainConfig(seed=1))
+        before = sorted(folder.path.iterdir())
+        for write in (
+            lambda: folder.write_config(TrainConfig(seed=2)),
+            lambda: folder.write_environment({"name": "x" * 1000}),
+        ):
+            with files_of_at_most(500), pytest.raises(UsageError, match=r"cannot write to .*run: File too large"):
+                write()
+        assert sorted(folder.path.iterdir()) == before
+        assert folder.read_config().seed == 1
 
 
 def test_a_file_in_the_way_is_one_sentence(train_dir):

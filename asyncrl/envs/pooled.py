@@ -1,0 +1,85 @@
+"""EnvPool (extra `envpool`): environments of C++ that a pool steps, all of a split at once.
+
+A pool is a vectorized environment that resets in the next step. It is stepped synchronously: the rows of a
+split are written together, so a part of its environments that is ready earlier (`send` and `recv` of fewer than all)
+could not go on by itself. What runs side by side are the workers, and with central inference the splits of a worker,
+each with a pool of its own. A pool has one thread unless `env_kwargs` says otherwise (`num_threads`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from asyncrl.config.errors import UsageError
+
+
+class PooledVectorEnv(VectorEnv[Any, Any, Any]):
+    """A pool as Gymnasium knows vectorized environments."""
+
+    def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
+        """Makes a pool, and another one at each reset with a seed: pools take theirs when they are made.
+
+        Args:
+            env_id: as EnvPool names it, which is not always Gymnasium's name.
+            env_kwargs: arguments of EnvPool for that id.
+            num_envs: environments.
+
+        Raises:
+            UsageError: EnvPool is not installed, or does not know the id or an argument.
+        """
+        self._env_id, self._env_kwargs, self.num_envs = env_id, env_kwargs, num_envs
+        self._pool = self._make(seed=0)
+        self.single_observation_space = self._pool.single_observation_space
+        self.single_action_space = self._pool.single_action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+        self.spec = EnvSpec(id=env_id, max_episode_steps=int(self._pool.spec.config.max_episode_steps))
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode in all environments; `seed`, 31 bits, is that of the first, the others count on from it."""
+        if seed is not None:
+            self._pool.close()
+            self._pool = self._make(seed)
+        obs, _ = self._pool.reset()
+        return obs, {}
+
+    def step(
+        self, actions: npt.NDArray[Any]
+    ) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
+        """Takes a step in all environments."""
+        obs, reward, terminated, truncated, _ = self._pool.step(actions)
+        return obs, reward, terminated, truncated, {}
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Closes the pool."""
+        self._pool.close()
+
+    def _make(self, seed: Any) -> Any:
+        try:
+            import envpool
+        except ImportError as error:
+            raise UsageError(
+                '--env_backend=envpool needs EnvPool, which is not installed: pip install "asyncrl[envpool]"'
+            ) from error
+        known = envpool.list_all_envs()
+        if self._env_id not in known:
+            near = difflib.get_close_matches(self._env_id, known, n=3)
+            hint = f"; the nearest are {', '.join(near)}" if near else ""
+            raise UsageError(f"EnvPool knows no environment {self._env_id!r}{hint}.")
+        arguments = {"num_threads": 1, **self._env_kwargs, "num_envs": self.num_envs, "seed": seed}
+        unknown = sorted(set(arguments) - set(envpool.make_spec(self._env_id)._config_keys))
+        if unknown:
+            names = ", ".join(unknown)
+            raise UsageError(f"EnvPool's {self._env_id} does not take these arguments (env_kwargs): {names}")
+        return envpool.make_gymnasium(self._env_id, **arguments)

@@ -1,0 +1,47 @@
+"""A vectorized environment of one environment as that one environment: for the probe and for evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
+
+from asyncrl.envs.observations import one_of_batch
+
+VECTOR_SEEDS = 2**30
+"""Seeds of vectorized environments: those written in C++ take 31 bits, and count on from the first environment's."""
+
+
+class SingleEnv(gymnasium.Env[Any, Any]):
+    """Steps the only environment in a vectorized one, in whichever mode that resets: after an end it is reset anew."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str) -> None:
+        """Takes ownership of `env`, which holds one environment."""
+        self._env = env
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self.spec_id = env_id
+        self.spec = env.spec or EnvSpec(id=env_id)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts an episode."""
+        obs, _ = self._env.reset(seed=None if seed is None else seed % VECTOR_SEEDS)
+        return self._observe(obs), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes a step. After the last of an episode the observation means nothing."""
+        obs, reward, terminated, truncated, _ = self._env.step(self._batch_of(action))
+        return self._observe(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
+
+    def _observe(self, observations: Any) -> Any:
+        return one_of_batch(observations, 0)
+
+    def _batch_of(self, action: Any) -> Any:
+        room: Any = create_empty_array(self.action_space, 1)
+        return concatenate(self.action_space, [action], room)
+
+    def close(self) -> None:
+        """Closes the environment."""
+        self._env.close()

@@ -1,0 +1,81 @@
+"""Measures EnvPool's environments stepped by asyncrl beside EnvPool alone, alternating, and writes one table.
+
+    python scripts/compare_envpool.py --work_dir=peers            # about 6 minutes; needs asyncrl[envpool]
+    python scripts/compare_envpool.py --work_dir=peers --table    # only the table of what was measured
+
+Nobody trains: asyncrl's policy chooses the actions, and its learner takes the trajectories and throws them away
+(--debug_skip_training). EnvPool alone steps as many environments with as many threads, with random actions: one pool
+that is stepped as a whole, and one that takes whichever half is ready first. Results are appended to envpool.jsonl, and
+a measurement that has one is not made again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+
+from compare_peers import ASYNCRL_SETTINGS, START_ALLOWANCE_S
+from compare_sac import PEERS, run_peer
+from rounds import Row, carry_out, parser
+
+from asyncrl.benchmarking.tasks import Workshop
+from asyncrl.benchmarking.variants import SAMPLING_FLAG, Task
+from asyncrl.config.schema import TrainConfig
+
+
+def rows(options: argparse.Namespace) -> list[Row]:
+    """All that is measured."""
+    num_envs = options.num_workers * options.num_envs_per_worker
+    group = f"{options.env} of EnvPool, environment steps/s, {num_envs} environments, {options.num_workers} threads"
+    return [
+        Row(group, "EnvPool alone, all at once", functools.partial(alone, options, num_envs)),
+        Row(group, "EnvPool alone, the first half that is ready", functools.partial(alone, options, num_envs // 2)),
+        Row(group, f"asyncrl, sampling only, {options.num_workers} workers", functools.partial(through, options)),
+    ]
+
+
+def alone(options: argparse.Namespace, batch_size: int, round_idx: int) -> float:
+    """Steps a second of a pool that nothing waits for."""
+    command = [sys.executable, str(PEERS / "envpool_alone.py")]
+    sizes = {"num_envs": options.num_workers * options.num_envs_per_worker, "num_threads": options.num_workers}
+    return run_peer(command, options, round_idx, **sizes, env=options.env, batch_size=batch_size)
+
+
+def through(options: argparse.Namespace, round_idx: int) -> float:
+    """Steps a second of a run that samples and does not train."""
+    flags = (
+        f"--env={options.env}",
+        "--env_backend=envpool",
+        *ASYNCRL_SETTINGS,
+        SAMPLING_FLAG,
+        f"--num_workers={options.num_workers}",
+        f"--num_envs_per_worker={options.num_envs_per_worker}",
+        f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}",
+        "--device=cpu",
+    )
+    workshop = Workshop(
+        output=options.work_dir,
+        config=TrainConfig(env=options.env, env_backend="envpool"),
+        layouts={},
+        warm_up_s=options.warm_up_s,
+        measure_s=options.measure_s,
+        simulate_s=options.measure_s,
+        episodes=0,
+    )
+    figures = workshop.carry_out(Task("throughput", f"envpool {options.env}", round_idx, flags, ()))
+    return figures.env_steps_per_s  # type: ignore[union-attr]
+
+
+def main() -> int:
+    """Runs the command line; 0 if everything was measured."""
+    flags = parser(__doc__, rounds=3, warm_up_s=8.0, measure_s=20.0)
+    flags.add_argument("--env", default="HalfCheetah-v5", help="EnvPool's id")
+    flags.add_argument("--num_workers", type=int, default=2)
+    flags.add_argument("--num_envs_per_worker", type=int, default=32)
+    options = flags.parse_args()
+    return 0 if carry_out("envpool", "Random actions where EnvPool is alone.", rows(options), options) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Trains for long, and looks from outside whether memory and descriptors of any process grow.
+
+    python scripts/soak.py                                       # an hour of PPO, async, central
+    python scripts/soak.py --minutes=20 --algo=sac --env=Pendulum-v1
+    python scripts/soak.py --table --output=soak.jsonl           # show what was recorded, run nothing
+
+Flags that are not its own go to `asyncrl.train`. Every `--every_s` a line of JSON is appended to the output: memory
+(proportional set size, so that shared pages count once; resident where the system does not tell that) and open
+descriptors of each process, and the run's environment steps. After the warm-up, memory of all processes together may
+grow by less than 1 MB per million environment steps (least squares), descriptors and entries of /dev/shm not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from watched_run import WatchedRun
+
+from asyncrl.benchmarking.report import number, table
+
+MOST_MB_PER_MILLION_STEPS = 1.0
+WARM_UP = 0.25  # of the samples
+END_S = 120.0
+DEFAULTS = ("--env=CartPole-v1", "--inference_mode=central")
+ALL = "all"
+
+
+def main() -> int:
+    """Trains and looks; returns 1 if a bound is broken or the run did not end as it should."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--every_s", type=float, default=10.0)
+    parser.add_argument("--output", type=Path, default=Path("soak.jsonl"), help="made anew")
+    parser.add_argument("--table", action="store_true", help="show what was recorded, run nothing")
+    options, flags = parser.parse_known_args()
+    if not options.table:
+        options.output.write_text("")
+        soak(options.minutes, options.every_s, flags or DEFAULTS, options.output)
+    records = [json.loads(line) for line in options.output.read_text().splitlines()]
+    samples = [record for record in records if record["kind"] == "sample"]
+    broken = find_broken(samples[int(WARM_UP * len(samples)) :], records[-1])
+    print(summarize(samples[int(WARM_UP * len(samples)) :]))
+    print("\n".join(broken) or "all bounds are kept")
+    return 1 if broken else 0
+
+
+def soak(minutes: float, every_s: float, flags: Sequence[str], output: Path) -> None:
+    """Trains for so long, and appends what it sees to the output."""
+
+    def record(entry: dict[str, Any]) -> None:
+        with output.open("a") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    with tempfile.TemporaryDirectory(prefix="asyncrl_soak_") as place:
+        limits = (f"--train_for_seconds={60.0 * minutes}", "--train_for_env_steps=1000000000000", "--report_every_s=5")
+        with Path(place, "stderr").open("w+") as errors:
+            run = WatchedRun(Path(place), (*flags, *limits), errors)
+            try:
+                deadline = time.monotonic() + 60.0 * minutes + END_S
+                while not run.is_over and time.monotonic() < deadline:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        run.process.wait(every_s)
+                    env_steps = newest_steps(run)
+                    if env_steps > 0 and not run.is_over:
+                        record({"kind": "sample", "env_steps": env_steps, **look(run)})
+                is_hung, left = not run.is_over, run.num_left()
+            finally:
+                run.end()
+            errors.seek(0)
+            said = errors.read().splitlines()[-20:]
+        outcome = {"exit_code": run.process.returncode, "is_hung": is_hung, "processes_left": left}
+        record({"kind": "run", "flags": list(flags), **outcome, "entries_left": run.new_shared_memory(), "said": said})
+
+
+def newest_steps(run: WatchedRun) -> int:
+    """Environment steps of the newest record, 0 before there is one."""
+    path = run.folder / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return int(json.loads(lines[-1])["env_steps"]) if lines else 0
+
+
+def look(run: WatchedRun) -> dict[str, Any]:
+    """Memory and descriptors of each process, by role; a role of several processes gets the sum."""
+    roles = run.roles()
+    processes: dict[str, dict[str, float]] = {}
+    for process in run.processes():
+        with contextlib.suppress(psutil.Error):
+            memory = process.memory_full_info()
+            role = roles.get(process.pid, "other")  # fork server, resource tracker
+            found = processes.setdefault(role, {"mb": 0.0, "descriptors": 0})
+            found["mb"] += getattr(memory, "pss", memory.rss) / 1e6
+            found["descriptors"] += process.num_fds()
+    return {"processes": processes, "entries": len(run.new_shared_memory())}
+
+
+def summarize(samples: Sequence[dict[str, Any]]) -> str:
+    """A line for each role, and one for all, as Markdown."""
+    header = ("process", "samples", "million steps", "MB, first and last", "MB per million steps", "descriptors")
+    rows = []
+    for role in roles_of(samples):
+        mb, descriptors = series(samples, role, "mb"), series(samples, role, "descriptors")
+        steps = [each["env_steps"] / 1e6 for each in samples if role == ALL or role in each["processes"]]
+        rows.append(
+            [
+                role,
+                str(len(mb)),
+                number(steps[-1] - steps[0], 1),
+                f"{number(mb[0], 1)}, {number(mb[-1], 1)}",
+                number(slope(steps, mb), 3),
+                f"{number(descriptors[0])}, {number(descriptors[-1])}",
+            ]
+        )
+    return table(header, rows)
+
+
+def find_broken(samples: Sequence[dict[str, Any]], outcome: dict[str, Any]) -> list[str]:
+    """A sentence for each bound that is broken."""
+    broken = []
+    if outcome["kind"] != "run":
+        return ["the run was not watched to its end"]
+    if outcome["exit_code"] != 0 or outcome["is_hung"]:
+        broken.append(f"the run ended with {outcome['exit_code']}, hung: {outcome['is_hung']}: {outcome['said']}")
+    if outcome["processes_left"] or outcome["entries_left"]:
+        broken.append(f"left behind: {outcome['processes_left']} processes, {outcome['entries_left']} in /dev/shm")
+    if len(samples) < 3:
+        return [*broken, "there are too few samples to say anything of memory"]
+    growth = slope([each["env_steps"] / 1e6 for each in samples], series(samples, ALL, "mb"))
+    if growth >= MOST_MB_PER_MILLION_STEPS:
+        broken.append(f"memory grows by {growth:.2f} MB per million steps")
+    for role in roles_of(samples):
+        descriptors = series(samples, role, "descriptors")
+        part = max(1, len(descriptors) // 3)
+        before, after = statistics.median(descriptors[:part]), statistics.median(descriptors[-part:])
+        if after > before:
+            broken.append(f"{role}: {before:g} descriptors became {after:g}")
+    if samples[-1]["entries"] > samples[0]["entries"]:
+        broken.append(f"/dev/shm: {samples[0]['entries']} new entries became {samples[-1]['entries']}")
+    return broken
+
+
+def roles_of(samples: Sequence[dict[str, Any]]) -> list[str]:
+    """The roles that were seen, and all of them together."""
+    return [*dict.fromkeys(role for each in samples for role in each["processes"]), ALL]
+
+
+def series(samples: Sequence[dict[str, Any]], role: str, what: str) -> list[float]:
+    """One figure of a role over time; of all roles their sum."""
+    if role == ALL:
+        return [sum(process[what] for process in each["processes"].values()) for each in samples]
+    return [each["processes"][role][what] for each in samples if role in each["processes"]]
+
+
+def slope(steps: Sequence[float], values: Sequence[float]) -> float:
+    """How much values grow with each step; 0 where that cannot be said."""
+    return statistics.linear_regression(steps, values).slope if len(set(steps)) > 1 else 0.0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""A training run in a session of its own, and what can be seen of it from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+
+STARTED = re.compile(r"started as process (\d+)")
+GONE_S = 10.0
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+class WatchedRun:
+    """One run of `python -m asyncrl.train`.
+
+    Attributes:
+        folder: the run's.
+        process: its main process.
+    """
+
+    def __init__(self, place: Path, flags: Sequence[str], stderr: int | IO[str]) -> None:
+        """Starts it with these flags; its folder is made in `place`, what it says goes to `stderr`."""
+        self.folder = place / "runs" / "run"
+        self._entries_before = _shared_memory_entries()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "asyncrl.train", "--train_dir=runs", "--experiment=run", *flags],
+            cwd=place,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            text=True,
+            start_new_session=True,
+        )
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the logs, one for each role."""
+        return self.folder / "logs"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its main process has ended."""
+        return self.process.poll() is not None
+
+    def processes(self) -> list[psutil.Process]:
+        """Its processes that live."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def roles(self) -> dict[int, str]:
+        """Names of its processes by their numbers, those that have ended among them."""
+        found = {self.process.pid: "runner"}
+        for log in self.logs.glob("*.log"):
+            found |= {int(pid): log.stem for pid in STARTED.findall(log.read_text(errors="replace"))}
+        return found
+
+    def new_shared_memory(self) -> list[str]:
+        """Entries of /dev/shm that were not there before it was started."""
+        return sorted(_shared_memory_entries() - self._entries_before)
+
+    def num_left(self, limit_s: float = GONE_S) -> int:
+        """How many of its processes live after `limit_s`; does not wait as long if none does."""
+        await_condition(lambda: not self.processes(), limit_s)
+        return len(self.processes())
+
+    def end(self) -> None:
+        """Kills what is left."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.process.wait()
+
+
+def await_condition(condition: Callable[[], Any], limit_s: float, poll_s: float = 0.005) -> bool:
+    """Waits until a condition is met, at most `limit_s`; returns whether it was."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+def _shared_memory_entries() -> set[str]:
+    return set(os.listdir(_SHARED_MEMORY)) if _SHARED_MEMORY.is_dir() else set()

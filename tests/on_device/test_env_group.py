@@ -1,0 +1,114 @@
+"""Environments of tensors fill rows as others do, in each of Gymnasium's autoreset modes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from probe_envs import Sentinel
+from tensor_envs import AsTensors
+
+from asyncrl.envs.spaces import read_spec
+from asyncrl.on_device.env_group import TensorEnvGroup
+from asyncrl.rollout.env_group import StepRows
+from asyncrl.rollout.failures import EnvironmentCallFailed, WrongObservation
+from asyncrl.rollout.vector_env_group import VectorEnvGroup
+
+NUM_ENVS, ROLLOUT, NUM_TRAJECTORIES = 4, 9, 12
+CPU = torch.device("cpu")
+FIELDS = ("reward", "terminated", "truncated", "valid")
+in_each_mode = pytest.mark.parametrize("mode", AutoresetMode)
+
+
+class NumberedSentinel(Sentinel):
+    """A `Sentinel` that knows its number without a seed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(run_seed=0)
+        self._number = number
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        return super().reset()
+
+
+def sentinels(mode: AutoresetMode) -> SyncVectorEnv:
+    makers = [lambda number=number: NumberedSentinel(number) for number in range(NUM_ENVS)]
+    return SyncVectorEnv(makers, autoreset_mode=mode)
+
+
+def tensor_group(env: VectorEnv[Any, Any, Any]) -> TensorEnvGroup:
+    return TensorEnvGroup(env, 7, read_spec(NumberedSentinel(0), "Sentinels"), False, CPU)
+
+
+@in_each_mode
+def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: AutoresetMode) -> None:
+    tensors = tensor_group(AsTensors(sentinels(mode)))
+    arrays = VectorEnvGroup(sentinels(mode), 7, 0, read_spec(NumberedSentinel(0), "Sentinels"), False)
+    actions = np.random.default_rng(0).uniform(-0.6, 0.6, (NUM_TRAJECTORIES, ROLLOUT, NUM_ENVS, 2)).astype(np.float32)
+    last, first = np.zeros((2, NUM_ENVS, 3), np.float32)
+    arrays.reset(last)
+    last_rows, num_begun = tensors.reset(), 0
+    for trajectory in range(NUM_TRAJECTORIES):
+        begun = arrays.start_slot(last, first)
+        rows, has_begun = tensors.begin(last_rows)
+        assert np.flatnonzero(has_begun.numpy()).tolist() == begun
+        np.testing.assert_array_equal(rows.numpy(), first)
+        num_begun += len(begun)
+        for row in range(ROLLOUT):
+            expected = StepRows(*(np.ones(NUM_ENVS, dtype) for dtype in (np.float32, bool, bool, bool)), last)
+            arrays.step(actions[trajectory, row], expected)
+            step = tensors.step(torch.from_numpy(actions[trajectory, row]))
+            for name in FIELDS:
+                np.testing.assert_array_equal(getattr(step, name).numpy(), getattr(expected, name))
+            last_rows = step.next_rows.clone()
+            np.testing.assert_array_equal(last_rows.numpy(), last)
+            tensors.note_episodes(step.episode_return[step.ended].tolist(), step.episode_length[step.ended].tolist())
+    assert (num_begun > 0) == (mode != AutoresetMode.NEXT_STEP)
+    found, wanted = tensors.take_episodes(), arrays.take_episodes()
+    assert [episode.length for episode in found] == [episode.length for episode in wanted]
+    np.testing.assert_allclose(
+        [episode.episode_return for episode in found], [episode.episode_return for episode in wanted], atol=1e-5
+    )
+    assert len(found) > 20
+
+
+class Spoiled(VectorWrapper):
+    """Changes what a step returns."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], spoil: Any) -> None:
+        super().__init__(env)
+        self._spoil = spoil
+
+    def step(self, actions: Any) -> Any:
+        return self._spoil(*self.env.step(actions))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda obs, *rest: (obs[:, :2], *rest), r"shape \(4, 2\) on cpu, not \(4, 3\) on cpu"),
+        (lambda obs, *rest: (obs.numpy(), *rest), "a ndarray where a tensor was expected"),
+        (lambda obs, *rest: (obs.to("meta"), *rest), "on meta, not .* env_kwargs, the learner's as --device"),
+        (lambda *result: (*result[:-1], {}), "have no final_obs"),
+    ],
+)
+def test_observations_of_another_kind_are_refused(spoil: Any, said: str) -> None:
+    group = tensor_group(Spoiled(AsTensors(sentinels(AutoresetMode.SAME_STEP)), spoil))
+    group.reset()
+    with pytest.raises(WrongObservation, match=said):  # noqa: PT012
+        for _ in range(12):
+            group.step(torch.zeros(NUM_ENVS, 2))
+
+
+def test_an_exception_of_the_environment_is_its_failure() -> None:
+    env = AsTensors(sentinels(AutoresetMode.SAME_STEP))
+    group = tensor_group(env)
+    group.reset()
+    env.close()
+    env.step = lambda _: 1 / 0  # type: ignore[method-assign]
+    with pytest.raises(EnvironmentCallFailed) as caught:
+        group.step(torch.zeros(NUM_ENVS, 2))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
