@@ -104,12 +104,16 @@ class OffPolicyTrainer:
     @property
     def has_more_to_learn(self) -> bool:
         """Whether steps are to be collected, or updates due for those that were."""
-        return self.own_env_steps < self._most_env_steps or self._limiter.due > 0
+        return not self._agreement.is_over and (self._agreement.ranks.num_ranks > 1 or not self._is_done)
+
+    @property
+    def _is_done(self) -> bool:
+        return self.own_env_steps >= self._most_env_steps and self._limiter.due == 0
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
         num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
-        if num_updates == 0:
+        if num_updates == 0 and not (self._is_done and self._agreement.ranks.num_ranks > 1):
             self._release()
             self._waker.wait(timeout_s)
             self._phases.charge(Phase.WAIT_SAMPLES)
@@ -132,8 +136,8 @@ class OffPolicyTrainer:
         return self.take_report()
 
     def _agree_on(self, num_updates: int) -> int:
-        """How many updates all ranks make now; 0 if one of them wants to end."""
-        turn = self._agreement.take_turn(num_updates, self.own_env_steps)
+        """How many updates all ranks make now; 0 if the run is over. Who has none due goes on with the others."""
+        turn = self._agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
         self._phases.charge(Phase.WAIT_RANKS)
         return 0 if turn.is_over else turn.num_updates
 

@@ -139,9 +139,9 @@ class Turn:
     """What all ranks have agreed on.
 
     Attributes:
-        is_over: some rank wants to end; nobody goes on.
+        is_over: some rank wants to end, or all have done what they had to; nobody goes on.
         is_interrupted: some rank was asked to stop before the run had come to its end.
-        num_updates: the fewest that any rank is ready for.
+        num_updates: the fewest that any rank is ready for that is not done.
         env_steps: what the ranks have named, added up.
     """
 
@@ -176,14 +176,15 @@ class Agreement:
         """Whether some rank was asked to stop before the run had come to its end."""
         return self._last is not None and self._last.is_interrupted
 
-    def take_turn(self, num_updates: int, env_steps: int) -> Turn:
+    def take_turn(self, num_updates: int, env_steps: int, is_done: bool = False) -> Turn:
         """Waits until every rank is ready for its next iteration, or one of them wants to end.
 
         Args:
             num_updates: updates that this rank could make; at least 1.
-            env_steps: environment steps, of the iteration or in all, as all ranks name them.
+            env_steps: environment steps of this rank, the iteration's among them.
+            is_done: it has nothing left to do, and goes on only because others have.
         """
-        return self._exchange(False, False, num_updates, env_steps)
+        return self._exchange(False, False, is_done, num_updates, env_steps)
 
     @property
     def env_steps(self) -> int:
@@ -198,7 +199,7 @@ class Agreement:
             env_steps: as in `take_turn`.
         """
         if not self.is_over:
-            self._exchange(True, is_interrupted, 0, env_steps)
+            self._exchange(True, is_interrupted, True, 0, env_steps)
 
     def should_save(self, is_due: bool) -> bool:
         """Whether to save now: rank 0 decides, and the others hear of it with their next turn."""
@@ -208,9 +209,10 @@ class Agreement:
         due, self._are_to_save = self._are_to_save, False
         return due
 
-    def _exchange(self, ends: bool, is_interrupted: bool, num_updates: int, env_steps: int) -> Turn:
-        rows = self.ranks.gather([ends, is_interrupted, self._wants_to_save, num_updates, env_steps])
-        all_end, all_interrupted, saves, updates, steps = zip(*rows, strict=True)
+    def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
+        rows = self.ranks.gather([ends, is_interrupted, self._wants_to_save, is_done, num_updates, env_steps])
+        all_end, all_interrupted, saves, all_done, all_updates, steps = zip(*rows, strict=True)
+        updates = [count for count, done in zip(all_updates, all_done, strict=True) if not done]
         self._are_to_save, self._wants_to_save = self._are_to_save or any(saves), False
-        self._last = Turn(any(all_end), any(all_interrupted), min(updates), sum(steps))
+        self._last = Turn(any(all_end) or not updates, any(all_interrupted), min(updates, default=0), sum(steps))
         return self._last

@@ -261,6 +261,17 @@ def test_ranks_take_turns_save_and_end_together() -> None:
     assert second == [*shared, True, True, 12]
 
 
+def test_a_rank_that_is_done_goes_on_with_the_others_until_all_are() -> None:
+    def work(ranks: ThreadRanks) -> list[Turn]:
+        agreement = Agreement(ranks)
+        turns = [(4, 10, False), (0, 10, True)] if ranks.rank == 0 else [(6, 20, False), (5, 25, False)]
+        seen = [agreement.take_turn(*turn) for turn in turns]
+        return [*seen, agreement.take_turn(0, 30, is_done=True)]
+
+    for turns in together(2, work):
+        assert turns == [Turn(False, False, 4, 30), Turn(False, False, 5, 35), Turn(True, False, 0, 60)]
+
+
 def test_one_learner_agrees_with_itself() -> None:
     agreement = Agreement(Ranks())
     assert agreement.take_turn(5, 40) == Turn(False, False, 5, 40)
