@@ -257,7 +257,7 @@ def test_ranks_take_turns_save_and_end_together() -> None:
 
     first, second = together(2, work)
     shared = [Turn(False, False, 3, 30), False, Turn(False, False, 1, 200), True, False]
-    assert first == [*shared, Turn(True, True, 0, 12), True, True, 12]
+    assert first == [*shared, Turn(True, True, 1, 12), True, True, 12]
     assert second == [*shared, True, True, 12]
 
 

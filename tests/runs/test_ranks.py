@@ -109,7 +109,7 @@ def test_one_rank_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_pa
     assert_all_gone(run)
     assert [summary["status"] for summary in summaries] == ["interrupted", "interrupted"]
     assert summaries[0]["env_steps"] == summaries[1]["env_steps"] > 0
-    assert checkpoint.load(Path(summaries[0]["checkpoint"])).state["env_steps"] == summaries[0]["env_steps"]
+    assert checkpoint.load(tmp_path / summaries[0]["checkpoint"]).state["env_steps"] == summaries[0]["env_steps"]
 
 
 def test_a_mistake_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
