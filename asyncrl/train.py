@@ -142,7 +142,7 @@ class _Command:
         assert config.experiment is not None
         if self.peers is None or self.peers.is_first:
             return RunFolder.create(config.train_dir, config.experiment, config.restart_behavior)
-        folder = Path(config.train_dir).expanduser() / config.experiment / "ranks"
+        folder = Path(config.train_dir).expanduser() / config.experiment / run_folder.RANKS
         behavior: run_folder.RestartBehavior = "overwrite" if self.first_env_steps is None else "resume"
         return RunFolder.create(str(folder), str(self.peers.address.rank), behavior)
 
@@ -258,7 +258,7 @@ class _Attempt:
             return EXIT_DONE
         folder.forget_after(-1 if beginning.earlier is None else beginning.env_steps)
         folder.write_config(config)
-        folder.write_environment(describe(self.plan.device))
+        folder.write_environment({**describe(self.plan.device), "num_ranks": self.plan.num_ranks})
         monitor = Monitor(
             folder,
             config,

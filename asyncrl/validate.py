@@ -5,17 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from asyncrl import preflight
+from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import LoadedConfig, load
+from asyncrl.config.machine import Machine
 from asyncrl.config.printing import format_plan, format_settings, plan_as_data
 from asyncrl.runtime.run_folder import find_saved_config
 
 _FLAGS = (
     ExtraFlag("json", "print one JSON object instead of text"),
     ExtraFlag("print_config", "print each setting and where it came from"),
+    ExtraFlag(
+        "num_ranks", "learners that torchrun will start in all: what they come to together [default 1]", is_bool=False
+    ),
+    ExtraFlag("num_local_ranks", "those of them on this machine, which share what it has [default all]", is_bool=False),
 )
 
 
@@ -33,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         lenient=True,
         find_saved=find_saved_config,
     )
-    result = preflight.run(loaded)
+    try:
+        machine = _machine(loaded.cli)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    result = preflight.run(loaded, machine)
     if loaded.cli["json"]:
         print(json.dumps(_as_data(loaded, result), indent=2))
         return result.exit_code
@@ -49,6 +61,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code == 0:
         print("ok: this run can start")
     return code
+
+
+def _machine(cli: Mapping[str, Any]) -> Machine:
+    """This machine, as one rank of a run with so many of them sees it."""
+    num_ranks = _count(cli, "num_ranks", 1)
+    num_local_ranks = _count(cli, "num_local_ranks", num_ranks)
+    if num_ranks % num_local_ranks:
+        raise UsageError(
+            f"--num_ranks={num_ranks} is no multiple of --num_local_ranks={num_local_ranks}: each machine has as many"
+        )
+    return dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_local_ranks)
+
+
+def _count(cli: Mapping[str, Any], name: str, default: int) -> int:
+    text = cli[name]
+    if text is None:
+        return default
+    if not text.isdecimal() or int(text) == 0:
+        raise UsageError(f"--{name}={text} is not possible: expected a whole number, at least 1")
+    return int(text)
 
 
 def _as_data(loaded: LoadedConfig, result: preflight.Preflight) -> dict[str, object]:

@@ -34,11 +34,13 @@ PROBE = (
 class Command:
     """A command in a session of its own, so that all of its processes can be found."""
 
-    def __init__(self, module: str, *flags: str, cwd: Path, launcher: Sequence[str] = ()) -> None:
+    def __init__(
+        self, module: str, *flags: str, cwd: Path, launcher: Sequence[str] = (), prefix: Sequence[str] = ()
+    ) -> None:
         self.folder = cwd / "runs" / "run"
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *launcher, module, "--train_dir=runs", "--experiment=run", *flags],
+            [*prefix, sys.executable, "-m", *launcher, module, "--train_dir=runs", "--experiment=run", *flags],
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": path},
             stdout=subprocess.PIPE,

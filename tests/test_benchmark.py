@@ -117,6 +117,33 @@ def test_hogwild_runs_with_several_numbers_of_workers_are_compared_and_can_be_dr
     assert plot.main(["compare", *runs, "--x=per_worker_steps", f"--out={tmp_path}/compare.png"]) == 0
 
 
+@pytest.mark.timeout(200)
+@pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
+def test_runs_of_several_ranks_are_compared_and_can_be_drawn(tmp_path, capfd):
+    flags = [*TINY, "--modes=sync", "--num_ranks=1,2", "--warm_up_s=0.5", "--measure_s=3", "--episodes=0",
+             "--train_for_env_steps=3000", f"--output={tmp_path}/out"]  # fmt: skip
+    assert benchmark.main(flags) == 0, capfd.readouterr()
+    data = json.loads((tmp_path / "out" / "benchmark.json").read_text())
+    assert list(data["simulation"]) == ["1 x 8", "2 x 8"]
+    found = {(each["kind"], each["variant"]["name"]): each for each in data["speedups"]}
+    assert {each["unit"] for each in data["speedups"]} == {"ranks"}
+    one, two = (found["throughput", f"sync local 1 x 8{ranks}"] for ranks in ("", " 2 ranks"))
+    rates = [each["env_steps_per_s"]["median"] for each in (one, two)]
+    assert two["efficiency"]["median"] == pytest.approx(rates[1] / rates[0] / 2)
+    # Each rank has 32 samples in a minibatch, used once: a step of the optimizer for 64 steps of the environments.
+    assert [each["sgd_steps_per_s"]["median"] for each in (one, two)] == pytest.approx([rates[0] / 32, rates[1] / 64])
+    of_two = data["variants"][1]
+    assert 0.0 < of_two["throughput"]["shares"]["profile/learner/exchange_with_ranks"]["median"] < 1.0
+    assert of_two["learning"]["env_steps"]["median"] >= 3000
+    assert len(of_two["learning"]["other_curves"]["0"]) == 1
+    assert "Exchanges between ranks" in (tmp_path / "out" / "report.md").read_text()
+
+    runs = [str(path) for path in sorted((tmp_path / "out" / "runs").glob("throughput_*"))]
+    assert plot.main(["speedup", *runs, f"--out={tmp_path}/speedup.png"]) == 0
+    assert "against 1 rank" in capfd.readouterr().out
+    assert plot.main(["compare", *runs, "--x=per_rank_steps", f"--out={tmp_path}/compare.png"]) == 0
+
+
 def test_settings_of_another_backend_than_the_modes_are_refused(tmp_path, capfd):
     flags = ["--env=CartPole-v1", "--algo=a3c", "--modes=async", f"--output={tmp_path}/out"]
     assert benchmark.main(flags) == 2

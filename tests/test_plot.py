@@ -113,7 +113,7 @@ def test_runs_are_compared_over_time_by_their_evaluations_and_by_a_pattern(tmp_p
 def test_speed_up_and_efficiency_are_told_drawn_and_corrected_for_totals(tmp_path, capsys):
     runs = [steady(tmp_path, "w1", 1, 100, 1000), steady(tmp_path, "w4", 4, 300, 5000, startup_s=30.0)]
     result = numbers(capsys, "speedup", *runs)
-    assert (result["common_env_steps"], result["base_workers"]) == (1000, 1)
+    assert (result["common_env_steps"], result["base_count"]) == (1000, 1)
     four = result["runs"][1]
     assert (four["total_env_steps"], four["env_steps_per_s"]) == (5000, pytest.approx(300))
     assert (four["speedup"], four["efficiency"]) == (pytest.approx(3.0), pytest.approx(0.75))
@@ -122,6 +122,36 @@ def test_speed_up_and_efficiency_are_told_drawn_and_corrected_for_totals(tmp_pat
     code, out, _ = call(capsys, "speedup", *runs)
     assert code == 0
     assert out.splitlines()[-2].split() == ["4", "1", "4.00", "3.00", "75.0%"]
+
+
+def of_ranks(folder, name, num_ranks, steps_per_s, total):
+    """Ten records of each rank; the return of rank r is that of the first plus 10 r. All count the steps of all."""
+    path = steady(folder, name, 0, steps_per_s, total)
+    (path / "environment.json").write_text(json.dumps({"num_ranks": num_ranks}))
+    (path / "config.yaml").write_text(yaml.safe_dump({"env": "Walker-v9", "algo": "ppo", "num_workers": 2}))
+    for rank in range(1, num_ranks):
+        records = [
+            {"env_steps": idx * total // 10, "rollout/ep_rew_mean": idx - 0.5 + 10 * rank} for idx in range(1, 11)
+        ]
+        write_run(path / "ranks", str(rank), records)
+    return path
+
+
+def test_ranks_are_drawn_and_compared_like_workers(tmp_path, capsys):
+    one, two = of_ranks(tmp_path, "one", 1, 100, 1000), of_ranks(tmp_path, "two", 2, 150, 1000)
+    write_run(two / "ranks", "2", [{"env_steps": 1, "rollout/ep_rew_mean": 1e6}])  # of an earlier time with three
+    (trial,) = numbers(capsys, "trial", two)["trials"]
+    assert (trial["ranks"], trial["env_steps"][-1]) == ([0, 1], 1000)
+    assert trial["mean"] == pytest.approx([idx + 4.5 for idx in range(1, 11)])
+    assert trial["std"] == pytest.approx([5.0] * 10)
+    assert_is_drawn(two / "plots" / "trial.png", num_colors=2)
+    groups = numbers(capsys, "compare", one, two, "--x=per_rank_steps")["groups"]
+    assert [group["x"][-1] for group in groups] == [1000.0, 500.0]
+    groups = numbers(capsys, "compare", one, two, "--x=per_worker_steps")["groups"]
+    assert [group["x"][-1] for group in groups] == [500.0, 250.0]
+    result = numbers(capsys, "speedup", one, two)
+    assert (result["unit"], result["counts"][1]["count"]) == ("rank", 2)
+    assert result["counts"][1]["efficiency"]["median"] == pytest.approx(0.75)
 
 
 def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_path, capsys):
@@ -148,11 +178,11 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
         (("trial", "{empty}"), "has no record yet"),
         (("trial", "{other}"), "other has recorded no return yet"),
         (("trial", "{run}", "--out={run}/config.yaml/figure.png"), "cannot write"),
-        (("compare", "{run}"), "compare needs --x="),
+        (("compare", "{run}"), "compare needs one of --x=per_worker_steps, --x=per_rank_steps, --x=total_steps"),
         (("compare", "{run}", "--x=steps"), "--x=steps: input should be 'per_worker_steps'"),
         (("compare", "{run}", "--x=total_steps", "--group=("), "--group=(: input should be a valid regular expression"),
         (("compare", "{other}", "--x=total_steps", "--metric=eval"), "other has recorded no evaluation"),
-        (("speedup", "{run}"), "at least two numbers of workers"),
+        (("speedup", "{run}"), "at least two numbers of workers or ranks, but all have 2 workers"),
         (("speedup", "{run}", "--window=3"), "there is no setting --window"),
     ],
 )

@@ -32,6 +32,38 @@ def test_a_good_run_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["sgd_steps_per_run"] == plan["sgd_steps_per_dataset"] * -(-10_000_000 // 4096)
 
 
+def test_ranks_are_shown_one_by_one_and_together(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*SYNC, "--batch_size=4096"]
+    assert main([*flags, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)["plan"]
+    assert main([*flags, "--json", "--num_ranks=6", "--num_local_ranks=3"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    assert (plan["num_ranks"], plan["num_local_ranks"], plan["num_envs"]) == (6, 3, 128)
+    assert plan["shared_memory_bytes"] == 3 * alone["shared_memory_bytes"], "those of this machine share its memory"
+    assert plan["sgd_steps_per_run"] == pytest.approx(
+        alone["sgd_steps_per_run"] / 6, abs=alone["sgd_steps_per_dataset"]
+    )
+    assert main([*flags, "--num_ranks=6", "--num_local_ranks=3"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ranks:")]
+    assert "6 (3 on this machine) with 6 x 128 = 768 environments, minibatches of 6 x 4096 = 24576" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--num_ranks=0"], "--num_ranks=0 is not possible"),
+        (["--num_ranks=4", "--num_local_ranks=3"], "no multiple of"),
+    ],
+)
+def test_a_number_of_ranks_that_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str], said: str
+) -> None:
+    assert main(["--env=CartPole-v1", *flags]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert said in errors
+
+
 def test_the_environment_is_shown_with_dtypes_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--env=space_envs:SeeAndTell-v0"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment:")]

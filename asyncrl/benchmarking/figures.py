@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,11 @@ class LearningFigures:
         wall_s: seconds from the command to the end.
         final_return: mean return of the last 100 training episodes; None if none ended.
         evaluated_return: mean return of evaluation episodes of the final policy; None if none were asked for.
-        curve: environment steps, seconds since the command, and mean return of the last 100 training episodes.
+        curve: environment steps, seconds since the command, and mean return of the last 100 training episodes, of rank
+            0's where there are several.
         env_steps_per_s, sgd_steps_per_s: environment and optimizer steps a second between the first and the last record
-            of trained steps; None if there are no two.
+            of trained steps; None if there are no two with steps between them.
+        other_curves: the same as `curve` for each rank but the first: steps of all ranks, episodes of its own.
     """
 
     env_steps: int
@@ -79,6 +81,7 @@ class LearningFigures:
     curve: list[list[float]]
     env_steps_per_s: float | None = None
     sgd_steps_per_s: float | None = None
+    other_curves: list[list[list[float]]] = field(default_factory=list)
 
 
 def read_records(path: Path) -> list[Record]:
@@ -90,7 +93,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def throughput_figures(
-    records: Sequence[Record],
+    records_of_ranks: Sequence[Sequence[Record]],
     startup_s: float,
     warm_up_s: float,
     num_epochs: int,
@@ -103,7 +106,7 @@ def throughput_figures(
     windows follow one another without gap, and their sum neither begins nor ends inside a dataset.
 
     Args:
-        records: all records of the run.
+        records_of_ranks: all records of each rank; the first one's count the steps of all of them.
         startup_s: when the first environment step was made, in seconds since the command.
         warm_up_s: seconds after that which are left out.
         num_epochs: passes over each dataset, 0 for a run that only samples.
@@ -113,18 +116,18 @@ def throughput_figures(
     Raises:
         NothingMeasured: no dataset was trained in the window.
     """
-    begin = next((i for i, record in enumerate(records) if record["time/time_elapsed"] >= startup_s + warm_up_s), None)
-    window = [] if begin is None else list(records[begin + 1 : -1])
-    if begin is None or not any(record.get("time/fps") for record in window):
+    windows = [_window(records, startup_s + warm_up_s) for records in records_of_ranks]
+    if not any(record.get("time/fps") for record in windows[0][1:]):
         raise NothingMeasured(
             f"the run trained on nothing between {warm_up_s:g} s after its first step and its end: raise --measure_s"
         )
-    first, last = records[begin], window[-1]
-    steps, seconds = _steps_and_seconds([first, *window])
-    dropped = _difference(first, last, "perf/dropped_samples")
+    first, last = windows[0][0], windows[0][-1]
+    steps, seconds = _steps_and_seconds(windows[0])
+    dropped = sum(_difference(window[0], window[-1], "perf/dropped_samples") for window in windows if window)
     updates = _difference(first, last, "train/n_updates")
     trained = num_epochs * steps if replay_batch_size is None else updates * replay_batch_size
     cpu_s = usage.cpu_between(first["time/time_elapsed"], last["time/time_elapsed"])
+    window = [record for records in windows for record in records[1:]]
     return ThroughputFigures(
         window_s=seconds,
         window_env_steps=steps,
@@ -146,14 +149,11 @@ def throughput_figures(
 
 
 def learning_figures(
-    records: Sequence[Record], summary: Mapping[str, Any], evaluated_return: float | None
+    records_of_ranks: Sequence[Sequence[Record]], summary: Mapping[str, Any], evaluated_return: float | None
 ) -> LearningFigures:
-    """Takes the curve of a run and where it came to."""
-    curve = [
-        [float(record["env_steps"]), float(record["time/time_elapsed"]), float(record["rollout/ep_rew_mean"])]
-        for record in records
-        if record.get("rollout/ep_rew_mean") is not None and record["env_steps"] > 0
-    ]
+    """Takes the curves of a run, one for each rank, and where it came to."""
+    records = records_of_ranks[0]
+    curve, *other_curves = [_curve(of_rank) for of_rank in records_of_ranks]
     return LearningFigures(
         env_steps=int(summary["env_steps"]),
         wall_s=float(summary["wall_s"]),
@@ -162,7 +162,22 @@ def learning_figures(
         curve=curve,
         env_steps_per_s=_pace(records, "env_steps"),
         sgd_steps_per_s=_pace(records, "train/n_updates"),
+        other_curves=other_curves,
     )
+
+
+def _window(records: Sequence[Record], begin_s: float) -> list[Record]:
+    """The records from a moment on, but for the last one of all; the first is where the window begins."""
+    begin = next((i for i, record in enumerate(records) if record["time/time_elapsed"] >= begin_s), len(records))
+    return list(records[begin:-1])
+
+
+def _curve(records: Sequence[Record]) -> list[list[float]]:
+    return [
+        [float(record["env_steps"]), float(record["time/time_elapsed"]), float(record["rollout/ep_rew_mean"])]
+        for record in records
+        if record.get("rollout/ep_rew_mean") is not None and record["env_steps"] > 0
+    ]
 
 
 def _steps_and_seconds(records: Sequence[Record]) -> tuple[int, float]:
@@ -179,7 +194,8 @@ def _pace(records: Sequence[Record], name: str) -> float | None:
     """How much of a count was added a second from the first record of trained steps to the last."""
     trained = [record for record in records if record["env_steps"] > 0]
     seconds = _difference(trained[0], trained[-1], "time/time_elapsed") if trained else 0.0
-    return _difference(trained[0], trained[-1], name) / seconds if seconds > 0.0 else None
+    added = _difference(trained[0], trained[-1], name) if trained else 0.0
+    return added / seconds if seconds > 0.0 and added > 0.0 else None
 
 
 def _names(records: Sequence[Record], prefixes: tuple[str, ...]) -> list[str]:

@@ -24,6 +24,12 @@ FLAGS = (
         is_bool=False,
     ),
     ExtraFlag("inference_modes", "where the policy runs: local, central [default as the settings say]", is_bool=False),
+    ExtraFlag(
+        "num_ranks",
+        "learners that train together under torchrun, as 1,2,4; each has --num_workers of its own, auto as for the "
+        "most of them [default 1]",
+        is_bool=False,
+    ),
     ExtraFlag("seeds", "number of seeds, which is the number of rounds [default 3]", is_bool=False),
     ExtraFlag("thresholds", "returns whose time and steps are reported, as 100,200 [default none]", is_bool=False),
     ExtraFlag("warm_up_s", "seconds after the first step that throughput leaves out [default 25]", is_bool=False),
@@ -73,6 +79,7 @@ class _Own(BaseModel):
     json_path: Path | None = None
     modes: Annotated[tuple[Mode, ...], _Split, Field(min_length=1)] = ("sync", "async")
     inference_modes: Annotated[tuple[_InferenceMode, ...], _Split] = ()
+    num_ranks: Annotated[tuple[PositiveInt, ...], _Split, Field(min_length=1)] = (1,)
     num_workers: Annotated[tuple[_Count, ...], _Split] = ()
     num_envs_per_worker: Annotated[tuple[_Count, ...], _Split] = ()
     seeds: PositiveInt = 3

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncrl.benchmarking.results import Results
+from asyncrl.benchmarking.results import Results, Speedup
 from asyncrl.benchmarking.statistics import Spread
+from asyncrl.benchmarking.variants import Unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,6 +48,9 @@ def draw_plots(results: Results, folder: Path) -> Plots:
         "Share of time at work, by role": ("utilisation", _draw_utilisation, _has_shares(results)),
         "Return over environment steps": ("return_over_steps", _draw_over_steps, _has_curves(results)),
         "Return over wall-clock time": ("return_over_time", _draw_over_time, _has_curves(results)),
+        "Return over steps of each rank": ("return_over_rank_steps", _draw_over_rank_steps, _has_ranks(results)),
+        "Speed-up over workers": ("speedup_workers", _draw_over_workers, _has_speedups(results, "workers")),
+        "Speed-up over ranks": ("speedup_ranks", _draw_over_ranks, _has_speedups(results, "ranks")),
     }
     files = {}
     for title, (name, draw, is_wanted) in wanted.items():
@@ -125,18 +129,58 @@ def _draw_over_time(results: Results, axes: Axes) -> None:
     _draw_curves(results, axes, 1, "seconds since the command")
 
 
-def _draw_curves(results: Results, axes: Axes, column: int, label: str) -> None:
-    """Each seed as a thin line; a legend entry for each variant."""
+def _draw_over_rank_steps(results: Results, axes: Axes) -> None:
+    _draw_curves(results, axes, 0, "environment steps of each rank", is_of_each_rank=True)
+
+
+def _draw_curves(results: Results, axes: Axes, column: int, label: str, is_of_each_rank: bool = False) -> None:
+    """Each rank of each seed as a thin line; a legend entry for each variant."""
     for color, item in enumerate(results.variants):
-        curves = item.learning.curves.values() if item.learning is not None else ()
-        for idx, curve in enumerate(curve for curve in curves if curve):
+        if item.learning is None:
+            continue
+        others = [curve for curves in item.learning.other_curves.values() for curve in curves]
+        divisor = item.variant.num_ranks if is_of_each_rank else 1
+        for idx, curve in enumerate(curve for curve in [*item.learning.curves.values(), *others] if curve):
             values = np.asarray(curve)
             name = item.variant.name if idx == 0 else None
-            axes.plot(values[:, column], values[:, 2], color=f"C{color}", lw=1.2, alpha=0.8, label=name)
+            axes.plot(values[:, column] / divisor, values[:, 2], color=f"C{color}", lw=1.2, alpha=0.8, label=name)
     for threshold in results.about.thresholds:
         axes.axhline(threshold, color="0.6", lw=0.8, ls="dashed")
     axes.set_xlabel(label)
     axes.set_ylabel("return, mean of the last 100 episodes")
+    axes.legend(fontsize="small")
+
+
+def _draw_over_workers(results: Results, axes: Axes) -> None:
+    _draw_speedups(results, axes, "workers")
+
+
+def _draw_over_ranks(results: Results, axes: Axes) -> None:
+    _draw_speedups(results, axes, "ranks")
+
+
+def _draw_speedups(results: Results, axes: Axes, unit: Unit) -> None:
+    """A line for each family of variants that differ in the count of the unit only, and the ideal one."""
+    families: dict[tuple[Any, ...], list[Speedup]] = {}
+    for found in results.speedups:
+        if found.unit == unit:
+            families.setdefault((found.kind, *found.variant.but_for(unit)), []).append(found)
+    for members in families.values():
+        members.sort(key=lambda found: found.ideal)
+        first = members[0]
+        axes.errorbar(
+            [found.ideal for found in members],
+            [found.speedup.median for found in members],
+            yerr=np.hstack([_error(found.speedup) or [[0.0], [0.0]] for found in members]),
+            marker="o",
+            capsize=3,
+            label=f"{first.kind}, from {first.variant.name}",
+        )
+    most = max(found.ideal for members in families.values() for found in members)
+    axes.plot([1.0, most], [1.0, most], color="0.5", ls="dashed", label="ideal")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"{unit}, as a multiple of the fewest")
+    axes.set_ylabel("speed-up (median, 95 % interval)")
     axes.legend(fontsize="small")
 
 
@@ -158,3 +202,11 @@ def _has_shares(results: Results) -> bool:
 
 def _has_curves(results: Results) -> bool:
     return any(any(item.learning.curves.values()) for item in results.variants if item.learning is not None)
+
+
+def _has_ranks(results: Results) -> bool:
+    return _has_curves(results) and any(item.variant.num_ranks > 1 for item in results.variants)
+
+
+def _has_speedups(results: Results, unit: Unit) -> bool:
+    return any(found.unit == unit for found in results.speedups)

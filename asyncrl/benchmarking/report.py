@@ -9,6 +9,7 @@ from pathlib import Path
 from asyncrl.benchmarking.plots import Plots
 from asyncrl.benchmarking.results import Learning, Results, Throughput
 from asyncrl.benchmarking.statistics import Spread
+from asyncrl.benchmarking.variants import Unit
 
 Form = Callable[[float], str]
 
@@ -29,7 +30,9 @@ def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
         _heading(results),
         _simulation(results),
         _throughput(results),
-        _speedups(results),
+        _speedups_over_workers(results),
+        _speedups_over_ranks(results),
+        _exchanges(results),
         _resources(results),
         _lag(results),
         _roles(results),
@@ -125,7 +128,26 @@ def _throughput(results: Results) -> str:
     return f"## Throughput\n\n{how}\n\n{table(header, rows)}"
 
 
-def _speedups(results: Results) -> str:
+def _speedups_over_workers(results: Results) -> str:
+    how = (
+        "Environment steps a second against the fewest workers with as many environments each, within a seed; "
+        "efficiency is that divided by the ratio of workers. `python -m asyncrl.plot speedup` and `compare` take the "
+        "folders in `runs/`."
+    )
+    return _speedups(results, "workers", how)
+
+
+def _speedups_over_ranks(results: Results) -> str:
+    how = (
+        "Environment steps a second of all ranks against those of the fewest with as many workers and environments "
+        "each, within a seed; efficiency is that divided by the ratio of ranks. A minibatch is of `batch_size` samples "
+        "from each rank, so SGD steps are larger, not more. `python -m asyncrl.plot trial`, `compare` and `speedup` "
+        "take the folders in `runs/`."
+    )
+    return _speedups(results, "ranks", how)
+
+
+def _speedups(results: Results, unit: Unit, how: str) -> str:
     rows = [
         [
             found.variant.name,
@@ -136,16 +158,29 @@ def _speedups(results: Results) -> str:
             cell(found.efficiency, percent),
         ]
         for found in results.speedups
+        if found.unit == unit
     ]
     if not rows:
         return ""
-    how = (
-        "Environment steps a second against the fewest workers with as many environments each, within a seed; "
-        "efficiency is that divided by the ratio of workers. `python -m asyncrl.plot speedup` and `compare` take the "
-        "folders in `runs/`."
-    )
     header = ["variant", "settings", "environment steps/s", "SGD steps/s", "speed-up", "efficiency"]
-    return f"## Speed-up over workers\n\n{how}\n\n{table(header, rows)}"
+    return f"## Speed-up over {unit}\n\n{how}\n\n{table(header, rows)}"
+
+
+def _exchanges(results: Results) -> str:
+    names = ("profile/learner/exchange_with_ranks", "profile/learner/wait_for_ranks", "perf/learner_busy")
+    rows = []
+    for item in results.variants:
+        if item.variant.num_ranks > 1 and item.throughput is not None:
+            shares = [item.throughput.shares.get(name) for name in names]
+            rows.append([item.variant.name, *(cell(share, percent) for share in shares)])
+    if not rows:
+        return ""
+    how = (
+        "Shares of the learners' time, means over ranks: sums over ranks within an iteration (in which a rank also "
+        "waits for those that come later), waiting for the others before it, and all work, the sums among it."
+    )
+    header = ["variant", "exchanging", "waiting for ranks", "at work"]
+    return f"## Exchanges between ranks\n\n{how}\n\n{table(header, rows)}"
 
 
 def _resources(results: Results) -> str:
@@ -211,6 +246,8 @@ def _learning(results: Results) -> str:
     if not rows:
         return ""
     how = "Real settings. Seconds count from the command, start-up included."
+    if any(item.variant.num_ranks > 1 for item in results.variants):
+        how += " Training episodes are those of the first rank."
     header = ["variant", "environment steps", "seconds", "return, last 100 training episodes", "return, evaluated"]
     return f"## Return at the end\n\n{how}\n\n{table(header, rows)}"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from asyncrl.benchmarking.figures import LearningFigures, ThroughputFigures
 from asyncrl.benchmarking.statistics import Spread, first_reached, spread, uniform_lag
 from asyncrl.benchmarking.store import Figures, SimulationFigures
-from asyncrl.benchmarking.variants import Task, TaskKind, Variant, layouts_of
+from asyncrl.benchmarking.variants import Task, TaskKind, Unit, Variant, layouts_of
 
 FORMAT_VERSION = 1
 
@@ -83,6 +83,7 @@ class Learning:
     evaluated_return: Spread | None
     reached: tuple[Reached, ...]
     curves: dict[int, list[list[float]]]
+    other_curves: dict[int, list[list[list[float]]]]
 
 
 @dataclass(frozen=True)
@@ -96,17 +97,21 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class Speedup:
-    """A variant against the one with the fewest workers of those that are the same otherwise, within each seed.
+    """A variant against the one with the fewest workers or ranks of those that are the same otherwise, in each seed.
 
     Attributes:
+        unit: what those variants differ in.
         variant: which one.
+        ideal: its number of workers or ranks, divided by the fewest.
         kind: what kind of runs it was measured in.
         env_steps_per_s, sgd_steps_per_s: environment and optimizer steps a second.
-        speedup: environment steps a second, divided by those with the fewest workers.
-        efficiency: speed-up divided by the ratio of workers; 1.0 is 100 %.
+        speedup: environment steps a second, divided by those with the fewest.
+        efficiency: speed-up divided by the ideal one; 1.0 is 100 %.
     """
 
+    unit: Unit
     variant: Variant
+    ideal: float
     kind: TaskKind
     env_steps_per_s: Spread
     sgd_steps_per_s: Spread
@@ -122,7 +127,7 @@ class Results:
         about: what was measured.
         simulation: environment steps a second of pure simulation, by layout.
         variants: in the order in which they were asked for.
-        speedups: of variants that differ in their workers only; none if there are no such variants.
+        speedups: of variants that differ in their workers or in their ranks only; none if there are no such variants.
         missing: measurements without a result, and why.
         lag_within_dataset: mean, 95th percentile and maximum of the versions by which samples age inside a dataset.
     """
@@ -166,7 +171,7 @@ def summarize(
         results.append(
             VariantResult(
                 variant,
-                _throughput(throughput, rates[str(variant.layout)]) if throughput else None,
+                _throughput(throughput, rates[str(variant.simulated)]) if throughput else None,
                 _learning(learning, about.thresholds) if learning else None,
             )
         )
@@ -174,7 +179,12 @@ def summarize(
         about=about,
         simulation={name: spread(list(by_seed.values())) for name, by_seed in rates.items() if by_seed},
         variants=tuple(results),
-        speedups=(*_speedups(variants, measured, "throughput"), *_speedups(variants, measured, "learning")),
+        speedups=tuple(
+            speedup
+            for unit in get_args(Unit)
+            for kind in ("throughput", "learning")
+            for speedup in _speedups(variants, measured, kind, unit)
+        ),
         missing=dict(missing),
         lag_within_dataset=uniform_lag(about.updates_per_dataset),
     )
@@ -234,10 +244,13 @@ def _learning(by_seed: Mapping[int, LearningFigures], thresholds: Iterable[float
             for threshold in thresholds
         ),
         curves={seed: run.curve for seed, run in by_seed.items()},
+        other_curves={seed: run.other_curves for seed, run in by_seed.items()},
     )
 
 
-def _speedups(variants: Sequence[Variant], measured: Mapping[Task, Figures], kind: TaskKind) -> Iterator[Speedup]:
+def _speedups(
+    variants: Sequence[Variant], measured: Mapping[Task, Figures], kind: TaskKind, unit: Unit
+) -> Iterator[Speedup]:
     names = {variant.name: variant for variant in variants}
     paces: dict[Variant, dict[int, tuple[float, float]]] = {}
     for task, figures in measured.items():
@@ -246,15 +259,16 @@ def _speedups(variants: Sequence[Variant], measured: Mapping[Task, Figures], kin
         if figures.env_steps_per_s is not None and figures.sgd_steps_per_s is not None:
             paces.setdefault(names[task.name], {})[task.seed] = (figures.env_steps_per_s, figures.sgd_steps_per_s)
     for variant in filter(paces.__contains__, variants):
-        alike = [other for other in paces if other.but_for_workers == variant.but_for_workers]
-        base = min(alike, key=lambda other: other.layout.num_workers)
+        alike = [other for other in paces if other.but_for(unit) == variant.but_for(unit)]
+        base = min(alike, key=lambda other: other.count(unit))
         ratios = [pace[0] / paces[base][seed][0] for seed, pace in paces[variant].items() if seed in paces[base]]
         if len(alike) == 1 or not ratios:
             continue
-        ideal = variant.layout.num_workers / base.layout.num_workers
+        ideal = variant.count(unit) / base.count(unit)
         steps, updates = zip(*paces[variant].values(), strict=True)
         efficiencies = [ratio / ideal for ratio in ratios]
-        yield Speedup(variant, kind, spread(steps), spread(updates), spread(ratios), spread(efficiencies))
+        rates = spread(steps), spread(updates)
+        yield Speedup(unit, variant, ideal, kind, *rates, spread(ratios), spread(efficiencies))
 
 
 def _named(found: Sequence[Mapping[str, float]]) -> dict[str, Spread]:

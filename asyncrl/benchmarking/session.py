@@ -7,6 +7,7 @@ Whatever ends it, the report is written from what has been measured; the next ca
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import time
@@ -32,6 +33,7 @@ from asyncrl.benchmarking.variants import (
 )
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
+from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.provenance import describe, git_commit
@@ -76,12 +78,17 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
     is_vectorized = False
     variants: dict[Variant, None] = {}
     own = options.own
+    most_ranks = max(own.num_ranks)
     for flags, mode in combinations(own.modes, own.inference_modes, own.num_workers, own.num_envs_per_worker):
-        checked = _check((*(protocol.throughput or protocol.learning or ()), *mode_flags(mode), *flags))
+        flags = (*(protocol.throughput or protocol.learning or ()), *mode_flags(mode), *flags)
+        checked = _check(flags, most_ranks)
         plan = checked.plan
         if (plan.hogwild is not None) != (mode == "hogwild"):
             raise UsageError(f"--modes={mode} does not fit settings that ask for another backend: give --modes=hogwild")
-        variants[Variant(mode, plan.inference_mode, Layout(plan.num_workers, plan.num_envs_per_worker))] = None
+        layout = Layout(plan.num_workers, plan.num_envs_per_worker)
+        threads = plan.learner_threads if most_ranks > 1 else None
+        for num_ranks in own.num_ranks:
+            variants[Variant(mode, plan.inference_mode, layout, num_ranks, threads)] = None
         configs.append(checked.config)
         is_vectorized = checked.spec is not None and checked.spec.is_vectorized
     tasks = ordered_tasks(list(variants), options.seeds, protocol)
@@ -223,8 +230,10 @@ def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
     )
 
 
-def _check(flags: tuple[str, ...]) -> preflight.Preflight:
-    checked = preflight.run(load(flags, lenient=True))
+def _check(flags: tuple[str, ...], num_ranks: int) -> preflight.Preflight:
+    """Looks at a run of so many ranks on this machine; with fewer of them each is planned the same."""
+    machine = dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_ranks)
+    checked = preflight.run(load(flags, lenient=True), machine)
     problems = [*map(str, checked.problems), *filter(None, [checked.environment_failure])]
     if problems:
         raise UsageError("\n".join(problems))

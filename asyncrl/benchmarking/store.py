@@ -70,5 +70,6 @@ class ResultStore:
         except ValueError:
             return
         task = entry["task"]
-        key = Task(task["kind"], task["name"], task["seed"], tuple(task["flags"]), tuple(task["conditions"]))
+        lists = tuple(task["flags"]), tuple(task["conditions"])
+        key = Task(task["kind"], task["name"], task["seed"], *lists, task.get("num_ranks", 1))
         self._figures[key], self._code[key] = _TYPES[key.kind](**entry["figures"]), entry["code"]

@@ -86,24 +86,27 @@ class Workshop:
         finished, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
         config = folder.read_config()
         return throughput_figures(
-            read_records(folder.metrics),
+            [read_records(path) for path in folder.metrics_of_ranks],
             startup_s=summary["startup_s"] or 0.0,
             warm_up_s=self.warm_up_s,
             num_epochs=num_passes(task, config),
             usage=finished.usage,
-            replay_batch_size=config.batch_size if config.is_off_policy else None,
+            replay_batch_size=config.batch_size * task.num_ranks if config.is_off_policy else None,
         )
 
     def _learning(self, task: Task) -> LearningFigures:
         _, folder, summary = self._train(task, math.inf)
         evaluated = self._evaluate(folder) if self.episodes else None
-        return learning_figures(read_records(folder.metrics), summary, evaluated)
+        return learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
 
     def _train(self, task: Task, timeout_s: float) -> tuple[Finished, RunFolder, dict[str, Any]]:
         log = self._log(task.folder_name)
         place = (f"--train_dir={self.output / 'runs'}", f"--experiment={task.folder_name}")
         flags = (*task.flags, f"--seed={task.seed}", *place, "--restart_behavior=overwrite")
-        finished = run_watched([sys.executable, "-m", "asyncrl.train", *flags], log, timeout_s)
+        launcher = [sys.executable, "-m"]
+        if task.num_ranks > 1:
+            launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={task.num_ranks}", "-m"]
+        finished = run_watched([*launcher, "asyncrl.train", *flags], log, timeout_s)
         if finished.exit_code != 0:
             raise TaskFailed(f"training ended with exit code {finished.exit_code}{_last_error(log)} (output: {log})")
         folder = RunFolder.open(str(self.output / "runs"), task.folder_name)

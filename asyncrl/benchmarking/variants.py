@@ -13,6 +13,8 @@ from typing import Literal, cast
 
 Mode = Literal["sync", "async", "sampling", "hogwild"]
 TaskKind = Literal["simulation", "throughput", "learning"]
+Unit = Literal["workers", "ranks"]
+"""What a speed-up is taken over."""
 
 SAMPLING_FLAG = "--debug_skip_training=True"
 
@@ -35,17 +37,22 @@ class Variant:
     Attributes:
         mode: collecting in turn with training, or meanwhile, or without any; or the Hogwild backend.
         inference_mode: where the policy runs.
-        layout: rollout workers and environments, as the plan resolved them.
+        layout: rollout workers and environments of each rank, as the plan resolved them.
+        num_ranks: learners that train together, each with as many workers, under torchrun if there are several.
+        learner_threads: threads of each learner; None for what the plan gives a run.
     """
 
     mode: Mode
     inference_mode: str
     layout: Layout
+    num_ranks: int = 1
+    learner_threads: int | None = None
 
     @property
     def name(self) -> str:
         """For tables, plots and folders."""
-        return f"{self.mode} {self.inference_mode} {self.layout}"
+        ranks = f" {self.num_ranks} ranks" if self.num_ranks > 1 else ""
+        return f"{self.mode} {self.inference_mode} {self.layout}{ranks}"
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -55,12 +62,22 @@ class Variant:
             f"--inference_mode={self.inference_mode}",
             f"--num_workers={self.layout.num_workers}",
             f"--num_envs_per_worker={self.layout.num_envs_per_worker}",
+            *(() if self.learner_threads is None else (f"--learner_threads={self.learner_threads}",)),
         )
 
     @property
-    def but_for_workers(self) -> tuple[str, str, int]:
-        """What variants have in common that differ in their workers only."""
-        return self.mode, self.inference_mode, self.layout.num_envs_per_worker
+    def simulated(self) -> Layout:
+        """The processes and environments of all ranks together."""
+        return Layout(self.num_ranks * self.layout.num_workers, self.layout.num_envs_per_worker)
+
+    def count(self, unit: Unit) -> int:
+        """How many workers each rank has, or how many ranks there are."""
+        return self.layout.num_workers if unit == "workers" else self.num_ranks
+
+    def but_for(self, unit: Unit) -> tuple[str, str, int, int]:
+        """What variants have in common that differ in the count of one unit only."""
+        other = self.num_ranks if unit == "workers" else self.layout.num_workers
+        return self.mode, self.inference_mode, self.layout.num_envs_per_worker, other
 
     @property
     def learns(self) -> bool:
@@ -78,6 +95,7 @@ class Task:
         seed: the run's seed; for pure simulation the round's.
         flags: of the training run, none for pure simulation.
         conditions: everything else that the result depends on.
+        num_ranks: processes that torchrun starts for the run, if there are several.
     """
 
     kind: TaskKind
@@ -85,6 +103,7 @@ class Task:
     seed: int
     flags: tuple[str, ...]
     conditions: tuple[str, ...]
+    num_ranks: int = 1
 
     @property
     def folder_name(self) -> str:
@@ -110,8 +129,8 @@ def mode_flags(mode: Mode) -> tuple[str, ...]:
 
 
 def layouts_of(variants: Sequence[Variant]) -> list[Layout]:
-    """Returns the layouts of the variants, each once."""
-    return list(dict.fromkeys(variant.layout for variant in variants))
+    """Returns the layouts whose pure simulation the variants are compared with, each once."""
+    return list(dict.fromkeys(variant.simulated for variant in variants))
 
 
 def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: Protocol) -> list[Task]:
@@ -123,11 +142,11 @@ def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: P
             tasks.append(Task("simulation", str(layout), seed, (), (*protocol.simulation, *conditions)))
         for variant in _in_turn(variants, round_idx):
             flags = (*variant.flags, *(protocol.throughput or ()))
-            tasks.append(Task("throughput", variant.name, seed, flags, conditions))
+            tasks.append(Task("throughput", variant.name, seed, flags, conditions, variant.num_ranks))
     for round_idx, seed in enumerate(seeds if protocol.learning is not None else ()):
         for variant in _in_turn([variant for variant in variants if variant.learns], round_idx):
             flags = (*variant.flags, *(protocol.learning or ()))
-            tasks.append(Task("learning", variant.name, seed, flags, conditions))
+            tasks.append(Task("learning", variant.name, seed, flags, conditions, variant.num_ranks))
     return tasks
 
 

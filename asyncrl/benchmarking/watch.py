@@ -144,11 +144,17 @@ def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks the command to stop, and kills what is left of its session after a while."""
+    """Asks the command to stop, and kills what is left of it after a while, in whatever session."""
+    started: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)  # torchrun's have sessions of their own
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
         process.wait(_GRACE_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+    for left in started:
+        with contextlib.suppress(psutil.Error):
+            left.kill()
     process.wait()

@@ -57,6 +57,7 @@ def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -
         "cores": plan.cores,
         "sgd_steps_per_run": plan.num_updates,
         "num_ranks": plan.num_ranks,
+        "num_local_ranks": plan.num_local_ranks,
     }
 
 
@@ -90,6 +91,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     splits = f", each in {plan.worker_num_splits} splits" if plan.worker_num_splits > 1 else ""
     inference = f"; inference workers: {plan.num_inference_workers}" if plan.inference_mode == "central" else ""
     memory = "not known without the environment's spaces" if arena_bytes is None else format_bytes(arena_bytes)
+    if plan.num_local_ranks > 1 and arena_bytes is not None:
+        memory += f" for the {plan.num_local_ranks} ranks of this machine"
     lines = {
         **_rank_lines(plan),
         "mode": f"{mode}, {plan.inference_mode} inference, device {plan.device}",

@@ -59,10 +59,11 @@ def _draw_comparison(runs: list[Run], options: Options, say: Say) -> dict[str, A
 
 
 def _draw_speedup(runs: list[Run], options: Options, say: Say) -> dict[str, Any]:
-    result = speedup.measure_speedup(speedup.read_paces(runs))
+    unit = speedup.unit_of(runs)
+    result = speedup.measure_speedup(speedup.read_paces(runs), unit)
     differing = speedup.differing_settings(runs)
     if differing:
-        say(f"The runs differ not only in their workers, but also in {', '.join(differing)}.")
+        say(f"The runs differ not only in their {unit}s, but also in {', '.join(differing)}.")
     say(result.table())
     path = _path(options, runs[0])
     _write(path, partial(drawing.draw_speedup, result), say)

@@ -13,7 +13,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.plotting.curves import Band, Curve, make_curve, mean_band
 from asyncrl.plotting.runs import EVAL_RETURN, TRAIN_RETURN, Run
 
-XAxis = Literal["per_worker_steps", "total_steps", "wall_time"]
+XAxis = Literal["per_worker_steps", "per_rank_steps", "total_steps", "wall_time"]
 Metric = Literal["train", "eval"]
 
 _METRICS: dict[Metric, str] = {"train": TRAIN_RETURN, "eval": EVAL_RETURN}
@@ -112,8 +112,8 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
 
     Args:
         run: what it recorded.
-        x: `total_steps` of all workers; `per_worker_steps`, the same divided by the number of workers; `wall_time`,
-            seconds since the command.
+        x: `total_steps` of all workers; `per_worker_steps` and `per_rank_steps`, the same divided by the number of
+            workers or of ranks; `wall_time`, seconds since the command.
         metric: returns of training or of evaluations. An evaluation's time is that at which its policy had trained for
             its steps, between two records by a straight line.
 
@@ -127,6 +127,8 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
         raise UsageError(f"{run.name} has recorded no {missing}: {instead}")
     if x == "total_steps":
         return curve
+    if x == "per_rank_steps":
+        return Curve(curve.positions / run.num_ranks, curve.values)
     if x == "per_worker_steps":
         if run.num_workers is None:
             raise UsageError(

@@ -21,6 +21,7 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 _STYLES = ("solid", "dashed", "dotted", "dashdot")
 _X_LABELS: dict[XAxis, str] = {
     "per_worker_steps": "environment steps of each worker",
+    "per_rank_steps": "environment steps of each rank",
     "total_steps": "environment steps of all workers",
     "wall_time": "time since the command",
 }
@@ -38,15 +39,15 @@ def check_can_draw() -> None:
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
-    """Draws mean and deviation over workers in one panel, the moving average in another below it."""
+    """Draws mean and deviation over workers or ranks in one panel, the moving average in another below it."""
     figure = _new_figure(8.0, 7.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
-    count = len(trial.workers)
+    count = len(trial.members)
     if count:
-        label = f"mean of {count} worker{'s' if count > 1 else ''}"
+        label = f"mean of {count} {trial.unit}{'s' if count > 1 else ''}"
     else:
         label = "mean over all workers (no curves of single workers, so no band)"
-    _draw_band(upper, trial.returns, label, 0, "one standard deviation over workers")
+    _draw_band(upper, trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
     upper.set_title(trial.run)
     steps, average = trial.returns.positions, trial.average
     lower.plot(steps, trial.returns.mean, color=_COLORS[0], lw=0.8, alpha=0.35, label=label if count else "mean")
@@ -84,33 +85,33 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def draw_speedup(speedup: Speedup, path: Path) -> None:
-    """Draws the measured speed-up over workers against the ideal line, with the efficiencies written beside it."""
+    """Draws the measured speed-up over workers or ranks against the ideal line, with the efficiencies beside it."""
     figure = _new_figure(7.0, 5.0)
     axes = figure.subplots()
-    workers = [count.num_workers for count in speedup.counts]
+    counts = [count.count for count in speedup.counts]
     ideal = [count.ideal for count in speedup.counts]
-    axes.plot(workers, ideal, color="0.5", ls="dashed", label="ideal")
+    axes.plot(counts, ideal, color="0.5", ls="dashed", label="ideal")
     medians = [count.speedup.median for count in speedup.counts]
     below = [count.speedup.median - count.speedup.low for count in speedup.counts]
     above = [count.speedup.high - count.speedup.median for count in speedup.counts]
     has_several = any(count.num_runs > 1 for count in speedup.counts)
     label = "measured" + (" (median and range of the runs)" if has_several else "")
     errors = [below, above] if has_several else None
-    axes.errorbar(workers, medians, yerr=errors, color=_COLORS[0], marker="o", capsize=4, lw=1.8, label=label)
+    axes.errorbar(counts, medians, yerr=errors, color=_COLORS[0], marker="o", capsize=4, lw=1.8, label=label)
     if has_several:
-        at = [run.num_workers for run in speedup.runs]
+        at = [run.count for run in speedup.runs]
         values = [run.speedup for run in speedup.runs]
         axes.scatter(at, values, s=14, color=_COLORS[1], alpha=0.8, zorder=3, label="each run")
     for count in speedup.counts:
-        where = (count.num_workers, count.speedup.median)
+        where = (count.count, count.speedup.median)
         text = f"{count.efficiency.median:.0%}"
         axes.annotate(text, where, xytext=(8, -14), textcoords="offset points", color=_COLORS[0])
     axes.set_title(f"Time to {speedup.common_env_steps:,.0f} environment steps; percentages are efficiencies")
-    axes.set_xticks(workers)
+    axes.set_xticks(counts)
     axes.set_ylim(bottom=0)
     axes.margins(x=0.1)
-    axes.set_xlabel("rollout workers (number)")
-    axes.set_ylabel(f"speed-up (times as fast as with {speedup.base_workers})")
+    axes.set_xlabel("rollout workers (number)" if speedup.unit == "worker" else "ranks (number)")
+    axes.set_ylabel(f"speed-up (times as fast as with {speedup.base_count})")
     _finish(axes)
     _save(figure, path)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
@@ -29,7 +29,8 @@ _OUT = ExtraFlag("out", "PNG file to write [default plots/COMMAND.png in the fir
 _JSON = ExtraFlag("json", "print the figure's numbers as one JSON object on the last line")
 _COMMANDS: dict[str, _Command] = {
     "trial": _Command(
-        "for each run: mean return over its workers with a band of one standard deviation, and its moving average",
+        "for each run: mean return over its workers or ranks with a band of one standard deviation, and its moving "
+        "average",
         (
             ExtraFlag("window", "records in the moving average [default 100]", is_bool=False),
             ExtraFlag(
@@ -43,7 +44,8 @@ _COMMANDS: dict[str, _Command] = {
         (
             ExtraFlag(
                 "x",
-                "per_worker_steps (total steps divided by workers), total_steps or wall_time (since the command)",
+                "per_worker_steps or per_rank_steps (total steps divided by workers or by ranks), total_steps or "
+                "wall_time (since the command)",
                 is_bool=False,
             ),
             ExtraFlag("metric", "train or eval: returns of training or of evaluations [default train]", is_bool=False),
@@ -58,8 +60,8 @@ _COMMANDS: dict[str, _Command] = {
         ),
     ),
     "speedup": _Command(
-        "time to the same number of environment steps, start-up excluded, over the number of rollout workers, against "
-        "the ideal line; runs of one experiment",
+        "time to the same number of environment steps, start-up excluded, over the number of ranks where it differs, "
+        "else of rollout workers, against the ideal line; runs of one experiment",
         (_OUT, _JSON),
     ),
 }
@@ -116,7 +118,8 @@ def read_options(argv: Sequence[str]) -> Options:
     if not runs:
         problems.append(f"which runs? {name} needs at least one folder of a run: TRAIN_DIR/EXPERIMENT")
     if name == "compare" and "x" not in texts:
-        problems.append("over what? compare needs --x=per_worker_steps, --x=total_steps or --x=wall_time")
+        axes = ", ".join(f"--x={axis}" for axis in get_args(XAxis))
+        problems.append(f"over what? compare needs one of {axes}")
     if options is not None:
         problems += _problems_of_output(options)
     if problems or options is None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.config.errors import UsageError
 from asyncrl.plotting.curves import Curve, make_curve
@@ -19,6 +19,8 @@ _STEPS, _ELAPSED = "env_steps", "time/time_elapsed"
 _OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
 
 Record = Mapping[str, Any]
+Unit = Literal["worker", "rank"]
+"""What a run has several of, each with a curve of its own."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Run:
         path: its folder.
         config: settings by name, as config.yaml has them; empty if there is none.
         records: the records in their order, each with `env_steps`.
-        recorded_workers: number of rollout workers by summary.json, None if that does not say.
+        recorded_workers: number of rollout workers of each rank by summary.json, None if that does not say.
+        other_ranks: the records of each rank but the first, whose are `records`; the steps are those of all ranks.
     """
 
     name: str
@@ -38,28 +41,48 @@ class Run:
     config: Mapping[str, Any]
     records: tuple[Record, ...]
     recorded_workers: int | None = None
+    other_ranks: tuple[tuple[Record, ...], ...] = ()
 
     def curve(self, name: str) -> Curve:
-        """A figure over the run's environment steps; empty if it was never recorded."""
-        return make_curve((record[_STEPS], record[name]) for record in self.records if _is_number(record.get(name)))
+        """A figure over the run's environment steps, of its first rank; empty if it was never recorded."""
+        return _curve(self.records, name)
 
     def elapsed(self) -> Curve:
         """Seconds since the command over environment steps: when each total was first recorded."""
         found = (record for record in self.records if _is_number(record.get(_ELAPSED)))
         return make_curve(((record[_STEPS], record[_ELAPSED]) for record in found), keep="first")
 
-    def worker_returns(self) -> dict[int, Curve]:
-        """Returns of each rollout worker over the run's environment steps, of all workers together; by worker."""
-        curves = {worker: self.curve(f"worker/{worker}/ep_rew_mean") for worker in self._workers()}
-        return {worker: curve for worker, curve in curves.items() if len(curve) > 0}
+    @property
+    def unit(self) -> Unit:
+        """What has curves of its own: ranks where there are several, else workers."""
+        return "rank" if self.other_ranks else "worker"
+
+    def returns_by_unit(self) -> dict[int, Curve]:
+        """Returns of each rank or rollout worker over the environment steps of all of them; by its number."""
+        if self.other_ranks:
+            curves = {
+                rank: _curve(records, TRAIN_RETURN) for rank, records in enumerate((self.records, *self.other_ranks))
+            }
+        else:
+            curves = {worker: self.curve(f"worker/{worker}/ep_rew_mean") for worker in self._workers()}
+        return {number: curve for number, curve in curves.items() if len(curve) > 0}
+
+    def count(self, unit: Unit) -> int | None:
+        """How many there are; None if nothing tells."""
+        return self.num_workers if unit == "worker" else self.num_ranks
+
+    @property
+    def num_ranks(self) -> int:
+        """Learners that trained it together."""
+        return 1 + len(self.other_ranks)
 
     @property
     def num_workers(self) -> int | None:
-        """Rollout workers: as set, as the plan resolved them, or as many as recorded something; None if none tells."""
+        """Rollout workers of all ranks: as set, as planned, or as many as recorded something; None if none tells."""
         configured = self.config.get("num_workers")
-        if isinstance(configured, int) and configured > 0:
-            return configured
-        return self.recorded_workers or len(self._workers()) or None
+        if not (isinstance(configured, int) and configured > 0):
+            configured = self.recorded_workers or len(self._workers())
+        return configured * self.num_ranks or None
 
     def _workers(self) -> list[int]:
         names = {name for record in self.records for name in record}
@@ -110,16 +133,26 @@ def _read_run(path: Path, name: str) -> Run:
     folder = RunFolder(path)
     if not path.is_dir():
         raise UsageError(f"there is no run {path}: give the folder of a run, TRAIN_DIR/EXPERIMENT")
+    own, *others = [_read_records(metrics) for metrics in folder.metrics_of_ranks]
+    return Run(name, path, _read_config(folder.config), own, _read_recorded_workers(folder.summary), tuple(others))
+
+
+def _read_records(metrics: Path) -> tuple[Record, ...]:
     try:
-        text = folder.metrics.read_text(encoding="utf-8", errors="replace")
+        text = metrics.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        raise UsageError(f"{path} has no {folder.metrics.name}: give the folder of a run that has trained") from None
+        folder = metrics.parent
+        raise UsageError(f"{folder} has no {metrics.name}: give the folder of a run that has trained") from None
     except OSError as error:
-        raise UsageError(f"cannot read {folder.metrics}: {error.strerror or error}") from error
-    records = parse_records(text, str(folder.metrics))
+        raise UsageError(f"cannot read {metrics}: {error.strerror or error}") from error
+    records = parse_records(text, str(metrics))
     if not records:
-        raise UsageError(f"{folder.metrics} has no record yet: let the run train until it has written one")
-    return Run(name, path, _read_config(folder.config), records, _read_recorded_workers(folder.summary))
+        raise UsageError(f"{metrics} has no record yet: let the run train until it has written one")
+    return records
+
+
+def _curve(records: Sequence[Record], name: str) -> Curve:
+    return make_curve((record[_STEPS], record[name]) for record in records if _is_number(record.get(name)))
 
 
 def _parse_record(line: str) -> Record | None:

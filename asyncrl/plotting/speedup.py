@@ -1,4 +1,4 @@
-"""How much faster more workers are: time to the same number of environment steps, start-up left out."""
+"""How much faster more workers or ranks are: time to the same number of environment steps, start-up left out."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 
 from asyncrl.config.errors import UsageError
 from asyncrl.plotting.curves import Curve
-from asyncrl.plotting.runs import Run
+from asyncrl.plotting.runs import Run, Unit
 
-# What may differ between runs of one experiment that differ in their workers, without a word.
+# What may differ between runs of one experiment without a word, beside what they are compared by.
 _MAY_DIFFER = frozenset(
-    {"num_workers", "seed", "experiment", "train_dir", "train_for_env_steps", "train_for_seconds", "restart_behavior"}
+    {"seed", "experiment", "train_dir", "train_for_env_steps", "train_for_seconds", "restart_behavior"}
 )
 _SAME = ("env", "algo")
 
@@ -27,31 +27,31 @@ class Pace:
 
     Attributes:
         run: its name.
-        num_workers: its rollout workers.
-        elapsed: seconds over environment steps of all workers.
+        count: its rollout workers, or its ranks.
+        elapsed: seconds over environment steps of all of them.
     """
 
     run: str
-    num_workers: int
+    count: int
     elapsed: Curve
 
 
 @dataclass(frozen=True)
 class RunSpeedup:
-    """One run against those with the fewest workers.
+    """One run against those with the fewest workers or ranks.
 
     Attributes:
         run: its name.
-        num_workers: its rollout workers.
+        count: its rollout workers, or its ranks.
         total_env_steps: steps that it came to.
         env_steps_per_s: steps a second from its first record to the common total.
         seconds: what the common total takes at that speed.
-        speedup: median seconds of the runs with the fewest workers, divided by these.
-        efficiency: speed-up divided by the ideal one, the ratio of workers; 1.0 is 100 %.
+        speedup: median seconds of the runs with the smallest count, divided by these.
+        efficiency: speed-up divided by the ideal one, the ratio of counts; 1.0 is 100 %.
     """
 
     run: str
-    num_workers: int
+    count: int
     total_env_steps: float
     env_steps_per_s: float
     seconds: float
@@ -70,9 +70,9 @@ class Range:
 
 @dataclass(frozen=True)
 class CountSpeedup:
-    """All runs with one number of workers together."""
+    """All runs with one number of workers or ranks together."""
 
-    num_workers: int
+    count: int
     num_runs: int
     ideal: float
     speedup: Range
@@ -84,14 +84,16 @@ class Speedup:
     """The figure.
 
     Attributes:
+        unit: what the runs have different numbers of.
         common_env_steps: the smallest total of the runs, to which all of them are timed.
-        base_workers: the fewest workers, whose speed-up is 1.
-        runs: in the order of their workers.
-        counts: the same by number of workers.
+        base_count: the smallest number, whose speed-up is 1.
+        runs: in the order of their counts.
+        counts: the same by count.
     """
 
+    unit: Unit
     common_env_steps: float
-    base_workers: int
+    base_count: int
     runs: tuple[RunSpeedup, ...]
     counts: tuple[CountSpeedup, ...]
 
@@ -100,22 +102,27 @@ class Speedup:
         return dataclasses.asdict(self)
 
     def table(self) -> str:
-        """Lines of text: one for each number of workers."""
-        base = f"{self.base_workers} worker" + ("s" if self.base_workers > 1 else "")
+        """Lines of text: one for each number of workers or ranks."""
+        base = f"{self.base_count} {self.unit}" + ("s" if self.base_count > 1 else "")
         lines = [
             f"time to {self.common_env_steps:,.0f} environment steps, start-up excluded, against {base}:",
-            f"{'workers':>7}  {'runs':>4}  {'ideal':>6}  {'speed-up':<22}  efficiency",
+            f"{f'{self.unit}s':>7}  {'runs':>4}  {'ideal':>6}  {'speed-up':<22}  efficiency",
         ]
         for count in self.counts:
             speedup, efficiency = count.speedup, count.efficiency
             text = f"{speedup.median:.2f}" + _range_of(count, f"{speedup.low:.2f} to {speedup.high:.2f}")
             share = f"{efficiency.median:.1%}" + _range_of(count, f"{efficiency.low:.1%} to {efficiency.high:.1%}")
-            lines.append(f"{count.num_workers:>7}  {count.num_runs:>4}  {count.ideal:>6.2f}  {text:<22}  {share}")
+            lines.append(f"{count.count:>7}  {count.num_runs:>4}  {count.ideal:>6.2f}  {text:<22}  {share}")
         return "\n".join(lines)
 
 
+def unit_of(runs: Iterable[Run]) -> Unit:
+    """What runs are compared by: their ranks where these differ, else their workers."""
+    return "rank" if len({run.num_ranks for run in runs}) > 1 else "worker"
+
+
 def read_paces(runs: Sequence[Run]) -> list[Pace]:
-    """Takes from runs what their speed-up follows from.
+    """Takes from runs what their speed-up follows from, by the unit that `unit_of` names.
 
     Raises:
         UsageError: they are no runs of one experiment, or their workers or times are not known.
@@ -126,27 +133,31 @@ def read_paces(runs: Sequence[Run]) -> list[Pace]:
             found = ", ".join(f"{run} has {value}" for value, run in values.items())
             raise UsageError(f"a speed-up needs runs of one experiment, but {name} differs: {found}")
     paces = []
+    unit = unit_of(runs)
     for run in runs:
-        if run.num_workers is None:
+        count = run.count(unit)
+        if count is None:
             raise UsageError(
                 f"the number of workers of {run.name} cannot be known, for its config.yaml does not say a number and "
                 "metrics.jsonl has no curves of workers: leave it out"
             )
-        paces.append(Pace(run.name, run.num_workers, run.elapsed()))
+        paces.append(Pace(run.name, count, run.elapsed()))
     return paces
 
 
-def differing_settings(runs: Iterable[Run]) -> list[str]:
-    """Names of settings, other than workers, seed, length and place, in which the runs differ."""
+def differing_settings(runs: Sequence[Run]) -> list[str]:
+    """Names of settings, other than what they are compared by, seed, length and place, in which the runs differ."""
     configs = [run.config for run in runs if run.config]
     names = {name for config in configs for name in config} - _MAY_DIFFER
+    if unit_of(runs) == "worker":
+        names.discard("num_workers")
     return sorted(name for name in names if len({repr(config.get(name)) for config in configs}) > 1)
 
 
 def speed_of(pace: Pace, until: float) -> float:
     """Returns environment steps a second from a run's first trained steps on record to a number of steps.
 
-    What came before the first record is start-up and first dataset, which more workers make no faster.
+    What came before the first record is start-up and first dataset, which more processes make no faster.
 
     Args:
         pace: the run.
@@ -168,53 +179,55 @@ def speed_of(pace: Pace, until: float) -> float:
     return (until - float(steps[0])) / window_s
 
 
-def measure_speedup(paces: Sequence[Pace]) -> Speedup:
-    """Computes speed-up and efficiency of each run and each number of workers.
+def measure_speedup(paces: Sequence[Pace], unit: Unit = "worker") -> Speedup:
+    """Computes speed-up and efficiency of each run and each number of workers or ranks.
 
     Runs that trained for different numbers of steps are compared by the time that the smallest total took or, at their
     speed up to there, would have taken from the start.
 
     Args:
         paces: runs of one experiment.
+        unit: what they have different numbers of.
 
     Raises:
-        UsageError: all have the same number of workers, or a speed cannot be measured.
+        UsageError: all have the same number, or a speed cannot be measured.
     """
-    counts = sorted({pace.num_workers for pace in paces})
+    counts = sorted({pace.count for pace in paces})
     if len(counts) < 2:
         raise UsageError(
-            f"a speed-up needs runs with at least two numbers of workers, but all have {counts[0]}: add another run"
+            f"a speed-up needs runs with at least two numbers of workers or ranks, but all have {counts[0]} {unit}s: "
+            "add another run"
         )
     for pace in paces:
         if len(pace.elapsed) == 0:
             raise UsageError(f"{pace.run} has recorded no time/time_elapsed: leave it out")
     common, base = min(float(pace.elapsed.positions[-1]) for pace in paces), counts[0]
     seconds = {pace.run: common / speed_of(pace, common) for pace in paces}
-    base_s = statistics.median(seconds[pace.run] for pace in paces if pace.num_workers == base)
+    base_s = statistics.median(seconds[pace.run] for pace in paces if pace.count == base)
     runs = [
         RunSpeedup(
             run=pace.run,
-            num_workers=pace.num_workers,
+            count=pace.count,
             total_env_steps=float(pace.elapsed.positions[-1]),
             env_steps_per_s=common / seconds[pace.run],
             seconds=seconds[pace.run],
             speedup=base_s / seconds[pace.run],
-            efficiency=efficiency(base_s / seconds[pace.run], pace.num_workers, base),
+            efficiency=efficiency(base_s / seconds[pace.run], pace.count, base),
         )
-        for pace in sorted(paces, key=lambda pace: pace.num_workers)
+        for pace in sorted(paces, key=lambda pace: pace.count)
     ]
-    return Speedup(common, base, tuple(runs), tuple(_sum_up(runs, count, base) for count in counts))
+    return Speedup(unit, common, base, tuple(runs), tuple(_sum_up(runs, count, base) for count in counts))
 
 
-def efficiency(speedup: float, num_workers: int, base_workers: int) -> float:
-    """Returns the share of the ideal speed-up, which is the ratio of workers."""
-    return speedup * base_workers / num_workers
+def efficiency(speedup: float, count: int, base_count: int) -> float:
+    """Returns the share of the ideal speed-up, which is the ratio of counts."""
+    return speedup * base_count / count
 
 
-def _sum_up(runs: Sequence[RunSpeedup], num_workers: int, base: int) -> CountSpeedup:
-    found = [run for run in runs if run.num_workers == num_workers]
+def _sum_up(runs: Sequence[RunSpeedup], count: int, base: int) -> CountSpeedup:
+    found = [run for run in runs if run.count == count]
     speedups, efficiencies = [run.speedup for run in found], [run.efficiency for run in found]
-    return CountSpeedup(num_workers, len(found), num_workers / base, _range(speedups), _range(efficiencies))
+    return CountSpeedup(count, len(found), count / base, _range(speedups), _range(efficiencies))
 
 
 def _range(values: Sequence[float]) -> Range:

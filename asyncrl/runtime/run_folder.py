@@ -2,13 +2,14 @@
 
 TRAIN_DIR/EXPERIMENT/
     config.yaml         every setting as the run used it
-    environment.json    versions, git commit, machine
+    environment.json    versions, git commit, machine, number of ranks
     metrics.jsonl       one record a line
     tensorboard/        the same as event files
     checkpoints/
     logs/<role>.log
     episodes.json       the last training episodes when the newest checkpoint was saved
     summary.json        how the run ended
+    ranks/<r>/          the same of each rank but the first, where several trained it together
     .asyncrl-run        marks the folder as a run: only what carries it is ever deleted
     .lock               locked, and holding the process id, while the run lives
 """
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
 
 RestartBehavior = Literal["resume", "restart", "overwrite"]
+
+RANKS = "ranks"
+"""In a run's folder, that of the folders of all ranks but the first."""
 
 _MARKER = ".asyncrl-run"
 _LOCK = ".lock"
@@ -139,6 +143,21 @@ class RunFolder:
     def summary(self) -> Path:
         """How the run ended, as JSON."""
         return self.path / "summary.json"
+
+    @property
+    def num_ranks(self) -> int:
+        """Learners that trained the run together when it was last started; 1 where nothing tells."""
+        try:
+            recorded = json.loads(self.environment.read_text(encoding="utf-8")).get("num_ranks")
+        except (OSError, ValueError, AttributeError):
+            return 1
+        return recorded if isinstance(recorded, int) and recorded > 0 else 1
+
+    @property
+    def metrics_of_ranks(self) -> list[Path]:
+        """The records of each rank, the run's own first."""
+        others = (self.path / RANKS / str(rank) / self.metrics.name for rank in range(1, self.num_ranks))
+        return [self.metrics, *others]
 
     def log(self, role: str) -> Path:
         """Log file of a process, for example `rollout_0`; its folder is made if missing."""

@@ -27,7 +27,7 @@ def run():
 
 
 def test_throughput_is_that_of_the_window_and_of_nothing_else():
-    found = throughput_figures(run(), startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE)
+    found = throughput_figures([run()], startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE)
     assert found.window_env_steps == 2000
     assert found.window_s == pytest.approx(10.0 + 20.0)
     assert found.env_steps_per_s == pytest.approx(2000 / 30)
@@ -45,18 +45,38 @@ def test_samples_of_a_replay_are_those_of_its_updates_and_both_sides_waits_are_s
     records = [
         {**each, "replay/size": 9.0, "replay/learner_blocked": 0.25, "replay/workers_blocked": 0.5} for each in run()
     ]
-    found = throughput_figures(records, startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE, replay_batch_size=256)
+    found = throughput_figures(
+        [records], startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE, replay_batch_size=256
+    )
     assert found.learner_samples_per_s == pytest.approx(16 * 256 / 30)
     assert found.samples_per_env_step == pytest.approx(16 * 256 / 2500)
     shares = {name: share for name, share in found.shares.items() if name.startswith("replay/")}
     assert shares == {"replay/learner_blocked": 0.25, "replay/workers_blocked": 0.5}
 
 
+def test_of_several_ranks_the_first_counts_steps_and_all_count_what_was_dropped_and_where_time_went():
+    other = [
+        {
+            **each,
+            "env_steps": 7,
+            "perf/learner_busy": 1.0,
+            "perf/dropped_samples": 2 * each.get("perf/dropped_samples", 0),
+        }
+        for each in run()
+    ]
+    found = throughput_figures([run(), other], startup_s=2.0, warm_up_s=10.0, num_epochs=2, usage=USAGE)
+    assert found.window_env_steps == 2000
+    assert found.dropped_share == pytest.approx(1500 / 3500)
+    assert found.shares["perf/learner_busy"] == pytest.approx((0.6 + 1.0) / 2)
+    # A rank that has ended in the warm-up tells nothing of the window.
+    assert throughput_figures([run(), other[:1]], 2.0, 10.0, 2, USAGE).dropped_share == pytest.approx(500 / 2500)
+
+
 def test_a_run_that_is_too_short_is_not_measured():
     with pytest.raises(NothingMeasured, match="--measure_s"):
-        throughput_figures(run(), startup_s=2.0, warm_up_s=45.0, num_epochs=2, usage=USAGE)
+        throughput_figures([run()], startup_s=2.0, warm_up_s=45.0, num_epochs=2, usage=USAGE)
     with pytest.raises(NothingMeasured):
-        throughput_figures([], startup_s=2.0, warm_up_s=0.0, num_epochs=2, usage=USAGE)
+        throughput_figures([[]], startup_s=2.0, warm_up_s=0.0, num_epochs=2, usage=USAGE)
 
 
 def test_a_curve_begins_with_the_first_finished_episode():
@@ -68,11 +88,15 @@ def test_a_curve_begins_with_the_first_finished_episode():
     for updates, line in enumerate(records):
         line["train/n_updates"] = 10 * updates
     summary = {"env_steps": 250, "wall_s": 4.0, "ep_rew_mean": 6.0}
-    found = learning_figures(records, summary, evaluated_return=7.0)
+    of_other = [{**records[-1], "rollout/ep_rew_mean": 9.0}]
+    found = learning_figures([records, of_other], summary, evaluated_return=7.0)
+    assert found.other_curves == [[[records[-1]["env_steps"], records[-1]["time/time_elapsed"], 9.0]]]
     assert found.curve == [[200.0, 3.0, 5.0]]
     assert (found.env_steps, found.final_return, found.evaluated_return) == (250, 6.0, 7.0)
     assert (found.env_steps_per_s, found.sgd_steps_per_s) == (100.0, 10.0)
-    assert learning_figures(records[:2], summary, None).env_steps_per_s is None
+    assert learning_figures([records[:2]], summary, None).env_steps_per_s is None
+    after_the_end = {**records[-1], "time/time_elapsed": 99.0}
+    assert learning_figures([[records[-1], after_the_end]], summary, None).env_steps_per_s is None
 
 
 def test_a_record_that_was_cut_off_is_left_out(tmp_path):

@@ -32,6 +32,7 @@ def test_flags_of_training_are_passed_on_and_lists_are_not():
         (["--output=out"], "--env=ID is missing"),
         ([*BASE, "--modes=sync,asynk"], "--modes=sync,asynk"),
         ([*BASE, "--num_workers=1,0"], "--num_workers=1,0"),
+        ([*BASE, "--num_ranks=1,0"], "--num_ranks=1,0"),
         ([*BASE, "--seeds=0"], "--seeds=0"),
         ([*BASE, "--seed=x"], "--seed=x"),
         ([*BASE, "--measure_s=-1"], "--measure_s=-1"),

@@ -126,6 +126,34 @@ def test_a_speedup_is_taken_within_a_seed_over_variants_that_differ_in_workers_o
     assert "2 x 32" not in body
 
 
+def test_ranks_have_a_speedup_of_their_own_and_the_share_of_their_exchanges(tmp_path):
+    one, two = (Variant("async", "local", LAYOUT, num_ranks) for num_ranks in (1, 2))
+    figures = {Task("throughput", one.name, 0, (), ()): throughput(100.0)}
+    figures[Task("throughput", two.name, 0, (), (), 2)] = throughput(
+        150.0, profile__learner__exchange_with_ranks=0.05, profile__learner__wait_for_ranks=0.2, perf__learner_busy=0.5
+    )
+    for layout, rate in (("2 x 32", 200.0), ("4 x 32", 300.0)):
+        figures[Task("simulation", layout, 0, (), ())] = SimulationFigures(rate, replayed=False)
+    curve, other = [[10.0, 1.0, 50.0]], [[10.0, 1.0, 60.0]]
+    for variant in (one, two):
+        figures[Task("learning", variant.name, 0, (), (), variant.num_ranks)] = LearningFigures(
+            30, 3.5, 1.0, 1.0, curve, other_curves=[other] * (variant.num_ranks - 1)
+        )
+    results = summarize(ABOUT, [one, two], figures, {})
+    assert [(found.unit, found.variant) for found in results.speedups] == [("ranks", one), ("ranks", two)]
+    assert results.variants[1].throughput is not None
+    assert results.variants[1].throughput.share_of_simulation.values == (0.5,)
+    plots = draw_plots(results, tmp_path / "plots")
+    report = to_markdown(results, plots, tmp_path)
+    row = line_of(report, "Speed-up over ranks", two.name)
+    assert row[1:] == ["learning rate 0", "150", "12.3", "1.50", "75.0 %"]
+    assert line_of(report, "Exchanges between ranks", two.name)[1:] == ["5.0 %", "20.0 %", "50.0 %"]
+    assert "## Speed-up over workers" not in report
+    if plots.left_out is None:
+        assert {"speedup_ranks.png", "return_over_rank_steps.png"} <= {path.name for path in plots.files.values()}
+    assert results.to_json()["variants"][1]["learning"]["other_curves"] == {"0": [other]}
+
+
 def test_the_data_is_json_without_infinities():
     data = json.loads(json.dumps(results().to_json(), allow_nan=False))
     sync, asynchronous = data["variants"]

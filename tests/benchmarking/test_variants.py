@@ -21,6 +21,19 @@ def test_each_round_simulates_first_and_turns_the_order_of_the_variants_round():
     )  # fmt: skip
 
 
+def test_ranks_are_compared_with_as_many_processes_of_pure_simulation_and_started_by_torchrun():
+    one, three = (Variant("async", "local", SMALL, num_ranks, learner_threads=2) for num_ranks in (1, 3))
+    tasks = ordered_tasks([one, three], (0,), Protocol((), throughput=(), learning=None, conditions=()))
+    assert [(task.kind, task.name, task.num_ranks) for task in tasks] == [
+        ("simulation", "1 x 8", 1),
+        ("simulation", "3 x 8", 1),
+        ("throughput", "async local 1 x 8", 1),
+        ("throughput", "async local 1 x 8 3 ranks", 3),
+    ]
+    assert tasks[2].flags == tasks[3].flags, "each rank is the same"
+    assert "--learner_threads=2" in tasks[3].flags
+
+
 def test_what_is_not_asked_for_is_not_measured():
     protocol = Protocol(simulation=(), throughput=None, learning=(), conditions=())
     assert {task.kind for task in ordered_tasks(VARIANTS, (0,), protocol)} == {"learning"}
@@ -35,7 +48,10 @@ def test_results_outlive_a_line_that_was_cut_off(tmp_path):
     with path.open("a") as file:
         file.write('{"task": {"kind": "lear')
     ResultStore(path).add(second, learned, "two")
+    of_ranks = Task("learning", "async local 1 x 8 2 ranks", 0, (), (), num_ranks=2)
+    ResultStore(path).add(of_ranks, learned, "two")
     store = ResultStore(path)
+    assert store.get(of_ranks) == learned
     assert store.get(first) == SimulationFigures(100.0, replayed=False)
     assert store.get(second) == learned
     assert store.code_of([first, second]) == ["one", "two"]

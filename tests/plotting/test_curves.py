@@ -73,7 +73,7 @@ def test_workers_are_averaged_at_common_steps_though_they_report_at_different_on
     ]
     trial = make_trial(run(tmp_path, records), window=2)
     # Worker 0 is at 2 and 4, worker 1 at 6 and 8; worker 2 has no episode yet.
-    assert trial.workers == (0, 1)
+    assert (trial.unit, trial.members) == ("worker", (0, 1))
     assert trial.returns.positions.tolist() == [20, 30]
     assert trial.returns.mean.tolist() == [4, 6]
     assert trial.returns.std is not None

@@ -3,7 +3,15 @@ import pytest
 from asyncrl.config.errors import UsageError
 from asyncrl.plotting.curves import make_curve
 from asyncrl.plotting.runs import Run
-from asyncrl.plotting.speedup import Pace, differing_settings, efficiency, measure_speedup, read_paces, speed_of
+from asyncrl.plotting.speedup import (
+    Pace,
+    differing_settings,
+    efficiency,
+    measure_speedup,
+    read_paces,
+    speed_of,
+    unit_of,
+)
 
 
 def pace(name, num_workers, *points):
@@ -22,7 +30,7 @@ def by_run(result):
 
 def test_twice_the_workers_at_one_and_a_half_times_the_speed_are_75_percent_efficient():
     result = measure_speedup([steady("two", 2, 150, 1000), steady("one", 1, 100, 1000)])
-    assert (result.common_env_steps, result.base_workers) == (1000, 1)
+    assert (result.common_env_steps, result.base_count) == (1000, 1)
     assert [run.run for run in result.runs] == ["one", "two"]
     two = by_run(result)["two"]
     assert (two.seconds, two.env_steps_per_s) == pytest.approx((1000 / 150, 150))
@@ -32,7 +40,7 @@ def test_twice_the_workers_at_one_and_a_half_times_the_speed_are_75_percent_effi
 
 def test_the_fewest_workers_are_the_measure_also_if_they_are_several():
     result = measure_speedup([steady("a", 2, 100, 600), steady("b", 6, 240, 600)])
-    assert result.base_workers == 2
+    assert result.base_count == 2
     assert by_run(result)["b"].speedup == pytest.approx(2.4)
     assert by_run(result)["b"].efficiency == pytest.approx(0.8)
     assert efficiency(2.4, 6, 2) == pytest.approx(0.8)
@@ -84,7 +92,10 @@ def test_several_runs_of_a_count_have_median_and_range():
 @pytest.mark.parametrize(
     ("paces", "problem"),
     [
-        ([steady("a", 2, 1, 10), steady("b", 2, 1, 10)], "at least two numbers of workers, but all have 2"),
+        (
+            [steady("a", 2, 1, 10), steady("b", 2, 1, 10)],
+            "at least two numbers of workers or ranks, but all have 2 workers",
+        ),
         ([steady("a", 1, 1, 10), steady("b", 2, 1, 10_000)], "b has no time on record before 10 environment steps"),
         ([steady("a", 1, 1, 10), pace("b", 2)], "b has recorded no time/time_elapsed"),
         ([pace("a", 1, (1, 10), (1, 20)), steady("b", 2, 1, 20)], "of a do not go forward"),
@@ -103,6 +114,23 @@ def test_only_runs_of_one_experiment_are_measured(tmp_path):
         read_paces([Run("r", tmp_path, {"num_workers": "auto"}, ())])
 
 
+def test_runs_are_compared_by_their_ranks_where_these_differ(tmp_path):
+    records = tuple({"env_steps": steps, "time/time_elapsed": steps / 100} for steps in (100, 1000))
+    twice = tuple({"env_steps": steps, "time/time_elapsed": steps / 150} for steps in (100, 1000))
+    config = {"env": "A-v1", "num_workers": 3}
+    one, two = Run("one", tmp_path, config, records), Run("two", tmp_path, config, twice, other_ranks=(twice,))
+    assert [(pace.run, pace.count) for pace in read_paces([one, two])] == [("one", 1), ("two", 2)]
+    result = measure_speedup(read_paces([one, two]), unit_of([one, two]))
+    assert (result.unit, result.base_count) == ("rank", 1)
+    assert by_run(result)["two"].efficiency == pytest.approx(0.75)
+    assert "against 1 rank:" in result.table()
+    # As many ranks, each with more workers: their workers count, all of them.
+    more = Run("more", tmp_path, {**config, "num_workers": 6}, twice, other_ranks=(twice,))
+    assert [pace.count for pace in read_paces([two, more])] == [6, 12]
+    assert differing_settings([two, more]) == []
+    assert differing_settings([one, more]) == ["num_workers"]
+
+
 def test_settings_that_differ_besides_the_workers_are_named(tmp_path):
     settings = ({"num_workers": 1, "seed": 0, "rollout": 8}, {"num_workers": 2, "seed": 1, "rollout": 16}, {})
-    assert differing_settings(Run("r", tmp_path, config, ()) for config in settings) == ["rollout"]
+    assert differing_settings([Run("r", tmp_path, config, ()) for config in settings]) == ["rollout"]

@@ -6,8 +6,12 @@ import json
 import os
 import re
 import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,9 +37,20 @@ SAC = (
 )
 
 
-def ranks(num_ranks: int, cwd: Path, *flags: str) -> Command:
-    launcher = ("torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m")
-    return Command("asyncrl.train", *flags, cwd=cwd, launcher=launcher)
+def ranks(num_ranks: int, cwd: Path, *flags: str, max_restarts: int = 0) -> Command:
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    return Command("asyncrl.train", *flags, cwd=cwd, launcher=[*launcher, f"--max-restarts={max_restarts}", "-m"])
+
+
+def summaries_of(run: Command) -> list[dict[str, Any]]:
+    """What both ranks say at the end."""
+    return [json.loads((path / "summary.json").read_text()) for path in (run.folder, run.folder / "ranks" / "1")]
+
+
+def process_of(run: Command, rank: int) -> psutil.Process:
+    """The process that torchrun has started for a rank."""
+    folder = run.folder if rank == 0 else run.folder / "ranks" / str(rank)
+    return psutil.Process(int((folder / ".lock").read_text()))
 
 
 def assert_all_gone(run: Command) -> None:
@@ -102,14 +117,134 @@ def test_a_rank_whose_learner_is_killed_ends_the_run_everywhere_by_name(tmp_path
 def test_one_rank_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_path: Path) -> None:
     run = ranks(2, tmp_path, *PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000")
     wait_until(lambda: any("train/loss" in record for record in run.records()), 120.0, "training is reported")
-    holder = int((run.folder / "ranks" / "1" / ".lock").read_text())
-    psutil.Process(holder).send_signal(signal.SIGTERM)
+    process_of(run, 1).send_signal(signal.SIGTERM)
     run.finish()
-    summaries = [json.loads((path / "summary.json").read_text()) for path in (run.folder, run.folder / "ranks" / "1")]
+    summaries = summaries_of(run)
     assert_all_gone(run)
     assert [summary["status"] for summary in summaries] == ["interrupted", "interrupted"]
     assert summaries[0]["env_steps"] == summaries[1]["env_steps"] > 0
     assert checkpoint.load(tmp_path / summaries[0]["checkpoint"]).state["env_steps"] == summaries[0]["env_steps"]
+
+
+@pytest.mark.parametrize("flags", [("--env=CartPole-v1", *PROBE), SAC], ids=["ppo", "sac"])
+def test_a_limit_of_time_ends_all_ranks_after_the_same_steps(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    # Each rank has a clock of its own, which begins when it does: the first to reach the limit ends the run.
+    run = ranks(2, tmp_path, *flags, "--train_for_seconds=3", "--train_for_env_steps=100000000")
+    code, _, errors = run.finish()
+    assert code == 0, errors
+    first, second = summaries_of(run)
+    assert first["status"] == second["status"] == "completed"
+    assert first["env_steps"] == second["env_steps"] > 0
+    assert first["num_updates"] == second["num_updates"] > 0
+    assert_all_gone(run)
+
+
+def test_torchrun_starts_all_ranks_again_after_one_was_killed_and_they_go_on(tmp_path: Path) -> None:
+    flags = (*PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000", "--save_every_s=0.5")
+    run = ranks(2, tmp_path, *flags, max_restarts=1)
+    checkpoints = run.folder / "checkpoints"
+    wait_until(lambda: bool(checkpoint.newest_first(checkpoints)), 120.0, "a checkpoint")
+    before = [process_of(run, rank).pid for rank in range(2)]
+    os.kill(before[1], signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(before[0]), 60.0, "the other rank has ended")
+    saved = checkpoint.load(checkpoint.newest_first(checkpoints)[0]).state["env_steps"]
+
+    def has_gone_on() -> bool:
+        return any(record["env_steps"] > saved and "train/loss" in record for record in run.records())
+
+    wait_until(has_gone_on, 120.0, "the ranks go on")
+    assert [process_of(run, rank).pid for rank in range(2)] != before
+    run.process.terminate()
+    _, output, errors = run.finish()
+    assert f"going on from {tmp_path.name}" in output or "going on from" in output, errors
+    first, second = summaries_of(run)
+    assert first["status"] == second["status"] == "interrupted"
+    assert first["env_steps"] == second["env_steps"] > saved
+    assert_all_gone(run)
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[list[Host]]:
+    """Two network namespaces with a cable between them, where one may make such."""
+    made: list[Host] = []
+
+    def ip(*words: str) -> None:
+        try:
+            subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20.0)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no network namespaces here: {error}")
+
+    name = f"asyncrl{os.getpid()}"
+    try:
+        for number in (1, 2):
+            host = Host(f"{name}-{number}", f"arl{os.getpid() % 10**7}n{number}", f"10.213.57.{number}")
+            ip("netns", "add", host.namespace)
+            made.append(host)
+        first, second = made
+        ip("link", "add", first.interface, "type", "veth", "peer", "name", second.interface)
+        for host in made:
+            ip("link", "set", host.interface, "netns", host.namespace)
+            ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
+            ip("-n", host.namespace, "link", "set", host.interface, "up")
+            ip("-n", host.namespace, "link", "set", "lo", "up")
+        yield made
+    finally:
+        for host in made:
+            subprocess.run(["ip", "netns", "delete", host.namespace], check=False, timeout=20.0)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A network namespace, and the one way out of it."""
+
+    namespace: str
+    interface: str
+    address: str
+
+    def train(self, meet_at: str, cwd: Path, *flags: str) -> Command:
+        """Starts one of two nodes of a run, with one rank."""
+        cwd.mkdir()
+        nodes = ("torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=test", "--rdzv-backend=c10d")
+        where = f"--rdzv-endpoint={meet_at}:29517", f"--rdzv-conf=is_host={self.address == meet_at}"
+        launcher = (*nodes, *where, f"--local-addr={self.address}", "-m")
+        prefix = ("ip", "netns", "exec", self.namespace, "env", f"GLOO_SOCKET_IFNAME={self.interface}")
+        return Command("asyncrl.train", *flags, cwd=cwd, launcher=launcher, prefix=prefix)
+
+
+def test_two_hosts_train_one_policy_each_with_files_of_its_own(tmp_path: Path, two_hosts: list[Host]) -> None:
+    meet_at = two_hosts[0].address
+    runs = [
+        host.train(meet_at, tmp_path / str(number), *PROBE, "--env=CartPole-v1", "--train_for_env_steps=3000")
+        for number, host in enumerate(two_hosts)
+    ]
+    ends = [run.finish() for run in runs]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    # Which of the two is rank 0 is torchrun's choice.
+    folders = {(run.folder / "summary.json").exists(): run.folder for run in runs}
+    summaries = [
+        json.loads((path / "summary.json").read_text()) for path in (folders[True], folders[False] / "ranks" / "1")
+    ]
+    assert summaries[0]["env_steps"] == summaries[1]["env_steps"] >= 3000
+    assert (summaries[0]["status"], summaries[1]["status"]) == ("completed", "completed")
+    assert not (folders[True] / "ranks").exists()
+    for run in runs:
+        assert_all_gone(run)
+
+
+def test_a_host_that_is_cut_off_ends_the_run_on_both_sides(tmp_path: Path, two_hosts: list[Host]) -> None:
+    meet_at = two_hosts[0].address
+    flags = (*PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000", "--save_every_s=1")
+    runs = [host.train(meet_at, tmp_path / str(number), *flags) for number, host in enumerate(two_hosts)]
+    wait_until(lambda: any(any("train/loss" in record for record in run.records()) for run in runs), 120.0, "training")
+    down = ("link", "set", two_hosts[1].interface, "down")
+    subprocess.run(["ip", "-n", two_hosts[1].namespace, *down], check=True, timeout=20.0)
+    cut_at = time.monotonic()
+    ends = [run.finish() for run in runs]
+    print(time.monotonic() - cut_at, ends)
+    assert all(code != 0 for code, _, _ in ends)
+    assert time.monotonic() - cut_at < 90.0
+    for run in runs:
+        assert_all_gone(run)
 
 
 def test_a_mistake_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
