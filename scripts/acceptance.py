@@ -47,6 +47,7 @@ class Case:
         is_killed: the run is killed at half of its steps and goes on.
         compared_to: name of a case whose value with the same seed is the measure of this one's.
         stays_below: the threshold is not to be reached.
+        num_ranks: learners that train together, started by torchrun if there are several.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Case:
     is_killed: bool = False
     compared_to: str | None = None
     stays_below: bool = False
+    num_ranks: int = 1
 
 
 def _flags(env: str, steps: int, *more: str) -> tuple[str, ...]:
@@ -125,6 +127,13 @@ def _vtrace() -> Iterator[Case]:
     yield Case("A2C CartPole-v1 500k lag 20", flags, 0.0, needed=0)
 
 
+def _ranks() -> Iterator[Case]:
+    # The bars of one rank. Batches and rates are the presets', so each step is of twice as many samples.
+    yield Case("CartPole-v1 100k 2 ranks", _flags("CartPole-v1", 100_000), 450.0, num_ranks=2)
+    sac = _flags("Pendulum-v1", 20_000, "--algo=sac")
+    yield Case("SAC Pendulum-v1 20k 2 ranks", sac, -200.0, needed=3, num_ranks=2)
+
+
 SUITES: dict[str, list[Case]] = {
     "core": [
         *_cartpole(),
@@ -162,6 +171,7 @@ SUITES: dict[str, list[Case]] = {
         Case("A2C InvertedPendulum-v5 1M", _flags("InvertedPendulum-v5", 1_000_000, "--algo=a2c"), 900.0),
     ],
     "memory": list(_memory()),
+    "ranks": list(_ranks()),
     "resume": list(_resumed()),
     "hogwild": list(_hogwild()),
     "sac": list(_sac()),
@@ -177,7 +187,10 @@ def run_case(case: Case, seed: int, train_dir: Path) -> dict[str, Any]:
     where = [f"--train_dir={train_dir}", f"--experiment={experiment}"]
     folder = train_dir / experiment
     started = time.monotonic()
-    command = [sys.executable, "-m", "asyncrl.train", *case.flags, f"--seed={seed}", *where, "--quiet"]
+    launcher = [sys.executable, "-m"]
+    if case.num_ranks > 1:
+        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={case.num_ranks}", "-m"]
+    command = [*launcher, "asyncrl.train", *case.flags, f"--seed={seed}", *where, "--quiet"]
     if case.is_killed and not (folder / "summary.json").exists():
         kill_at_half(command, folder)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -186,6 +199,7 @@ def run_case(case: Case, seed: int, train_dir: Path) -> dict[str, Any]:
         "case": case.name,
         "seed": seed,
         "flags": list(case.flags),
+        "num_ranks": case.num_ranks,
         "threshold": case.threshold,
         "measure": case.measure,
         "env_steps": summary["env_steps"],

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from command import PROBE, Command, wait_until
+from killing import pids
 
 from asyncrl.runtime import checkpoint
 
@@ -55,10 +56,9 @@ def process_of(run: Command, rank: int) -> psutil.Process:
 
 def assert_all_gone(run: Command) -> None:
     """No process of any rank lives; torchrun gives each a session of its own."""
-    logs = [path.read_text() for path in run.folder.glob("**/logs/*.log")]
-    pids = [int(pid) for log in logs for pid in re.findall(r"started as process (\d+)", log)]
-    assert len(pids) > 2
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 10.0, "all processes are gone")
+    started = [pid for log in run.folder.glob("**/logs/*.log") for pid in pids(log)]
+    assert len(started) > 2
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in started), 10.0, "all processes are gone")
 
 
 def state_of(path: Path) -> dict[str, torch.Tensor]:
@@ -101,9 +101,12 @@ def test_ranks_hold_the_same_weights_and_any_number_of_them_goes_on(tmp_path: Pa
 def test_a_rank_whose_learner_is_killed_ends_the_run_everywhere_by_name(tmp_path: Path) -> None:
     run = ranks(2, tmp_path, *PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000", "--save_every_s=1")
     wait_until(lambda: bool(checkpoint.newest_first(run.folder / "checkpoints")), 120.0, "a checkpoint")
-    log = (run.folder / "ranks" / "1" / "logs" / "learner.log").read_text()
-    (pid,) = re.findall(r"started as process (\d+)", log)
-    os.kill(int(pid), signal.SIGKILL)
+    logs = run.folder / "ranks" / "1" / "logs"
+    for log in logs.glob("*.log"):
+        children = [psutil.Process(pid) for pid in pids(log)]
+        assert not any("RANK" in child.environ() for child in children), "it is none of torchrun's"
+    (pid,) = pids(logs / "learner.log")
+    os.kill(pid, signal.SIGKILL)
     killed_at = time.monotonic()
     code, _, errors = run.finish()
     assert code != 0
