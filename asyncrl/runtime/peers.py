@@ -31,6 +31,8 @@ START_S = 300.0
 LOST_OTHERS = "has lost the others in the middle of an exchange"
 EXPLANATION_S = 5.0
 """How long is waited for another rank to say why it went away."""
+LEAVE_S = 5.0
+"""How long a rank that leaves waits for a store that may not answer any more."""
 _NOT_FAILED = (0, 130, 143)
 
 
@@ -72,6 +74,7 @@ class Peers:
         self._beats: dict[int, bytes] = {}
         self._heard_at = dict.fromkeys(self._others, now)
         self._store_answered_at = now
+        self._store_error = ""
         self._is_leaving = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
@@ -106,8 +109,11 @@ class Peers:
         """Looks whether all others are well.
 
         Raises:
-            RunFailed: one of them has failed, or is not heard of any more.
+            RunFailed: one of them has failed, or is not heard of any more, or the store is not.
         """
+        silence_s = time.monotonic() - self._store_answered_at
+        if silence_s > SILENCE_S:  # seen here, for where the network has gone the other thread stands in a request
+            self._fail(f"the store of the run's ranks has not answered for {silence_s:.0f} s{self._store_error}")
         if self._failure is not None:
             raise RunFailed(self._failure, is_final=True)
 
@@ -136,7 +142,9 @@ class Peers:
     ) -> None:
         """Says good-bye, or what has failed here, and stops to beat."""
         self._is_leaving.set()
-        self._thread.join(2 * BEAT_S)
+        self._thread.join(LEAVE_S)
+        if self._thread.is_alive():
+            return  # the store does not answer, and one request waits for the other
         failure = self._own_failure or (None if error is None else str(error))
         with contextlib.suppress(RuntimeError):
             if failure is None:
@@ -154,8 +162,7 @@ class Peers:
                 self._look(now)
                 self._store_answered_at = now
             except RuntimeError as error:
-                if now - self._store_answered_at > SILENCE_S:
-                    self._failure = self._failure or f"the store of the run's ranks does not answer any more: {error}"
+                self._store_error = f": {error}"
 
     def _look(self, now: float) -> None:
         for rank in self._others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -77,6 +78,33 @@ def test_a_rank_that_has_left_is_not_missed_and_one_that_falls_silent_is(
         left.__exit__(None, None, None)
         time.sleep(1.0)
         other.check()
+
+
+@pytest.mark.parametrize("how", ["refuses", "stands still"])
+def test_a_store_that_does_not_answer_any_more_is_noticed(
+    how: str, join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "SILENCE_S", 0.5)
+    is_over = threading.Event()
+
+    class LostStore:
+        """On a machine that has gone: a connection is refused, or what was sent is never answered."""
+
+        def set(self, key: str, value: str) -> None:
+            if how == "refuses":
+                raise RuntimeError("connection reset by peer")
+            is_over.wait(LIMIT_S)
+
+    with join(0) as first:
+        answering, first._store = first._store, LostStore()  # type: ignore[assignment]
+        seen = failure_seen_by(first)
+        assert seen.startswith("the store of the run's ranks has not answered for ")
+        assert ("connection reset by peer" in seen) == (how == "refuses")
+        left_at = time.monotonic()
+        first.__exit__(None, None, None)
+        assert not is_over.is_set() and time.monotonic() - left_at < LIMIT_S / 2
+        is_over.set()
+        first._store = answering
 
 
 def test_who_finds_no_store_says_where_it_looked(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
