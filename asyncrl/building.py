@@ -10,6 +10,7 @@ All of it lies in one arena, which the runner makes before it starts anyone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,9 +35,11 @@ from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
 from asyncrl.learner.on_policy_trainer import DatasetSource, OnPolicyTrainer, SlotDatasets
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.learner.slot_ledger import SlotLedger
+from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, Trainer
 from asyncrl.models.acting import ActingPolicy
@@ -63,7 +66,7 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
         weights=WeightsChannel(setup.arena),
         desk=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
         device=device,
-        seed=env_seed(setup.config.seed, _ACTING_SEEDS + actor_idx, setup.seed_steps),
+        seed=env_seed(setup.seed, _ACTING_SEEDS + actor_idx, setup.seed_steps),
         phases=phases,
     )
 
@@ -90,7 +93,7 @@ def build_rollout_worker(
     first_split = worker_idx * plan.worker_num_splits
     failures = FailureLog(worker_idx, setup.config, setup.control)
     groups = {
-        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed_steps, failures)
+        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed, setup.seed_steps, failures)
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
     if plan.replay is not None:
@@ -140,27 +143,37 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     """
     torch.manual_seed(setup.config.seed)
     phases, plan = PhaseTimer(), setup.plan
+    agreement = Agreement(_meet(setup))
     saved = state_to_begin_with(setup)
     exchange: SlotExchange | None = None
     trainer: Trainer
     if plan.hogwild is not None:
         trainer = build_hogwild_keeper(setup, plan.hogwild, waker, workers, phases)
     elif plan.replay is not None:
-        trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases)
+        trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, agreement)
     else:
         exchange = _build_exchange(setup, workers)
         batcher = Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset, plan.recurrence)
         datasets = SlotDatasets(exchange, batcher, phases)
-        trainer = _make_on_policy_trainer(setup, _make_on_policy_learner(setup, saved), datasets, saved, phases)
-    return _make_learner_worker(setup, trainer, saved, phases), exchange
+        learner = _make_on_policy_learner(setup, saved, agreement.ranks)
+        trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement)
+    return _make_learner_worker(setup, trainer, saved, phases, agreement), exchange
 
 
 def _make_learner_worker(
-    setup: RunSetup, trainer: Trainer, saved: LearnerState | None, phases: PhaseTimer
+    setup: RunSetup, trainer: Trainer, saved: LearnerState | None, phases: PhaseTimer, agreement: Agreement
 ) -> LearnerWorker:
     elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
     return LearnerWorker(
-        trainer, setup.control, setup.config, setup.spec, setup.checkpoints, phases, elapsed_s=elapsed_s
+        trainer,
+        setup.control,
+        setup.config,
+        setup.spec,
+        setup.checkpoints,
+        phases,
+        elapsed_s=elapsed_s,
+        agreement=agreement,
+        saves=agreement.ranks.rank == 0 or (setup.plan.replay is not None and setup.config.save_replay),
     )
 
 
@@ -180,13 +193,38 @@ def _build_on_device(setup: RunSetup) -> tuple[LearnerWorker, None, list[Any]]:
     config, plan, device = setup.config, setup.plan, torch.device(setup.plan.device)
     torch.manual_seed(config.seed)
     saved, phases = state_to_begin_with(setup), PhaseTimer()
-    learner = _make_on_policy_learner(setup, saved)
+    agreement = Agreement(Ranks())
+    learner = _make_on_policy_learner(setup, saved, agreement.ranks)
     env = make_run_vector_env(config, plan.num_envs)
     group = TensorEnvGroup(env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.squashes, device)
     seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
     worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
-    trainer = _make_on_policy_trainer(setup, learner, worker, saved, phases)
-    return _make_learner_worker(setup, trainer, saved, phases), None, [worker]
+    trainer = _make_on_policy_trainer(setup, learner, worker, saved, phases, agreement)
+    return _make_learner_worker(setup, trainer, saved, phases, agreement), None, [worker]
+
+
+def _meet(setup: RunSetup) -> Ranks:
+    if setup.rank is None:
+        return Ranks()
+    device = torch.device(setup.plan.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    return ProcessGroupRanks(setup.rank, device)
+
+
+def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearner) -> None:
+    """Brings weights, optimizer and statistics to those of rank 0; draws go on with a generator of one's own."""
+    if ranks.num_ranks == 1:
+        return
+    state = learner.state_dict()
+    own = {"generator": state.optimizer["generator"]}
+    for tensors in (state.model, state.optimizer):
+        for name in sorted(tensors.keys() - own.keys()):
+            tensors[name] = ranks.take_from_first(tensors[name].to(learner.device)).cpu()
+    names = sorted(state.scalars)
+    numbers = torch.tensor([state.scalars[name] for name in names], dtype=torch.float64, device=learner.device)
+    scalars: dict[str, int | float] = dict(zip(names, ranks.take_from_first(numbers).tolist(), strict=True))
+    learner.load_state_dict(LearnerState(state.model, {**state.optimizer, **own}, scalars))
 
 
 def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
@@ -201,16 +239,22 @@ def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
     )
 
 
-def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None) -> OnPolicyLearner:
+def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: Ranks) -> OnPolicyLearner:
     model = make_actor_critic(setup.spec, setup.config)
-    learner = OnPolicyLearner(model, setup.config, torch.device(setup.plan.device))
+    learner = OnPolicyLearner(model, setup.config, torch.device(setup.plan.device), Storage(ranks))
     if saved is not None:
         learner.load_state_dict(saved)
+    _take_state_of_first(ranks, learner)
     return learner
 
 
 def _make_on_policy_trainer(
-    setup: RunSetup, learner: OnPolicyLearner, datasets: DatasetSource, saved: LearnerState | None, phases: PhaseTimer
+    setup: RunSetup,
+    learner: OnPolicyLearner,
+    datasets: DatasetSource,
+    saved: LearnerState | None,
+    phases: PhaseTimer,
+    agreement: Agreement,
 ) -> OnPolicyTrainer:
     return OnPolicyTrainer(
         learner=learner,
@@ -220,6 +264,7 @@ def _make_on_policy_trainer(
         phases=phases,
         env_steps=setup.first_env_steps,
         num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
+        agreement=agreement,
     )
 
 
@@ -230,21 +275,27 @@ def _build_off_policy_trainer(
     waker: Waker,
     workers: Sequence[Waker],
     phases: PhaseTimer,
+    agreement: Agreement,
 ) -> OffPolicyTrainer:
     config, plan, stripes = setup.config, setup.plan, ReplayStripes(setup.arena)
-    learner = OffPolicyLearner(SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device))
+    ranks = agreement.ranks
+    learner = OffPolicyLearner(
+        SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
+    )
     sampler = ReplaySampler(
-        stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=config.seed
+        stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=setup.seed
     )
     is_free = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
     is_free = is_free and config.compile != "inductor"  # compiled code is for a number of threads
-    most_env_steps = config.train_for_env_steps - setup.first_env_steps + stripes.total_env_steps()
+    share = math.ceil((config.train_for_env_steps - setup.first_env_steps) / ranks.num_ranks)
+    most_env_steps = share + stripes.total_env_steps()
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:
         learner.load_state_dict(saved)
         if stripes.num_held_steps > 0:
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
+    _take_state_of_first(ranks, learner)
     return OffPolicyTrainer(
         learner=learner,
         stripes=stripes,
@@ -257,6 +308,8 @@ def _build_off_policy_trainer(
         phases=phases,
         first_env_steps=setup.first_env_steps,
         threads=ThreadChoice(plan.learner_threads) if is_free else None,
+        agreement=agreement,
+        most_env_steps=share,
     )
 
 

@@ -94,7 +94,8 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
         problems.extend(_action_problems(config, spec))
         problems.extend(resuming.find_problems_of_source(config, spec))
         warnings.extend(_short_parts(config, plan, spec))
-        needed = arena_bytes(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config))
+        of_one_rank = arena_bytes(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config))
+        needed = of_one_rank * plan.num_local_ranks
         if needed > free:
             problems.append(_too_large(plan, needed, free))
     return Preflight(

@@ -18,6 +18,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.on_policy import LearnerState
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.torchrun import RankAddress
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class RunSetup:
     checkpoints: Path
     resume_from: Path | None
     first_env_steps: int
+    rank: RankAddress | None = None
     steps_at_restart: int | None = None
     """Environment steps of the run, since it was started, when the process that gets this was started again."""
 
@@ -42,6 +44,8 @@ class RunSetup:
         spec: EnvSpec,
         checkpoints: Path,
         resume_from: Path | None = None,
+        rank: RankAddress | None = None,
+        first_env_steps: int | None = None,
     ) -> RunSetup:
         """Allocates the arena of a run, all slots free.
 
@@ -51,8 +55,11 @@ class RunSetup:
             spec: what the environment is.
             checkpoints: the run's folder of checkpoints.
             resume_from: the checkpoint that the run goes on from.
+            rank: which of the ranks this is that train together; None for one that trains alone.
+            first_env_steps: environment steps of the run before; those of the checkpoint if not given.
         """
-        env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
+        if first_env_steps is None:
+            first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config)))
         # Hogwild workers have slots and replays of their own.
         if plan.num_slots > 0:
@@ -61,7 +68,7 @@ class RunSetup:
             replay = checkpoint.load(resume_from, with_replay=True).replay
             if replay is not None:
                 ReplayStripes(arena).restore(replay)
-        return cls(config, plan, spec, arena, checkpoints, resume_from, env_steps)
+        return cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank)
 
     def continued(self, resume_from: Path) -> RunSetup:
         """The setup with which the same run goes on from a checkpoint, in an arena of its own."""
@@ -75,6 +82,11 @@ class RunSetup:
     def for_restart(self) -> RunSetup:
         """The setup of a process that takes the place of one that died."""
         return dataclasses.replace(self, steps_at_restart=self.control.total_steps)
+
+    @property
+    def seed(self) -> int:
+        """What environments, exploration and draws follow from: another one in each rank. Initial weights do not."""
+        return self.config.seed + (0 if self.rank is None else self.rank.rank)
 
     @property
     def seed_steps(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import shlex
@@ -20,6 +21,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import LoadedConfig, load
+from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.printing import format_settings
 from asyncrl.config.schema import TrainConfig
@@ -27,13 +29,18 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
 from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.runtime import run_folder
-from asyncrl.runtime.checkpoint import CheckpointError, best_return, copy_as_best, latest
+from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest
+from asyncrl.runtime.peers import Peers
 from asyncrl.runtime.processes import LearnerDied, RunFailed, explain, process_context, start_loading_modules
 from asyncrl.runtime.provenance import describe
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
+from asyncrl.runtime.torchrun import take_rank
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+_OF_OTHER_RANKS = {"quiet": True, "eval_every_env_steps": None, "save_milestones_s": None, "init_from": None}
+"""Settings of all ranks but the first, which shows, evaluates and saves for all, and has what the others begin with."""
 
 _FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
 
@@ -53,48 +60,122 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str], started_at: float) -> int:
-    loaded = load(
-        arguments, _FLAGS, description="Train a policy.", lenient=True, find_saved=run_folder.find_saved_config
-    )
-    context = process_context()
-    if not loaded.problems and not loaded.config.serial_mode and not loaded.cli["print_config"]:
-        start_loading_modules(context)
-    checked = preflight.run(loaded)
-    if loaded.cli["print_config"]:
-        print(format_settings(loaded, checked.plan))
-        return preflight.print_findings(checked)
-    if loaded.preset is not None and not loaded.config.quiet:
-        print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none turns it off", flush=True)
-    if (code := preflight.print_findings(checked)) != EXIT_DONE or checked.spec is None:
-        return code
+    address = take_rank(os.environ)
+    if address is None:
+        return _Command(arguments, started_at).run()
     try:
-        return _train(loaded, checked.plan, checked.spec, context, started_at)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except CheckpointError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        with Peers(address) as peers:
+            return peers.left_with(_Command(arguments, started_at, peers).run())
+    except RunFailed as failure:
+        print(f"error: {failure.summary}", failure.details, sep="\n", file=sys.stderr)
+        return failure.exit_code
 
 
-def _train(loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: BaseContext, started_at: float) -> int:
-    config = loaded.config
-    experiment = config.experiment or default_experiment(config.env, config.algo)
-    with RunFolder.create(config.train_dir, experiment, config.restart_behavior) as folder, StopSignals() as stop:
-        attempt = _Attempt(loaded, experiment, plan, spec, context, folder, stop)
-        num_deaths = 0
-        while True:
-            try:
-                return attempt.run(started_at)
-            except RunFailed as failure:
-                died = isinstance(failure, LearnerDied) and not stop.was_asked
-                if not died or num_deaths == config.max_learner_restarts:
-                    return _explain_failure(failure, config.train_dir, experiment, folder)
-                where = "anew" if latest(folder.checkpoints) is None else "again from its last checkpoint"
-                print(f"{failure.summary}; the run begins {where}", file=sys.stderr, flush=True)
-            num_deaths += 1
-            started_at = time.monotonic()
-            gc.collect()  # the shared memory of the attempt that failed
+@dataclass
+class _Command:
+    """One command, alone or as one of several ranks: rank 0 decides what is run, and the others are told."""
+
+    arguments: Sequence[str]
+    started_at: float
+    peers: Peers | None = None
+    first_env_steps: int | None = None
+    """What the run has trained before, as rank 0 says."""
+
+    def run(self) -> int:
+        """Looks at everything, then trains."""
+        code = self._run()
+        if self.peers is not None and self.peers.is_first:
+            self.peers.tell({"exit_code": code})  # unless there was something to run
+        return code
+
+    def _run(self) -> int:
+        loaded, code = self._load()
+        if code != EXIT_DONE:
+            return code
+        context = process_context()
+        if not loaded.problems and not loaded.config.serial_mode and not loaded.cli.get("print_config"):
+            start_loading_modules(context)
+        checked = preflight.run(loaded, self._machine())
+        if loaded.cli.get("print_config"):
+            print(format_settings(loaded, checked.plan))
+            return preflight.print_findings(checked)
+        if loaded.preset is not None and not loaded.config.quiet:
+            print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none turns it off", flush=True)
+        if (code := preflight.print_findings(checked)) != EXIT_DONE or checked.spec is None:
+            return code
+        try:
+            return self._train(loaded, checked.plan, checked.spec, context)
+        except UsageError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        except CheckpointError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return EXIT_FAILED
+
+    def _load(self) -> tuple[LoadedConfig, int]:
+        if self.peers is None or self.peers.is_first:
+            find_saved = run_folder.find_saved_config
+            return load(
+                self.arguments, _FLAGS, description="Train a policy.", lenient=True, find_saved=find_saved
+            ), EXIT_DONE
+        told = self.peers.ask()
+        if "exit_code" in told:
+            return LoadedConfig(TrainConfig(), {}), int(told["exit_code"])
+        self.first_env_steps = told["env_steps"]
+        config = TrainConfig.model_validate(told["config"]).model_copy(update=_OF_OTHER_RANKS)
+        return LoadedConfig(config, dict.fromkeys(TrainConfig.model_fields, "rank 0")), EXIT_DONE
+
+    def _machine(self) -> Machine:
+        machine = Machine.detect()
+        if self.peers is None:
+            return machine
+        address = self.peers.address
+        return dataclasses.replace(
+            machine,
+            num_ranks=address.num_ranks,
+            num_local_ranks=address.num_local_ranks,
+            local_rank=address.local_rank,
+        )
+
+    def _folder(self, config: TrainConfig) -> RunFolder:
+        """The run's folder; that of another rank lies in it, on whatever machine."""
+        assert config.experiment is not None
+        if self.peers is None or self.peers.is_first:
+            return RunFolder.create(config.train_dir, config.experiment, config.restart_behavior)
+        folder = Path(config.train_dir).expanduser() / config.experiment / "ranks"
+        behavior: run_folder.RestartBehavior = "overwrite" if self.first_env_steps is None else "resume"
+        return RunFolder.create(str(folder), str(self.peers.address.rank), behavior)
+
+    def _train(self, loaded: LoadedConfig, plan: ResourcePlan, spec: EnvSpec, context: BaseContext) -> int:
+        experiment = loaded.config.experiment or default_experiment(loaded.config.env, loaded.config.algo)
+        config = loaded.config.model_copy(update={"experiment": experiment})
+        started_at = self.started_at
+        with self._folder(config) as folder, StopSignals() as stop:
+            attempt = _Attempt(
+                dataclasses.replace(loaded, config=config),
+                plan,
+                spec,
+                context,
+                folder,
+                stop,
+                self.peers,
+                self.first_env_steps,
+            )
+            num_deaths = 0
+            while True:
+                try:
+                    return attempt.run(started_at)
+                except RunFailed as failure:
+                    died = isinstance(failure, LearnerDied) and not stop.was_asked
+                    if not died or num_deaths == config.max_learner_restarts:
+                        if self.peers is not None:
+                            failure = self.peers.explain(failure)
+                        return _explain_failure(failure, config.train_dir, experiment, folder)
+                    where = "anew" if latest(folder.checkpoints) is None else "again from its last checkpoint"
+                    print(f"{failure.summary}; the run begins {where}", file=sys.stderr, flush=True)
+                num_deaths += 1
+                started_at = time.monotonic()
+                gc.collect()  # the shared memory of the attempt that failed
 
 
 def _explain_failure(failure: RunFailed, train_dir: str, experiment: str, folder: RunFolder) -> int:
@@ -133,6 +214,21 @@ def _earlier(folder: RunFolder, resumption: resuming.Resumption | None) -> Earli
     return Earlier(resumption.env_steps, resumption.elapsed_s, best, resumption.worker_env_steps)
 
 
+@dataclass(frozen=True)
+class _Beginning:
+    """Where a run begins.
+
+    Attributes:
+        checkpoint: what this process goes on from, if it does.
+        env_steps: environment steps that the run has trained before.
+        earlier: what it had come to, if it goes on.
+    """
+
+    checkpoint: Path | None
+    env_steps: int
+    earlier: Earlier | None
+
+
 @dataclass
 class _Attempt:
     """Everything that a run is started with; again, from its last checkpoint, when its learner has died.
@@ -141,12 +237,13 @@ class _Attempt:
     """
 
     loaded: LoadedConfig
-    experiment: str
     plan: ResourcePlan
     spec: EnvSpec
     context: BaseContext
     folder: RunFolder
     stop: StopSignals
+    peers: Peers | None = None
+    first_env_steps: int | None = None
     num_restarts: int = 0
 
     def run(self, started_at: float) -> int:
@@ -156,27 +253,24 @@ class _Attempt:
             RunFailed: the run could not go on.
         """
         config, folder = self.loaded.config, self.folder
-        resumption = resuming.find_checkpoint(folder.checkpoints, self.spec)
-        resuming.check_replay(resumption, self.plan)
-        resuming.announce(resumption, self.loaded)
-        if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
-            print(f"nothing to do: that is {limit} or more")
+        beginning = self._begin_as_told() if self._is_told else self._begin()
+        if beginning is None:
             return EXIT_DONE
-        folder.forget_after(-1 if resumption is None else resumption.env_steps)
-        folder.write_config(config.model_copy(update={"experiment": self.experiment}))
+        folder.forget_after(-1 if beginning.earlier is None else beginning.env_steps)
+        folder.write_config(config)
         folder.write_environment(describe(self.plan.device))
         monitor = Monitor(
             folder,
             config,
             self.plan,
             started_at=started_at,
-            earlier=_earlier(folder, resumption),
+            earlier=beginning.earlier,
             restarts=self.num_restarts,
         )
         if not config.quiet:
             monitor.say(f"run {folder.path}")
         try:
-            return self._run(monitor, None if resumption is None else resumption.checkpoint)
+            return self._run(monitor, beginning)
         except StopAtOnce:
             monitor.finish("interrupted", error="stopped at once, without saving")
             return self.stop.exit_code
@@ -185,22 +279,60 @@ class _Attempt:
             self.num_restarts = monitor.num_restarts + 1
             raise
 
-    def _run(self, monitor: Monitor, resume_from: Path | None) -> int:
+    @property
+    def _is_told(self) -> bool:
+        return self.peers is not None and not self.peers.is_first
+
+    def _begin(self) -> _Beginning | None:
+        """Looks for a checkpoint to go on from; None if there is nothing to do."""
+        config = self.loaded.config
+        resumption = resuming.find_checkpoint(self.folder.checkpoints, self.spec)
+        resuming.check_replay(resumption, self.plan)
+        resuming.announce(resumption, self.loaded)
+        if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
+            print(f"nothing to do: that is {limit} or more")
+            return None
+        if self.peers is not None:
+            env_steps = None if resumption is None else resumption.env_steps
+            self.peers.tell({"config": config.model_dump(mode="json"), "env_steps": env_steps})
+        if resumption is None:
+            return _Beginning(None, 0, None)
+        return _Beginning(resumption.checkpoint, resumption.env_steps, _earlier(self.folder, resumption))
+
+    def _begin_as_told(self) -> _Beginning:
+        """Begins where rank 0 does; a checkpoint of this rank has its own samples only."""
+        env_steps = self.first_env_steps
+        if env_steps is None:
+            return _Beginning(None, 0, None)
+        own = checkpoint_of(self.folder.checkpoints, env_steps)
+        return _Beginning(own, env_steps, Earlier(env_steps))
+
+    def _run(self, monitor: Monitor, beginning: _Beginning) -> int:
         # The runner needs torch, whose import is slow: whatever ends a command before this point ends it quickly.
         from asyncrl import runner
         from asyncrl.run_setup import RunSetup
 
-        config, plan, folder, stop = self.loaded.config, self.plan, self.folder, self.stop
-        setup = RunSetup.create(config, plan, self.spec, folder.checkpoints, resume_from)
+        config, plan, folder, stop, peers = self.loaded.config, self.plan, self.folder, self.stop, self.peers
+        setup = RunSetup.create(
+            config,
+            plan,
+            self.spec,
+            folder.checkpoints,
+            beginning.checkpoint,
+            rank=None if peers is None else peers.address,
+            first_env_steps=beginning.env_steps,
+        )
 
         def turn(control: RunControl) -> bool:
             first_step_at = control.first_step_at
             if first_step_at is not None:
                 monitor.mark_first_step(first_step_at)
             monitor.tick()
-            new_best = monitor.take_new_best()
+            new_best = None if self._is_told else monitor.take_new_best()
             if new_best is not None:
                 control.ask_for_best(new_best)
+            if peers is not None:
+                peers.check()
             return stop.check()
 
         try:
@@ -214,7 +346,7 @@ class _Attempt:
             raise explain("runner", error) from error
         finally:
             setup.arena.close()
-        best = monitor.best_so_far
+        best = None if self._is_told else monitor.best_so_far
         if best is not None and outcome.checkpoint is not None:
             _save_best(Path(outcome.checkpoint), folder, best, monitor)
         monitor.finish(

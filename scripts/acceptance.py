@@ -119,7 +119,7 @@ def _spaces() -> Iterator[Case]:
 def _vtrace() -> Iterator[Case]:
     # Synchronous, so that each sample is 20 versions old: no more, and after the first 20 no less. 20 steps of the
     # preset's size make another policy, of which old samples say little: smaller steps, and smaller batches for more.
-    small = ("--rollout=16", "--batch_size=64", "--learning_rate=0.0003")
+    small = ("--rollout=16", "--batch_size=64", "--learning_rate=0.0003", "--entropy_loss_coeff=0.01")
     flags = _flags("CartPole-v1", 500_000, "--algo=a2c", "--async_rl=False", "--debug_forced_lag=20", *small)
     yield Case("IMPALA CartPole-v1 500k lag 20", (*flags, "--with_vtrace=True"), 400.0)
     yield Case("A2C CartPole-v1 500k lag 20", flags, 0.0, needed=0)
@@ -144,6 +144,16 @@ SUITES: dict[str, list[Case]] = {
             needed=1,
             measure="best",
             episodes=50,
+        )
+    ],
+    "atari": [
+        Case(
+            "Pong 30 minutes",
+            ("--env=ALE/Pong-v5", "--train_for_seconds=1800"),
+            -19.5,
+            seeds=(0,),
+            needed=1,
+            measure="training",
         )
     ],
     "halfcheetah": [Case("HalfCheetah-v5 3M async", _flags("HalfCheetah-v5", 3_000_000), 4000.0)],

@@ -11,15 +11,19 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.learner.ranks import ProcessGroupRanks
 from asyncrl.monitoring.reports import EpisodeRecord, RolloutReport
+from asyncrl.runtime.peers import Peers
 from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed, process_context
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.supervisor import Supervisor
+from asyncrl.runtime.torchrun import RankAddress
 
 
 def add_one(arena: Arena, consumer: Waker, done: Waker) -> None:
@@ -142,3 +146,15 @@ def _report(number: int) -> Any:
 def die_as_evaluation(setup: Any, reports: ReportSender) -> None:
     """Stands for the evaluation process, and is killed."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exchange_once(rank: int, num_ranks: int, port: int, results: Any) -> None:
+    """One rank of a process group: adds up, gathers, and takes over what rank 0 has."""
+    address = RankAddress(rank, num_ranks, rank, num_ranks, "127.0.0.1", port, has_store=True, meeting="test")
+    with Peers(address):
+        ranks = ProcessGroupRanks(address, torch.device("cpu"))
+        own = torch.tensor([1.0, 2.0]) * (rank + 1)
+        total = ranks.sum(own.clone())
+        gathered = ranks.gather([rank, 5])
+        results.put((rank, total.tolist(), gathered, ranks.take_from_first(own).tolist()))
+        ranks.gather([0])  # nobody goes before all have their answers

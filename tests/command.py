@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,11 @@ PROBE = (
 class Command:
     """A command in a session of its own, so that all of its processes can be found."""
 
-    def __init__(self, module: str, *flags: str, cwd: Path) -> None:
+    def __init__(self, module: str, *flags: str, cwd: Path, launcher: Sequence[str] = ()) -> None:
         self.folder = cwd / "runs" / "run"
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, "--train_dir=runs", "--experiment=run", *flags],
+            [sys.executable, "-m", *launcher, module, "--train_dir=runs", "--experiment=run", *flags],
             cwd=cwd,
             env={**os.environ, "PYTHONPATH": path},
             stdout=subprocess.PIPE,

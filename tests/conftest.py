@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
@@ -12,8 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from asyncrl.runtime.processes import process_context, start_loading_modules
+
+# Small products gain nothing from a second thread, and wait for it where another program has its core.
+torch.set_num_threads(1)
 
 _SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
@@ -105,3 +110,12 @@ def _memory_maps(pid: int) -> str:
         return Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return ""
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port

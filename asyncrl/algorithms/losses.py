@@ -55,10 +55,17 @@ def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip
     return torch.maximum((values - returns).square(), (clipped - returns).square()).mean()
 
 
-def normalize_advantages(advantages: Tensor) -> Tensor:
-    """Shift and scale `[B]` advantages to mean 0 and deviation 1 over the minibatch."""
-    std, mean = torch.std_mean(advantages, correction=0)
-    return (advantages - mean) / (std + _ADVANTAGE_EPS)
+def advantage_sums(advantages: Tensor) -> Tensor:
+    """`[3]` float64: count, sum and sum of squares of `[B]` advantages. Those of parts of a minibatch add up."""
+    numbers = advantages.double()
+    return torch.stack((numbers.new_full((), len(numbers)), numbers.sum(), numbers.square().sum()))
+
+
+def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
+    """Shift and scale `[B]` advantages to mean 0 and deviation 1 over the minibatch that `advantage_sums` is of."""
+    mean, mean_square = sums[1] / sums[0], sums[2] / sums[0]
+    std = (mean_square - mean.square()).clamp_(min=0.0).sqrt()
+    return ((advantages - mean) / (std + _ADVANTAGE_EPS)).to(advantages.dtype)
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:

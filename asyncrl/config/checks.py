@@ -36,7 +36,25 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_learning(config),
         *_memory(config, plan),
         *_saving(config),
+        *_ranks(config, plan),
     ]
+
+
+def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if plan.num_ranks == 1:
+        return
+    if config.backend == "hogwild":
+        text = f"--backend=hogwild trains in one machine's memory, not in {plan.num_ranks} ranks."
+        yield Problem(("backend",), text, ("--backend=actor_learner", "no torchrun"))
+    if plan.steps_tensors:
+        text = f"--env_backend={config.env_backend} trains in one process, not in {plan.num_ranks} ranks."
+        yield Problem(("env_backend",), text, ("no torchrun",))
+    elif config.serial_mode:
+        text = f"--serial_mode=True runs in one process, not in {plan.num_ranks} ranks."
+        yield Problem(("serial_mode",), text, ("--serial_mode=False", "no torchrun"))
+    if config.max_learner_restarts > 0:
+        text = "--max_learner_restarts starts one learner again, but of several ranks all have to be started again."
+        yield Problem(("max_learner_restarts",), text, ("torchrun --max-restarts",))
 
 
 def find_warnings(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) -> list[Problem]:

@@ -18,11 +18,17 @@ class Machine:
         cores: CPU cores that this process may run on.
         torch_has_cuda: whether the installed torch was built for CUDA.
         num_cuda_devices: devices that the CUDA driver shows to this process.
+        num_ranks: learners that train one policy together, on this and other machines.
+        num_local_ranks: those of them on this machine, which share what it has.
+        local_rank: number of this one among those.
     """
 
     cores: int
     torch_has_cuda: bool = False
     num_cuda_devices: int = 0
+    num_ranks: int = 1
+    num_local_ranks: int = 1
+    local_rank: int = 0
 
     @property
     def cuda_is_usable(self) -> bool:

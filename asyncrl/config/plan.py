@@ -77,6 +77,7 @@ class ResourcePlan:
         num_inference_workers: inference workers, 0 with local inference.
         learner_threads: CPU threads of the learner.
         cores: cores that the plan was made for.
+        num_ranks, num_local_ranks: processes like this one that train one policy together, and those of this machine.
         rollout: steps of one trajectory, T.
         batch_size, num_batches_per_epoch, num_epochs: as in the settings.
         num_batches_to_accumulate: datasets that may wait or be in training, A.
@@ -107,6 +108,8 @@ class ResourcePlan:
     max_policy_lag: int
     debug_forced_lag: int
     train_for_env_steps: int
+    num_ranks: int = 1
+    num_local_ranks: int = 1
     rnn_state_size: int = 0
     recurrence: int = 0
     replay: ReplayPlan | None = None
@@ -125,7 +128,7 @@ class ResourcePlan:
 
     @property
     def num_envs(self) -> int:
-        """Environments of the run."""
+        """Environments of the run, or of one rank."""
         return self.num_workers * self.num_envs_per_worker
 
     @property
@@ -159,14 +162,14 @@ class ResourcePlan:
 
     @property
     def num_datasets(self) -> int:
-        """Datasets of the whole run."""
-        return math.ceil(self.train_for_env_steps / self.dataset_size)
+        """Datasets of the whole run, in each rank."""
+        return math.ceil(self.train_for_env_steps / (self.dataset_size * self.num_ranks))
 
     @property
     def num_updates(self) -> int:
         """Optimizer steps of the whole run."""
         if self.replay is not None:
-            steps = max(0, self.train_for_env_steps - self.replay.warmup_env_steps)
+            steps = max(0, self.train_for_env_steps // self.num_ranks - self.replay.warmup_env_steps)
             return math.floor(steps * self.replay.updates_per_env_step)
         if self.hogwild is not None:
             samples = self.num_envs_per_worker * self.rollout
@@ -251,9 +254,12 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
     machine = machine or Machine.detect()
     takes_cuda = machine.cuda_is_usable and config.backend != "hogwild"
     device = config.device if config.device != "auto" else ("cuda" if takes_cuda else "cpu")
+    if device == "cuda" and machine.num_local_ranks > 1:
+        device = f"cuda:{machine.local_rank}"
+    cores = max(1, machine.cores // machine.num_local_ranks)
     inference_mode = _inference_mode(config, device)
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
-    num_workers, num_envs = _workers_and_envs(config, machine.cores, prefer_even)
+    num_workers, num_envs = _workers_and_envs(config, cores, prefer_even)
     if config.worker_num_splits != "auto":
         num_splits = min(config.worker_num_splits, num_envs)
     else:
@@ -267,8 +273,10 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         num_envs_per_worker=num_envs,
         worker_num_splits=num_splits,
         num_inference_workers=config.num_inference_workers if inference_mode == "central" else 0,
-        learner_threads=_learner_threads(config, machine.cores, num_workers, observes_images),
-        cores=machine.cores,
+        learner_threads=_learner_threads(config, cores, num_workers, observes_images),
+        cores=cores,
+        num_ranks=machine.num_ranks,
+        num_local_ranks=machine.num_local_ranks,
         rollout=config.rollout,
         batch_size=config.batch_size,
         num_batches_per_epoch=config.num_batches_per_epoch,

@@ -56,6 +56,7 @@ def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -
         "learner_threads": plan.learner_threads,
         "cores": plan.cores,
         "sgd_steps_per_run": plan.num_updates,
+        "num_ranks": plan.num_ranks,
     }
 
 
@@ -90,6 +91,7 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     inference = f"; inference workers: {plan.num_inference_workers}" if plan.inference_mode == "central" else ""
     memory = "not known without the environment's spaces" if arena_bytes is None else format_bytes(arena_bytes)
     lines = {
+        **_rank_lines(plan),
         "mode": f"{mode}, {plan.inference_mode} inference, device {plan.device}",
         "environments": f"{plan.num_workers} workers x {plan.num_envs_per_worker} = {plan.num_envs}{splits}{inference}",
         **_sample_lines(plan),
@@ -98,6 +100,17 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
         f"({plan.learner_threads} of the learner)",
     }
     return "\n".join(f"{title + ':':<15} {text}" for title, text in lines.items())
+
+
+def _rank_lines(plan: ResourcePlan) -> dict[str, str]:
+    if plan.num_ranks == 1:
+        return {}
+    batch = f"{plan.num_ranks} x {plan.batch_size} = {plan.num_ranks * plan.batch_size}"
+    environments = f"{plan.num_ranks} x {plan.num_envs} = {plan.num_ranks * plan.num_envs} environments"
+    text = f"{plan.num_ranks} ({plan.num_local_ranks} on this machine) with {environments}, minibatches of {batch}"
+    if plan.replay is not None:
+        text += f", replays of {plan.num_ranks * plan.replay.size:,} environment steps"
+    return {"ranks": f"{text}; what follows is one rank's"}
 
 
 def _sample_lines(plan: ResourcePlan) -> dict[str, str]:

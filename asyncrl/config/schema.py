@@ -195,6 +195,9 @@ class TrainConfig(BaseModel):
     value_loss_coeff: NonNegativeFloat = _setting(0.5, "learning", "weight of the value loss")
     entropy_loss_coeff: NonNegativeFloat = _setting(0.0, "learning", "weight of the entropy bonus")
     kl_loss_coeff: NonNegativeFloat = _setting(0.0, "learning", "weight of the KL penalty towards the behaviour policy")
+    scale_lr: Literal["none", "linear", "sqrt"] = _setting(
+        "none", "learning", "multiply learning_rate by the number of ranks that train together, or by its square root"
+    )
     normalize_advantage: bool = _setting(True, "learning", "normalize advantages over each minibatch")
     normalize_input: bool = _setting(True, "learning", "normalize observations with running statistics")
     normalize_returns: bool = _setting(

@@ -35,6 +35,7 @@ class Setting:
         default: value if nobody gives one.
         expected: its possible values, in words.
         is_text: its value is taken as written, never read as a number or a truth value.
+        is_nullable: it may have no value, written as none.
         is_bool: the bare flag means True.
         is_list: the flag takes several values.
     """
@@ -45,6 +46,7 @@ class Setting:
     default: Any
     expected: str
     is_text: bool
+    is_nullable: bool
     is_bool: bool
     is_list: bool
 
@@ -65,6 +67,7 @@ def _read_setting(name: str, schema: Mapping[str, Any]) -> Setting:
         default=schema["default"],
         expected=" or ".join(_in_words(option) for option in _options(schema)),
         is_text=types <= {"string", "null"},
+        is_nullable="null" in types,
         is_bool="boolean" in types,
         is_list="array" in types,
     )

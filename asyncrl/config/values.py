@@ -98,8 +98,9 @@ def _read_node(loader: _Loader, root: yaml.Node | None, path: Path, settings: Ma
         key = str(key_node.value)
         if key in values:
             raise UsageError(f"{path} has {key} twice, the second time in line {key_node.start_mark.line + 1}.")
-        is_null = value_node.tag == "tag:yaml.org,2002:null"
-        if key in settings and settings[key].is_text and isinstance(value_node, yaml.ScalarNode) and not is_null:
+        setting = settings.get(key)
+        is_null = setting is not None and setting.is_nullable and value_node.tag == "tag:yaml.org,2002:null"
+        if setting is not None and setting.is_text and isinstance(value_node, yaml.ScalarNode) and not is_null:
             values[key] = value_node.value
         elif isinstance(value_node, yaml.MappingNode) and key not in settings:
             values[key] = _read_node(loader, value_node, path, settings)

@@ -145,7 +145,7 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
     act = make_act(learner.model, device, _acting_seed(setup, worker_idx))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
     failures = FailureLog(worker_idx, setup.config, setup.control)
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps, failures)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
     return HogwildA2cWorker(
         parts,
         split=Split(0, group, slots, actions, parts.phases),
@@ -174,7 +174,7 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, parts: WorkerParts) -
         lambda: learner.policy_version,
     )
     failures = FailureLog(worker_idx, setup.config, setup.control)
-    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed_steps, failures)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
     return HogwildSacWorker(
         parts,
         split=ReplaySplit(0, group, stripes, actions, parts.phases),

@@ -92,6 +92,11 @@ class HogwildKeeper:
         return self._clock.env_steps
 
     @property
+    def own_env_steps(self) -> int:
+        """Environment steps of the run: nobody else has some."""
+        return self._clock.env_steps
+
+    @property
     def has_more_to_learn(self) -> bool:
         """Whether steps are left to make."""
         return self.env_steps < self._config.train_for_env_steps

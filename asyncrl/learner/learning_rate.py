@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -22,16 +24,26 @@ class LearningRate:
         is_adaptive: whether the schedule needs the KL divergences.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, num_ranks: int = 1) -> None:
         self._config = config
-        self.value = config.learning_rate
+        self._scale: float = {"none": 1.0, "linear": float(num_ranks), "sqrt": math.sqrt(num_ranks)}[config.scale_lr]
+        self.value = config.learning_rate * self._scale
         self.is_adaptive = config.lr_schedule in ("kl_adaptive_minibatch", "kl_adaptive_epoch")
 
     def start_dataset(self, env_steps_before: int) -> None:
         """Follow the linear schedule to 0 at `train_for_env_steps`; a dataset is trained at one rate."""
         if self._config.lr_schedule == "linear_decay":
             remaining = max(0.0, 1.0 - env_steps_before / self._config.train_for_env_steps)
-            self.value = self._config.learning_rate * remaining
+            self.value = self._config.learning_rate * self._scale * remaining
+
+    def go_on_with(self, of_one_rank: float) -> None:
+        """Takes over `of_one_rank` of a checkpoint, which knows nothing of how many ranks go on with it."""
+        self.value = of_one_rank * self._scale
+
+    @property
+    def of_one_rank(self) -> float:
+        """The rate without the factor that `scale_lr` gives it for the number of ranks."""
+        return self.value / self._scale
 
     def after_minibatch(self, kl: Tensor | None) -> None:
         """Adapt to the KL divergence of one minibatch."""

@@ -44,6 +44,8 @@ class OffPolicyLearner:
         policy_version: updates so far.
         model: the actor, its statistics the newest.
         critic: the twin critics.
+        device: where all of it is.
+        ranks: the learners that train together.
     """
 
     def __init__(
@@ -57,11 +59,12 @@ class OffPolicyLearner:
         """Starts with the actor as it is, on `device`, and new critics; all of them live where `storage` says."""
         storage = storage or Storage()
         self._storage = storage
+        self.ranks = storage.ranks
         self.model = actor.to(device)
         self.critic = TwinCritic(spec, config).to(actor.statistics)
         self.policy_version = 0
         self._config = config
-        self._device = device
+        self.device = device
         self._target_entropy = _target_entropy(config, spec)
         own = actor.statistics.dtype
         reduced = matmul_dtype(config.precision, device)
@@ -76,16 +79,18 @@ class OffPolicyLearner:
         self._target = storage.hold(TARGET_CRITIC, self._critic.flat.data.clone())
         self._target_weights = LayerCopy(self.critic.mlp, self._target, self._dtype)
         self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
-        self._learning_rate = LearningRate(config)
+        self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", actor.observation_size, device)
-        self._generator = torch.Generator(device).manual_seed(config.seed)
+        self._generator = torch.Generator(device).manual_seed(config.seed + self.ranks.rank)
         self._skipped_critic = SkippedSteps(config.max_skipped_steps)
         self._skipped_actor = SkippedSteps(config.max_skipped_steps)
         self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)
         self._inputs = torch.empty(0)
         self._rate = torch.zeros((), dtype=own, device=device)
         # Updates of shared networks also change what is no tensor: counts of steps in shared memory.
-        self._update_runner = UpdateRunner(self._update, "off" if storage.is_shared else config.compile, device)
+        # So do exchanges between ranks, which wait for others.
+        is_plain = storage.is_shared or self.ranks.num_ranks > 1
+        self._update_runner = UpdateRunner(self._update, "off" if is_plain else config.compile, device)
 
     @property
     def skipped_steps(self) -> int:
@@ -119,7 +124,7 @@ class OffPolicyLearner:
         """Add observations `[N, D]`, raw, to the statistics, those of a replay as often as they are drawn."""
         if not self._config.normalize_input:
             return
-        self._obs_moments.update(obs.to(self._device, torch.float32))
+        self._obs_moments.update(obs.to(self.device, torch.float32))
         self._take_statistics()
 
     def _take_statistics(self) -> None:
@@ -142,7 +147,7 @@ class OffPolicyLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
         figures = []
-        for batch in [batch.to(self._device) for batch in batches]:  # all of them first: a transfer waits for updates
+        for batch in [batch.to(self.device) for batch in batches]:  # all of them first: a transfer waits for updates
             if self._storage.is_shared:
                 self._storage.pull()
                 self._refresh_copies()
@@ -165,7 +170,7 @@ class OffPolicyLearner:
         optimizer["generator"] = self._generator.get_state()
         scalars: dict[str, int | float] = {
             "policy_version": self.policy_version,
-            "learning_rate": self._learning_rate.value,
+            "learning_rate": self._learning_rate.of_one_rank,
             "obs_count": self._obs_moments.count,
         }
         return LearnerState(model, optimizer, scalars)
@@ -183,7 +188,7 @@ class OffPolicyLearner:
             self._generator.set_state(generator)
         self._refresh_copies()
         self.policy_version = int(state.scalars["policy_version"])
-        self._learning_rate.value = float(state.scalars["learning_rate"])
+        self._learning_rate.go_on_with(float(state.scalars["learning_rate"]))
         self._obs_moments.count = int(state.scalars["obs_count"])
 
     def _settings_of_its_own(self, state: LearnerState) -> set[str]:

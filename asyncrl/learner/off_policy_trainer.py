@@ -21,6 +21,7 @@ from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
@@ -47,6 +48,8 @@ class OffPolicyTrainer:
         phases: PhaseTimer,
         first_env_steps: int = 0,
         threads: ThreadChoice | None = None,
+        agreement: Agreement | None = None,
+        most_env_steps: int | None = None,
     ) -> None:
         """Publishes the first weights and limits; workers may step from then on.
 
@@ -62,7 +65,10 @@ class OffPolicyTrainer:
             phases: the learner's time goes here.
             first_env_steps: environment steps of the run before this process; what the replay held then is of them.
             threads: chooses how many threads an update has; None where that is settled.
+            agreement: what all ranks go by.
+            most_env_steps: environment steps that this process collects; those of the whole run if not given.
         """
+        self._agreement = agreement or Agreement(Ranks())
         self._learner = learner
         self._stripes = stripes
         self._sampler = sampler
@@ -74,7 +80,11 @@ class OffPolicyTrainer:
         self._phases = phases
         self._threads = threads
         self._block = torch.empty(learner.block_size)
-        self._steps_before = first_env_steps - stripes.total_env_steps()
+        self._first_env_steps = first_env_steps
+        self._steps_before = stripes.total_env_steps()
+        if most_env_steps is None:
+            most_env_steps = config.train_for_env_steps - first_env_steps
+        self._most_env_steps = most_env_steps
         self._unreported: list[SacMetrics] = []
         self._report_started = time.monotonic()
         self._publish()
@@ -82,22 +92,32 @@ class OffPolicyTrainer:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps that were collected, in all the run."""
-        return self._steps_before + self._stripes.total_env_steps()
+        """Environment steps that were collected, in all the run; with other ranks, as of their last turn."""
+        is_alone = self._agreement.ranks.num_ranks == 1
+        return self._first_env_steps + (self.own_env_steps if is_alone else self._agreement.env_steps)
+
+    @property
+    def own_env_steps(self) -> int:
+        """Environment steps that were collected here since this process was started."""
+        return self._stripes.total_env_steps() - self._steps_before
 
     @property
     def has_more_to_learn(self) -> bool:
         """Whether steps are to be collected, or updates due for those that were."""
-        return self.env_steps < self._config.train_for_env_steps or self._limiter.due > 0
+        return not self._agreement.is_over and (self._agreement.ranks.num_ranks > 1 or not self._is_done)
+
+    @property
+    def _is_done(self) -> bool:
+        return self.own_env_steps >= self._most_env_steps and self._limiter.due == 0
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
         num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
-        if num_updates == 0:
+        if num_updates == 0 and not (self._is_done and self._agreement.ranks.num_ranks > 1):
             self._release()
             self._waker.wait(timeout_s)
             self._phases.charge(Phase.WAIT_SAMPLES)
-        else:
+        elif (num_updates := self._agree_on(num_updates)) > 0:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
@@ -107,12 +127,19 @@ class OffPolicyTrainer:
             if metrics is not None:
                 self._unreported.append(metrics)
             self._phases.charge(Phase.TRAIN)
+            self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
             self._limiter.count(num_updates)
             self._publish()
             self._release()
         if time.monotonic() - self._report_started < _REPORT_EVERY_S:
             return None
         return self.take_report()
+
+    def _agree_on(self, num_updates: int) -> int:
+        """How many updates all ranks make now; 0 if the run is over. Who has none due goes on with the others."""
+        turn = self._agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
+        self._phases.charge(Phase.WAIT_RANKS)
+        return 0 if turn.is_over else turn.num_updates
 
     def settle(self) -> None:
         """Nothing: nobody else trains."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from asyncrl.algorithms.gae import gae
 from asyncrl.algorithms.losses import (
     a2c_policy_loss,
+    advantage_sums,
     approximate_kl,
     clip_range,
     clipped_value_loss,
@@ -37,6 +38,8 @@ from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 
 Scalar = int | float
+
+_NUM_MEANS = 6
 
 MODEL = "model"
 """Name of the trained weights in a `Storage`."""
@@ -82,12 +85,16 @@ class _Samples(NamedTuple):
         """What the networks see."""
         return Inputs(self.floats, self.pixels)
 
+    @property
+    def advantages_of_samples(self) -> Tensor:
+        """[B], without rows of sequences that are no samples."""
+        return self.advantage if self.valid is None else self.advantage[self.valid]
+
     def at(self, indices: Tensor) -> _Samples:
         return self._replace(**{name: field.index_select(0, indices) for name, field in self.present()})
 
     def minibatches(self, num_batches: int) -> Iterator[_Samples]:
-        """Parts of nearly equal size, none of them empty."""
-        num_batches = min(num_batches, self.floats.shape[0])
+        """Parts of nearly equal size; some are empty if there are too few samples."""
         names, fields = zip(*self.present(), strict=True)
         for parts in zip(*(field.tensor_split(num_batches) for field in fields), strict=True):
             yield self._replace(**dict(zip(names, parts, strict=True)))
@@ -115,6 +122,8 @@ class OnPolicyLearner:
     Attributes:
         policy_version: optimizer steps so far, those among them that were left out.
         model: the model, its statistics the newest.
+        device: where it is.
+        ranks: the learners that train together.
     """
 
     def __init__(
@@ -122,19 +131,20 @@ class OnPolicyLearner:
     ) -> None:
         """Starts with the model as it is, on `device`; its weights live where `storage` says."""
         storage = storage or Storage()
+        self.ranks = storage.ranks
         self.model = model.to(device)
         self.policy_version = 0
         self._config = config
-        self._device = device
+        self.device = device
         self._flat = FlatParameters(self.model, hold=lambda initial: storage.hold(MODEL, initial))
         self._gradient = self._flat.require_grad()
         self._optimizer = storage.optimizer([MODEL], [self._flat.data], [self._gradient], config)
-        self._learning_rate = LearningRate(config)
+        self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", model.observation_size, device)
         self._return_moments = storage.moments("return", 1, device)
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics: dict[int, Tensor] = {}
-        self._generator = torch.Generator().manual_seed(config.seed)
+        self._generator = torch.Generator().manual_seed(config.seed + self.ranks.rank)
         self._clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
         self._skipped = SkippedSteps(config.max_skipped_steps)
         self._recurrence = 0
@@ -186,7 +196,7 @@ class OnPolicyLearner:
             RunFailed: too many steps in a row were left out.
             LookupError: a policy version in the dataset was never published.
         """
-        dataset = dataset.to(self._device)
+        dataset = dataset.to(self.device)
         samples, raw_values, raw_returns = self._prepare(dataset)
         self._learning_rate.start_dataset(env_steps_before)
         steps: list[_Step] = []
@@ -195,7 +205,7 @@ class OnPolicyLearner:
         for _ in range(self._config.num_epochs):
             num_before = len(steps)
             kls = []
-            for minibatch in self._shuffled(samples).minibatches(self._config.num_batches_per_epoch):
+            for minibatch in self._minibatches(samples):
                 learning_rates.append(self._learning_rate.value)
                 step, kl = self._train_minibatch(minibatch)
                 steps.append(step)
@@ -205,7 +215,7 @@ class OnPolicyLearner:
             were_taken += self._look_at(steps[num_before:], samples)
             after_epoch()
         steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
-        return self._metrics(steps, learning_rates, explained_variance(raw_values, raw_returns)) if steps else None
+        return self._metrics(steps, learning_rates, raw_values, raw_returns) if steps else None
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another."""
@@ -214,7 +224,7 @@ class OnPolicyLearner:
         optimizer["generator"] = self._generator.get_state()
         scalars: dict[str, Scalar] = {
             "policy_version": self.policy_version,
-            "learning_rate": self._learning_rate.value,
+            "learning_rate": self._learning_rate.of_one_rank,
             "obs_count": self._obs_moments.count,
             "return_count": self._return_moments.count,
         }
@@ -229,7 +239,7 @@ class OnPolicyLearner:
             tensor.copy_(state.optimizer[name])
         self._generator.set_state(state.optimizer["generator"])
         self.policy_version = int(state.scalars["policy_version"])
-        self._learning_rate.value = float(state.scalars["learning_rate"])
+        self._learning_rate.go_on_with(float(state.scalars["learning_rate"]))
         self._obs_moments.count = int(state.scalars["obs_count"])
         self._return_moments.count = int(state.scalars["return_count"])
 
@@ -272,7 +282,7 @@ class OnPolicyLearner:
         if len(groups) == 1:
             return self.model.normalize_obs(obs, out=obs, statistics=self._published_obs_statistics[present[0]])
         for group in groups.values():
-            rows = torch.isin(versions, torch.tensor(group, device=self._device)).nonzero().squeeze(-1)
+            rows = torch.isin(versions, torch.tensor(group, device=self.device)).nonzero().squeeze(-1)
             own = obs.index_select(0, rows)
             statistics = self._published_obs_statistics[group[0]]
             obs.index_copy_(0, rows, self.model.normalize_obs(own, out=own, statistics=statistics))
@@ -287,7 +297,7 @@ class OnPolicyLearner:
         # Rows that are no samples leave here, so that nothing they hold can reach a loss or a statistic. A memory is
         # trained on whole sequences; what is no sample in them leaves when the memory has seen it.
         samples = dataset.valid.flatten().nonzero().squeeze(-1)
-        rows = torch.arange(dataset.num_rows, device=self._device) if self._recurrence else samples
+        rows = torch.arange(dataset.num_rows, device=self.device) if self._recurrence else samples
         raw = split_tensor(self.model.layout, dataset.obs[:-1].flatten(0, 1)).at(rows)
         versions = dataset.policy_version.flatten().index_select(0, rows)
         inputs = raw._replace(floats=self._normalize(raw.floats.clone(), versions))
@@ -370,42 +380,61 @@ class OnPolicyLearner:
     def _shuffled(self, samples: _Samples) -> _Samples:
         if not self._config.shuffle_minibatches:
             return samples
-        return samples.at(torch.randperm(samples.floats.shape[0], generator=self._generator).to(self._device))
+        return samples.at(torch.randperm(samples.floats.shape[0], generator=self._generator).to(self.device))
+
+    def _minibatches(self, samples: _Samples) -> list[_Samples]:
+        """As many as the settings say, in every rank; the advantages in them are normalized over those of all ranks."""
+        num_batches, num_ranks = self._config.num_batches_per_epoch, self.ranks.num_ranks
+        if num_ranks == 1:
+            num_batches = min(num_batches, samples.floats.shape[0])
+        minibatches = list(self._shuffled(samples).minibatches(num_batches))
+        if not self._config.normalize_advantage:
+            return minibatches
+        sums = self.ranks.sum(torch.stack([advantage_sums(batch.advantages_of_samples) for batch in minibatches]))
+        return [
+            batch._replace(advantage=normalize_advantages(batch.advantage, own))
+            for batch, own in zip(minibatches, sums, strict=True)
+        ]
 
     def _train_minibatch(self, batch: _Samples) -> tuple[_Step, Tensor | None]:
         """Take one optimizer step; also returns KL(behaviour || policy before the step) where something needs it."""
-        config, distribution = self._config, self.model.distribution
         (parameters, values), batch = self._run_batch(batch)
+        self._flat.zero_grad()
+        num_samples = batch.log_prob.shape[0]
+        if num_samples == 0:
+            figures, log_ratio = parameters.new_zeros(_NUM_MEANS), batch.log_prob
+        else:
+            figures, log_ratio = self._figures(parameters, values, batch)
+            figures[0].backward()  # type: ignore[no-untyped-call]
+            figures = figures.detach()
+        self.ranks.average([self._gradient, figures], num_samples)
+        grad_norm = self._step(figures[0])
+        loss, policy_loss, value_loss, entropy_loss, kl_loss, kl = figures.unbind()
+        step = _Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio.detach())
+        return step, kl if self._needs_kl else None
+
+    def _figures(self, parameters: Tensor, values: Tensor, batch: _Samples) -> tuple[Tensor, Tensor]:
+        """Means over a minibatch `[6]`: the loss, its four parts, and KL(behaviour || policy); and the log-ratios."""
+        config, distribution = self._config, self.model.distribution
         log_prob = distribution.log_prob(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
-        advantage = normalize_advantages(batch.advantage) if config.normalize_advantage else batch.advantage
         if config.algo == "ppo":
-            policy_loss = ppo_policy_loss(log_ratio, advantage, self._clip)
+            policy_loss = ppo_policy_loss(log_ratio, batch.advantage, self._clip)
         else:
-            policy_loss = a2c_policy_loss(log_prob, advantage if batch.weight is None else batch.weight * advantage)
+            advantage = batch.advantage if batch.weight is None else batch.weight * batch.advantage
+            policy_loss = a2c_policy_loss(log_prob, advantage)
         value_loss = self._value_loss(values, batch)
         loss = policy_loss + value_loss
-        entropy_loss = kl_loss = torch.zeros((), device=self._device)
+        entropy_loss = kl_loss = kl = torch.zeros((), device=self.device)
         if config.entropy_loss_coeff > 0.0:
             entropy_loss = -config.entropy_loss_coeff * distribution.entropy(parameters).mean()
             loss = loss + entropy_loss
-        kl = None
         if self._needs_kl:
             kl = distribution.kl(batch.action_parameters, parameters).mean()
-        if kl is not None and config.kl_loss_coeff > 0.0:
+        if config.kl_loss_coeff > 0.0:
             kl_loss = config.kl_loss_coeff * kl
             loss = loss + kl_loss
-        grad_norm = self._descend(loss)
-        step = _Step(
-            loss.detach(),
-            policy_loss.detach(),
-            value_loss.detach(),
-            entropy_loss.detach(),
-            kl_loss.detach(),
-            grad_norm,
-            log_ratio.detach(),
-        )
-        return step, None if kl is None else kl.detach()
+        return torch.stack((loss, policy_loss, value_loss, entropy_loss, kl_loss, kl)), log_ratio
 
     def _run_batch(self, batch: _Samples) -> tuple[ForwardResult, _Samples]:
         """The networks on a minibatch; returns what they say of its samples, and the samples row by row."""
@@ -426,12 +455,6 @@ class OnPolicyLearner:
         else:
             loss = clipped_value_loss(values, batch.normalized_value, batch.normalized_return, clip)
         return self._config.value_loss_coeff * loss
-
-    def _descend(self, loss: Tensor) -> Tensor:
-        """Take one step down the gradient of `loss`; returns the gradient's norm before clipping."""
-        self._flat.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return self._step(loss.detach())
 
     def _step(self, loss: Tensor) -> Tensor:
         """Take one step down the gradients that are there, if they and `loss` are finite; returns their norm before
@@ -456,14 +479,21 @@ class OnPolicyLearner:
             raise self._skipped.diagnosis(figures, {**obs, **trained_on, "weights": self._flat.data})
         return were_taken
 
-    def _metrics(self, steps: list[_Step], learning_rates: list[float], variance: Tensor) -> TrainMetrics:
-        """Bring every figure to the host in one transfer."""
+    def _metrics(
+        self, steps: list[_Step], learning_rates: list[float], raw_values: Tensor, raw_returns: Tensor
+    ) -> TrainMetrics:
+        """Bring every figure to the host in one transfer; those that are not of all ranks anyway are their means."""
         means = torch.stack([torch.stack(column) for column in list(zip(*steps, strict=True))[:6]]).mean(1)
         log_ratio = torch.cat([step.log_ratio for step in steps])
-        ratio = log_ratio.exp()
-        clipped = ((ratio < self._clip.low) | (ratio > self._clip.high)).float().mean()
-        first_deviation = steps[0].log_ratio.expm1().abs().max()
-        figures = torch.cat((means, torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation))))
+        own = means.new_zeros(4)
+        if log_ratio.numel() > 0:
+            ratio = log_ratio.exp()
+            clipped = ((ratio < self._clip.low) | (ratio > self._clip.high)).float().mean()
+            first_deviation = steps[0].log_ratio.expm1().abs().amax(0)
+            variance = explained_variance(raw_values, raw_returns)
+            own = torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation))
+        self.ranks.average([own], log_ratio.numel())
+        figures = torch.cat((means, own))
         loss, policy, value, entropy, kl, grad_norm, approx_kl, clip_fraction, explained, deviation = figures.tolist()
         return TrainMetrics(
             loss=loss,

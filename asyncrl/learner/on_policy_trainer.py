@@ -19,6 +19,7 @@ from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
@@ -97,6 +98,7 @@ class OnPolicyTrainer:
         phases: PhaseTimer,
         env_steps: int = 0,
         num_samples: int = 0,
+        agreement: Agreement | None = None,
     ) -> None:
         """Publishes the first weights; samples may be collected from then on.
 
@@ -108,7 +110,9 @@ class OnPolicyTrainer:
             phases: the learner's time goes here.
             env_steps: environment steps of the run that were trained on before.
             num_samples: samples that were trained before, each as often as it was.
+            agreement: what all ranks go by.
         """
+        self._agreement = agreement or Agreement(Ranks())
         self._learner = learner
         self._datasets = datasets
         self._publisher = publisher
@@ -116,6 +120,8 @@ class OnPolicyTrainer:
         self._phases = phases
         self._block = torch.empty(learner.block_size)
         self._env_steps = env_steps
+        self._first_env_steps = env_steps
+        self._own_env_steps = 0
         self._env_steps_seen = self._env_steps  # with those of the dataset that is being trained on
         self._num_samples = num_samples
         self._report_started = time.monotonic()
@@ -125,6 +131,11 @@ class OnPolicyTrainer:
     def env_steps(self) -> int:
         """Environment steps that were trained on."""
         return self._env_steps
+
+    @property
+    def own_env_steps(self) -> int:
+        """Environment steps of this process that were trained on."""
+        return self._own_env_steps
 
     @property
     def has_more_to_learn(self) -> bool:
@@ -140,16 +151,20 @@ class OnPolicyTrainer:
         dataset = self._datasets.take(self._learner.policy_version, timeout_s)
         if dataset is None:
             return None
-        num_steps = dataset.num_valid
-        if num_steps == 0:  # all of it was of environments that failed
+        lag = self._datasets.lag(self._learner.policy_version) if dataset.num_valid > 0 else None
+        self._phases.charge(Phase.COPY)
+        turn = self._agreement.take_turn(1, self._own_env_steps + dataset.num_valid)
+        self._phases.charge(Phase.WAIT_RANKS)
+        num_steps = self._first_env_steps + turn.env_steps - self._env_steps
+        if turn.is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
             self._datasets.release()
             return None
-        lag = self._datasets.lag(self._learner.policy_version)
-        self._phases.charge(Phase.COPY)
         skip = self._config.debug_skip_training
+        self._own_env_steps += dataset.num_valid
         self._env_steps_seen = self._env_steps + num_steps
         metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
         self._phases.charge(Phase.TRAIN)
+        self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
         self._datasets.release()
         self._env_steps = self._env_steps_seen
         self._num_samples += 0 if skip else num_steps * self._config.num_epochs

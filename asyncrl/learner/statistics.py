@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from asyncrl.learner.ranks import Ranks
+
 _VARIANCE_EPS = 1e-5
 
 
 class RunningMoments:
-    """Mean and variance of every element of the vectors seen so far (Chan et al. 1979).
+    """Mean and variance of every element of the vectors that all ranks have seen so far (Chan et al. 1979).
 
     Attributes:
         mean: [D] float64.
@@ -17,10 +19,11 @@ class RunningMoments:
         count: number of vectors.
     """
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, size: int, device: torch.device, ranks: Ranks | None = None) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.variance = torch.ones(size, dtype=torch.float64, device=device)
         self.count = 0
+        self._ranks = ranks or Ranks()
 
     @property
     def std(self) -> Tensor:
@@ -28,17 +31,11 @@ class RunningMoments:
         return (self.variance + _VARIANCE_EPS).sqrt()
 
     def update(self, batch: Tensor) -> None:
-        """Take in `batch: [N, D] float32`; one with a number that is not finite changes nothing."""
-        batch_count = batch.shape[0]
+        """Take in `batch: [N, D] float32` and those of other ranks; one with a number not finite is left out."""
+        batch_count, shift, spread = self._moments_of(batch)
+        if self._ranks.num_ranks > 1:
+            batch_count, shift, spread = self._of_all_ranks(batch_count, shift, spread)
         if batch_count == 0:
-            return
-        # Moments around the running mean, so that float32 sums lose nothing to a large offset.
-        center = self.mean.to(batch.dtype) if self.count else batch[0]
-        centered = batch - center
-        offset = centered.mean(0)
-        spread = centered.sub_(offset).square_().mean(0).double()
-        shift = (center.double() + offset.double()) - self.mean
-        if not bool(torch.isfinite(shift + spread).all()):
             return
         total = self.count + batch_count
         weight = batch_count / total
@@ -47,3 +44,24 @@ class RunningMoments:
         self.mean.add_(shift, alpha=weight)
         self.variance.lerp_(spread, weight).addcmul_(shift, shift, value=weight * (1.0 - weight))
         self.count = total
+
+    def _moments_of(self, batch: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Count of vectors, their mean less the running mean, and their variance; zeros if they are not finite."""
+        nothing = 0, torch.zeros_like(self.mean), torch.zeros_like(self.mean)
+        if batch.shape[0] == 0:
+            return nothing
+        # Moments around the running mean, so that float32 sums lose nothing to a large offset.
+        center = self.mean.to(batch.dtype) if self.count else batch[0]
+        centered = batch - center
+        offset = centered.mean(0)
+        spread = centered.sub_(offset).square_().mean(0).double()
+        shift = (center.double() + offset.double()) - self.mean
+        return (batch.shape[0], shift, spread) if bool(torch.isfinite(shift + spread).all()) else nothing
+
+    def _of_all_ranks(self, count: int, shift: Tensor, spread: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Merges what every rank has found; in float64, and around the common mean."""
+        sums = self._ranks.sum(torch.cat((shift * count, shift.new_full((1,), count))))
+        total = int(sums[-1])
+        mean = sums[:-1] / max(total, 1)
+        merged = self._ranks.sum(count * (spread + (shift - mean).square())) / max(total, 1)
+        return total, mean, merged

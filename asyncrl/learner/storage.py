@@ -1,4 +1,4 @@
-"""Where a learner's numbers live: in its own memory, or in memory that several learners share."""
+"""Where a learner's numbers live, and who else has a part in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.statistics import RunningMoments
 
 
@@ -17,9 +18,16 @@ class Storage:
 
     Attributes:
         is_shared: whether others change the values, too, at any time.
+        ranks: the learners that hold the same values, each in its own memory, and make the same steps.
     """
 
     is_shared = False
+    ranks = Ranks()
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        """Takes the learners that train together; this one alone if not given."""
+        if ranks is not None:
+            self.ranks = ranks
 
     def hold(self, name: str, initial: Tensor) -> Tensor:
         """Returns the tensor that a network's weights, or another trained tensor, is to live in.
@@ -45,4 +53,4 @@ class Storage:
 
     def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
         """Returns running moments of vectors of that size."""
-        return RunningMoments(size, device)
+        return RunningMoments(size, device, self.ranks)

@@ -80,7 +80,9 @@ class TrainedMlp:
         self._weight_gradients = LayerCopy(mlp, self._gradient, dtype)
         self.layers, self.gradients = self._weights.layers, self._weight_gradients.layers
         self._max_grad_norm = config.max_grad_norm
+        self._ranks = storage.ranks
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
+        self._gradients = list(gradients)
         self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
 
     def step(self, learning_rate: float | Tensor, figures: Tensor) -> Tensor:
@@ -88,12 +90,13 @@ class TrainedMlp:
 
         Args:
             learning_rate: as a scalar tensor on the parameters' device it may change between replays of a CUDA graph.
-            figures: [K], losses and what else must be finite.
+            figures: [K], means over the batch, losses and what else must be finite; means over all ranks afterwards.
 
         Returns:
             [K + 1]: the figures, and the norm before clipping.
         """
         self._weight_gradients.write_back()
+        self._ranks.average([*self._gradients, figures])
         norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._max_grad_norm > 0.0:
             self._gradient.mul_((self._max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))

@@ -19,6 +19,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.on_policy import LearnerState
+from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.saving import CheckpointSaver
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
@@ -31,6 +32,10 @@ class Trainer(Protocol):
     @property
     def env_steps(self) -> int:
         """Environment steps that were trained on."""
+
+    @property
+    def own_env_steps(self) -> int:
+        """Environment steps that this process has collected since it was started."""
 
     @property
     def has_more_to_learn(self) -> bool:
@@ -74,6 +79,8 @@ class LearnerWorker:
         checkpoints: Path,
         phases: PhaseTimer,
         elapsed_s: float = 0.0,
+        agreement: Agreement | None = None,
+        saves: bool = True,
     ) -> None:
         """Takes a trainer that has published its first weights.
 
@@ -85,7 +92,11 @@ class LearnerWorker:
             checkpoints: folder to save into.
             phases: the learner's time goes here.
             elapsed_s: seconds that the run has taken before.
+            agreement: what all ranks go by; the trainer takes turns in it.
+            saves: whether checkpoints are written here.
         """
+        self._agreement = agreement or Agreement(Ranks())
+        self._saves = saves
         self._trainer = trainer
         self._control = control
         self._config = config
@@ -101,6 +112,7 @@ class LearnerWorker:
         limit_s = self._config.train_for_seconds
         return (
             self._control.stop_requested
+            or self._agreement.is_over
             or not self._trainer.has_more_to_learn
             or (limit_s is not None and time.monotonic() - self._started >= limit_s)
         )
@@ -116,7 +128,7 @@ class LearnerWorker:
             send(report)
         self._phases.charge(Phase.OTHER)
         env_steps, saved = self._trainer.env_steps, []
-        if self._saver.is_due(env_steps):
+        if self._agreement.should_save(self._saver.is_due(env_steps)) and self._saves:
             saved.append(self._saver.save(env_steps, self._content_with_replay))
         if self._saver.is_milestone_due:
             saved.append(self._saver.save_milestone(env_steps, self._content))
@@ -139,15 +151,19 @@ class LearnerWorker:
         would go on differently.
         """
         self._trainer.settle()
+        is_interrupted = self._control.stop_requested and self._trainer.has_more_to_learn
+        self._agreement.end(is_interrupted, self._trainer.own_env_steps)
         report = self._trainer.take_report()
         if report is not None:
             send(report)
         self.save_best_if_asked(send)
         env_steps = self._trainer.env_steps
-        is_complete = not self._control.stop_requested or not self._trainer.has_more_to_learn
+        is_complete = not self._agreement.was_interrupted
         if self._config.checkpoint_resets and not is_complete:
             newest = self._saver.newest
             return LearnerOutcome(env_steps, None if newest is None else str(newest), None, is_complete)
+        if not self._saves:
+            return LearnerOutcome(env_steps, None, None, is_complete)
         saved = self._saver.save(env_steps, self._content_with_replay)
         send(saved)
         return LearnerOutcome(env_steps, saved.path if saved.error is None else None, saved.error, is_complete)

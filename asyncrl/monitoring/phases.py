@@ -21,12 +21,14 @@ class Phase(enum.Enum):
     TRAIN = "train"
     PUBLISH = "publish"
     SAVE = "save"
+    EXCHANGE = "exchange_with_ranks"
     OTHER = "other"
     WAIT_ACTIONS = "wait_for_actions"
     WAIT_SLOTS = "wait_for_slots"
     WAIT_REQUESTS = "wait_for_requests"
     WAIT_SAMPLES = "wait_for_samples"
     WAIT_UPDATES = "wait_for_updates"
+    WAIT_RANKS = "wait_for_ranks"
 
     @property
     def is_waiting(self) -> bool:
@@ -47,6 +49,11 @@ class PhaseTimer:
         now = time.perf_counter()
         self._seconds[phase] = self._seconds.get(phase, 0.0) + now - self._charged_until
         self._charged_until = now
+
+    def move(self, seconds: float, source: Phase, target: Phase) -> None:
+        """Charges seconds that were charged to one phase to another one, which was a part of it."""
+        self._seconds[source] = self._seconds.get(source, 0.0) - seconds
+        self._seconds[target] = self._seconds.get(target, 0.0) + seconds
 
     def restart(self) -> None:
         """Forgets the time until now: what a role does before its loop is start-up."""

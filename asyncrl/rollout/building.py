@@ -17,7 +17,13 @@ from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
 
 def build_env_group(
-    config: TrainConfig, plan: ResourcePlan, spec: EnvSpec, split_idx: int, env_steps: int, failures: FailureLog
+    config: TrainConfig,
+    plan: ResourcePlan,
+    spec: EnvSpec,
+    split_idx: int,
+    run_seed: int,
+    env_steps: int,
+    failures: FailureLog,
 ) -> StepsEnvironments:
     """The environments of split `split_idx`, each with a seed of its own (a vectorized one has one for all).
 
@@ -26,6 +32,7 @@ def build_env_group(
         plan: for the number of environments.
         spec: what the probe found.
         split_idx: number of the split.
+        run_seed: what their seeds follow from, with the number of each and `env_steps`.
         env_steps: steps that the run was trained on before.
         failures: of the worker that steps them.
     """
@@ -34,14 +41,14 @@ def build_env_group(
     if spec.is_vectorized:
 
         def vector_seed(env_idx: int, steps: int) -> int:
-            return vector_env_seed(config.seed, env_idx, env_steps + steps)
+            return vector_env_seed(run_seed, env_idx, env_steps + steps)
 
         make = partial(make_run_vector_env, config, plan.envs_per_split)
         renewal = Renewal(failures, make, vector_seed)
         return VectorEnvGroup(make(), vector_seed(first_env, 0), first_env, spec, config.squashes, renewal)
 
     def seed(env_idx: int, steps: int) -> int:
-        return env_seed(config.seed, env_idx, env_steps + steps)
+        return env_seed(run_seed, env_idx, env_steps + steps)
 
     make = partial(make_run_env, config, in_training=True)
     seeds = [seed(env_idx, 0) for env_idx in range(first_env, first_env + plan.envs_per_split)]

@@ -136,6 +136,11 @@ def latest(folder: Path) -> Path | None:
     return found[-1][1] if found else None
 
 
+def checkpoint_of(folder: Path, env_steps: int) -> Path | None:
+    """Returns the checkpoint of exactly so many environment steps, None if there is none."""
+    return dict(_list(folder)).get(env_steps)
+
+
 def copy_as_best(path: Path, folder: Path, mean_return: float) -> Path:
     """Saves a checkpoint once more, as the best one so far of the run whose checkpoints lie in `folder`.
 

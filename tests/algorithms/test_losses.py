@@ -8,6 +8,7 @@ from torch import Tensor
 
 from asyncrl.algorithms.losses import (
     a2c_policy_loss,
+    advantage_sums,
     approximate_kl,
     clip_range,
     clipped_value_loss,
@@ -61,8 +62,17 @@ def test_value_loss_is_the_mean_square_and_its_clip_the_larger_error() -> None:
 
 
 def test_normalized_advantages_have_mean_zero_and_deviation_one() -> None:
-    assert normalize_advantages(torch.tensor([1.0, 3.0])).tolist() == pytest.approx([-1.0, 1.0])
-    assert normalize_advantages(torch.tensor([2.0])).tolist() == [0.0]
+    both, one = torch.tensor([1.0, 3.0]), torch.tensor([2.0])
+    assert normalize_advantages(both, advantage_sums(both)).tolist() == pytest.approx([-1.0, 1.0])
+    assert normalize_advantages(one, advantage_sums(one)).tolist() == [0.0]
+
+
+def test_parts_of_a_minibatch_are_normalized_over_all_of_it() -> None:
+    parts = torch.tensor([1e4, 1e4 + 1.0]), torch.tensor([1e4 + 5.0])
+    sums = advantage_sums(parts[0]) + advantage_sums(parts[1])
+    normalized = torch.cat([normalize_advantages(part, sums) for part in parts])
+    assert normalized.mean().item() == pytest.approx(0.0, abs=1e-5)
+    assert normalized.std(correction=0).item() == pytest.approx(1.0, abs=1e-5)
 
 
 def test_approximate_kl_is_zero_for_equal_policies_and_positive_otherwise() -> None:

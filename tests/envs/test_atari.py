@@ -35,6 +35,22 @@ def test_ales_vectorized_environment_gives_what_the_wrappers_give_to_the_bit() -
     vector_env.close()
 
 
+def test_rewards_are_the_games_own() -> None:
+    env = make_env("ALE/SpaceInvaders-v5", WITHOUT_CHANCE, in_training=True)
+    vector_env = make_vector_env("ALE/SpaceInvaders-v5", WITHOUT_CHANCE, 2)
+    env.reset()
+    vector_env.reset(seed=1)
+    rewards = []
+    for action in ACTIONS[:150]:
+        _, reward, terminated, _, _ = env.step(int(action))
+        rewards.append((reward, vector_env.step(np.array([action, 0]))[1][0]))
+        if terminated:
+            env.reset()
+    assert all(one == other for one, other in rewards)
+    assert max(rewards)[0] >= 5
+    vector_env.close()
+
+
 def test_a_game_that_is_cut_off_shows_the_same_last_screen() -> None:
     kwargs = {**WITHOUT_CHANCE, "max_num_frames_per_episode": 80}
     env, vector_env = make_env("ALE/Pong-v5", kwargs, in_training=True), make_vector_env("ALE/Pong-v5", kwargs, 2)

@@ -16,9 +16,10 @@ import torch
 from linear_networks import networks_of_linear_layers
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
+from transitions import BOX, CHOICE, CPU, draw
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.transitions import Transitions
@@ -27,9 +28,6 @@ from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor
 from asyncrl.runtime.processes import RunFailed
 
-BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
-CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(4, 0), None)
-CPU = torch.device("cpu")
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
 
@@ -44,23 +42,6 @@ def make(spec: EnvSpec, double: bool = False, device: torch.device = CPU, **sett
     config = TrainConfig(**{**defaults, **settings})
     actor = SacActor(spec, config)
     return OffPolicyLearner(actor.double() if double else actor, config, spec, device)
-
-
-def draw(
-    spec: EnvSpec, num: int, size: int = 12, seed: int = 5, dtype: torch.dtype = torch.float32
-) -> list[Transitions]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=dtype)
-
-    def action() -> Tensor:
-        return torch.randint(4, (size,), generator=generator) if spec is CHOICE else randn(size, 2)
-
-    def discount() -> Tensor:
-        return 0.9 * (torch.rand(size, generator=generator, dtype=dtype) < 0.8)
-
-    return [Transitions(randn(size, 3), action(), randn(size), randn(size, 3), discount()) for _ in range(num)]
 
 
 class Reference:

@@ -8,82 +8,28 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
 import pytest
 import torch
+from datasets import BOX, CHOICE, CPU, Actor, nothing
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
 from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.runtime.processes import RunFailed
-
-BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
-CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(3, 0), None)
-CPU = torch.device("cpu")
-Reward = Callable[[Tensor, Tensor], Tensor]
-
-
-class Actor:
-    """Collects datasets as roles do: with the weights and statistics of a publication, never with the learner's own."""
-
-    def __init__(self, spec: EnvSpec, config: TrainConfig, num_rows: int = 8, num_columns: int = 16) -> None:
-        self.model = ActorCritic(spec, config)
-        self.flat = FlatParameters(self.model, with_grad=False)
-        self.generator = torch.Generator().manual_seed(11)
-        self.num_rows, self.num_columns = num_rows, num_columns
-
-    def receive(self, learner: OnPolicyLearner) -> int:
-        read_block(self.model, self.flat, learner.publication())
-        return learner.policy_version
-
-    def collect(self, version: int, reward: Reward | None = None, shift: float = 0.0, ends: bool = True) -> Dataset:
-        num_rows, num_columns = self.num_rows, self.num_columns
-        obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
-        result = self.model.act(obs.flatten(0, 1), self.generator)
-        action, log_prob, value, parameters, state = (
-            part.clone().view(num_rows + 1, num_columns, *part.shape[1:]) for part in result
-        )
-        shape = (num_rows, num_columns)
-        terminated = torch.rand(shape, generator=self.generator) < 0.1
-        truncated = torch.rand(shape, generator=self.generator) < 0.2
-        if not ends:
-            terminated, truncated = torch.ones_like(terminated), torch.zeros_like(truncated)
-        valid = torch.ones(shape, dtype=torch.bool)
-        for row in range(1, num_rows):
-            valid[row] = ~(truncated[row - 1] & valid[row - 1])
-        noise = torch.randn(shape, generator=self.generator)
-        return Dataset(
-            obs=obs,
-            rnn_state=state[:1],
-            action=action[:-1],
-            action_parameters=parameters[:-1],
-            log_prob=log_prob[:-1],
-            value=value,
-            reward=noise if reward is None else reward(obs[:-1], action[:-1]),
-            terminated=terminated & valid,
-            truncated=truncated & valid,
-            valid=valid,
-            policy_version=torch.full(shape, version),
-        )
 
 
 def make(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor]:
     defaults = {"batch_size": 64, "num_batches_per_epoch": 2, "encoder_mlp_layers": [16]}
     config = TrainConfig(**{**defaults, **settings})
     return OnPolicyLearner(ActorCritic(spec, config), config, CPU), Actor(spec, config)
-
-
-def nothing() -> None:
-    """For `after_epoch` where nobody waits for weights."""
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])

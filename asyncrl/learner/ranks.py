@@ -1,0 +1,218 @@
+"""Learners that train one policy together, each in a process group of its own with its own rollout workers.
+
+Every rank makes the same optimizer steps: what a step follows from is added up over all ranks before it is used, so
+weights, statistics and learning rates stay equal without being compared. Each call below is made by all ranks, in the
+same order; a rank waits in it for those that come later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor
+
+from asyncrl.runtime.peers import LOST_OTHERS, open_store
+from asyncrl.runtime.processes import RunFailed
+from asyncrl.runtime.torchrun import RankAddress
+
+_NO_LIMIT = timedelta(days=365)
+
+
+class Ranks:
+    """A learner that trains alone: what it adds up is its own.
+
+    Attributes:
+        rank: number of this learner, from 0.
+        num_ranks: learners that train together.
+    """
+
+    rank = 0
+    num_ranks = 1
+
+    def take_seconds(self) -> float:
+        """Seconds spent in sums since the last call; on a GPU only until they were begun."""
+        return 0.0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Adds a tensor up over all ranks, in place, and returns it."""
+        return tensor
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """What each rank has given, in the order of ranks; as many numbers from each."""
+        return [list(numbers)]
+
+    def take_from_first(self, tensor: Tensor) -> Tensor:
+        """Overwrites a tensor, in place, with that of rank 0, and returns it."""
+        return tensor
+
+    def average(self, tensors: Sequence[Tensor], weight: float = 1.0) -> None:
+        """Replaces float tensors by their means over all ranks, in one exchange.
+
+        A number that is not finite on one rank is not finite on all of them afterwards.
+
+        Args:
+            tensors: of one dtype and device.
+            weight: how much those of this rank count; where it is 0 they must be finite all the same. If it is 0 on all
+                ranks the means are not finite.
+        """
+        if self.num_ranks == 1:
+            return
+        weights = tensors[0].new_full((1,), weight)
+        flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)]).mul_(weights)
+        mean = self.sum(flat)[:-1].div_(flat[-1])
+        start = 0
+        for tensor in tensors:
+            tensor.copy_(mean[start : start + tensor.numel()].view(tensor.shape))
+            start += tensor.numel()
+
+
+class ProcessGroupRanks(Ranks):
+    """Ranks that talk over a process group of `torch.distributed`, by Gloo and, for tensors on a GPU, NCCL.
+
+    An exchange has no time limit: a rank may wait long for its environments. Whoever started this process ends it.
+    """
+
+    def __init__(self, address: RankAddress, device: torch.device) -> None:
+        """Meets the other ranks.
+
+        Raises:
+            RunFailed: they cannot be reached.
+        """
+        import torch.distributed as dist
+
+        self._dist = dist
+        self._seconds = 0.0
+        self.rank, self.num_ranks = address.rank, address.num_ranks
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        with _explaining_losses(address.rank):
+            dist.init_process_group(
+                backend,
+                store=open_store(address, "learners"),
+                rank=address.rank,
+                world_size=address.num_ranks,
+                timeout=_NO_LIMIT,
+            )
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Adds a tensor up over all ranks, in place, and returns it."""
+        started = time.perf_counter()
+        with _explaining_losses(self.rank):
+            self._dist.all_reduce(tensor)
+        self._seconds += time.perf_counter() - started
+        return tensor
+
+    def take_seconds(self) -> float:
+        """Seconds spent in sums since the last call; on a GPU only until they were begun."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """What each rank has given, in the order of ranks; as many numbers from each."""
+        own = torch.tensor(numbers, dtype=torch.int64)
+        everyone = [torch.empty_like(own) for _ in range(self.num_ranks)]
+        with _explaining_losses(self.rank):
+            self._dist.all_gather(everyone, own)
+        return [each.tolist() for each in everyone]
+
+    def take_from_first(self, tensor: Tensor) -> Tensor:
+        """Overwrites a tensor, in place, with that of rank 0, and returns it."""
+        with _explaining_losses(self.rank):
+            self._dist.broadcast(tensor, src=0)
+        return tensor
+
+
+@contextlib.contextmanager
+def _explaining_losses(rank: int) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise RunFailed(f"rank {rank} {LOST_OTHERS}", str(error)) from error
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What all ranks have agreed on.
+
+    Attributes:
+        is_over: some rank wants to end, or all have done what they had to; nobody goes on.
+        is_interrupted: some rank was asked to stop before the run had come to its end.
+        num_updates: the fewest that any rank is ready for that is not done.
+        env_steps: what the ranks have named, added up.
+    """
+
+    is_over: bool
+    is_interrupted: bool
+    num_updates: int
+    env_steps: int
+
+
+class Agreement:
+    """Has all ranks go on together, save together, and end together. One learner alone agrees with itself.
+
+    Before each iteration every rank takes a turn; a rank that wants to end does so in its place.
+
+    Attributes:
+        ranks: who agrees.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Nothing is agreed on yet."""
+        self.ranks = ranks
+        self._wants_to_save = self._are_to_save = False
+        self._last: Turn | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether some rank has ended."""
+        return self._last is not None and self._last.is_over
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether some rank was asked to stop before the run had come to its end."""
+        return self._last is not None and self._last.is_interrupted
+
+    def take_turn(self, num_updates: int, env_steps: int, is_done: bool = False) -> Turn:
+        """Waits until every rank is ready for its next iteration, or one of them wants to end.
+
+        Args:
+            num_updates: updates that this rank could make; at least 1.
+            env_steps: environment steps of this rank, the iteration's among them.
+            is_done: it has nothing left to do, and goes on only because others have.
+        """
+        return self._exchange(False, False, is_done, num_updates, env_steps)
+
+    @property
+    def env_steps(self) -> int:
+        """What the ranks named last, added up."""
+        return 0 if self._last is None else self._last.env_steps
+
+    def end(self, is_interrupted: bool, env_steps: int) -> None:
+        """Says that this rank goes on no further, unless another has said so already.
+
+        Args:
+            is_interrupted: whether it was asked to stop.
+            env_steps: as in `take_turn`.
+        """
+        if not self.is_over:
+            self._exchange(True, is_interrupted, True, 0, env_steps)
+
+    def should_save(self, is_due: bool) -> bool:
+        """Whether to save now: rank 0 decides, and the others hear of it with their next turn."""
+        if self.ranks.num_ranks == 1:
+            return is_due
+        self._wants_to_save = is_due and self.ranks.rank == 0
+        due, self._are_to_save = self._are_to_save, False
+        return due
+
+    def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
+        rows = self.ranks.gather([ends, is_interrupted, self._wants_to_save, is_done, num_updates, env_steps])
+        all_end, all_interrupted, saves, all_done, all_updates, steps = zip(*rows, strict=True)
+        updates = [count for count, done in zip(all_updates, all_done, strict=True) if not done]
+        self._are_to_save, self._wants_to_save = self._are_to_save or any(saves), False
+        self._last = Turn(any(all_end) or not updates, any(all_interrupted), min(updates, default=0), sum(steps))
+        return self._last

@@ -1,0 +1,175 @@
+"""The other ranks of a run, as its runners see them: what they are told by rank 0, and whether they still live.
+
+Each runner counts a word of its own up in torchrun's store, and looks whether those of the others move. A rank that
+fails says so there; one whose machine has gone says nothing any more. The learners' own exchanges have no time limit,
+because a rank may wait long for its environments: it is the runner who ends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.runtime.processes import RunFailed
+from asyncrl.runtime.torchrun import RankAddress
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+BEAT_S = 1.0
+SILENCE_S = 30.0
+"""How long nothing is heard of a rank before it counts as dead."""
+START_S = 300.0
+"""How long a rank may take to come."""
+LOST_OTHERS = "has lost the others in the middle of an exchange"
+EXPLANATION_S = 5.0
+"""How long is waited for another rank to say why it went away."""
+_NOT_FAILED = (0, 130, 143)
+
+
+def open_store(address: RankAddress, part: str, *, is_runner: bool = False) -> Store:
+    """A connection to the store of a run's ranks, in which the keys of one part are apart from others.
+
+    Raises:
+        RunFailed: nobody answers there.
+    """
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+    try:
+        store = TCPStore(
+            address.host,
+            address.port,
+            is_master=is_runner and address.has_store and address.rank == 0,
+            timeout=timedelta(seconds=START_S),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
+    except RuntimeError as error:
+        where = f"{address.host}:{address.port}"
+        raise RunFailed(f"rank {address.rank} cannot reach the store of its run at {where}", str(error)) from None
+    return PrefixStore(f"{address.meeting}/{part}", store)
+
+
+class Peers:
+    """The other ranks. Rank 0 says what is run, and everyone says how it went."""
+
+    def __init__(self, address: RankAddress) -> None:
+        """Connects, and begins to beat."""
+        self.address = address
+        self._has_told = False
+        self._own_failure: str | None = None
+        self._store = open_store(address, "runners", is_runner=True)
+        self._failure: str | None = None
+        self._others = [rank for rank in range(address.num_ranks) if rank != address.rank]
+        now = time.monotonic()
+        self._beats: dict[int, bytes] = {}
+        self._heard_at = dict.fromkeys(self._others, now)
+        self._store_answered_at = now
+        self._is_leaving = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.address.rank == 0
+
+    def tell(self, what: Mapping[str, Any]) -> None:
+        """Tells all others what is run (rank 0); what is said later is not heard."""
+        if not self._has_told:
+            self._has_told = True
+            self._store.set("run", json.dumps(what))
+
+    def ask(self) -> dict[str, Any]:
+        """What rank 0 says is run.
+
+        Raises:
+            RunFailed: it says nothing, or another rank has failed.
+        """
+        deadline = time.monotonic() + START_S
+        while not self._store.check(["run"]):
+            self.check()
+            if time.monotonic() > deadline:
+                raise RunFailed(f"rank 0 has not said within {START_S:g} s what is to be run")
+            time.sleep(0.05)
+        told: dict[str, Any] = json.loads(self._store.get("run"))
+        return told
+
+    def check(self) -> None:
+        """Looks whether all others are well.
+
+        Raises:
+            RunFailed: one of them has failed, or is not heard of any more.
+        """
+        if self._failure is not None:
+            raise RunFailed(self._failure, is_final=True)
+
+    def explain(self, failure: RunFailed) -> RunFailed:
+        """What the run is to end with: where exchanges with others failed the reason is theirs, if they give one."""
+        deadline = time.monotonic() + (EXPLANATION_S if LOST_OTHERS in failure.summary else 0.0)
+        while self._failure is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if self._failure is not None and self._failure != failure.summary:
+            failure = RunFailed(f"{self._failure} (here: {failure.summary})", failure.details, failure.exit_code)
+        self._own_failure = failure.summary
+        return failure
+
+    def left_with(self, exit_code: int) -> int:
+        """Notes the exit code, and returns it."""
+        if exit_code not in _NOT_FAILED and self._own_failure is None:
+            self._own_failure = f"ended with exit code {exit_code}"
+        return exit_code
+
+    def __enter__(self) -> Peers:
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Says good-bye, or what has failed here, and stops to beat."""
+        self._is_leaving.set()
+        self._thread.join(2 * BEAT_S)
+        failure = self._own_failure or (None if error is None else str(error))
+        with contextlib.suppress(RuntimeError):
+            if failure is None:
+                self._store.set(f"left/{self.address.rank}", "")
+            else:
+                self._store.set(f"failed/{self.address.rank}", f"on {socket.gethostname()} failed: {failure}")
+
+    def _beat(self) -> None:
+        number = 0
+        while not self._is_leaving.wait(BEAT_S):
+            number += 1
+            now = time.monotonic()
+            try:
+                self._store.set(f"beat/{self.address.rank}", str(number))
+                self._look(now)
+                self._store_answered_at = now
+            except RuntimeError as error:
+                if now - self._store_answered_at > SILENCE_S:
+                    self._failure = self._failure or f"the store of the run's ranks does not answer any more: {error}"
+
+    def _look(self, now: float) -> None:
+        for rank in self._others:
+            if self._store.check([f"left/{rank}"]):
+                self._heard_at[rank] = now
+            if self._store.check([f"failed/{rank}"]):
+                self._fail(f"rank {rank} {self._store.get(f'failed/{rank}').decode()}")
+            if self._store.check([f"beat/{rank}"]):
+                beat = self._store.get(f"beat/{rank}")
+                if beat != self._beats.get(rank):
+                    self._beats[rank], self._heard_at[rank] = beat, now
+            silence_s = now - self._heard_at[rank]
+            if silence_s > (SILENCE_S if rank in self._beats else START_S):
+                self._fail(f"rank {rank} is not heard of any more: nothing for {silence_s:.0f} s")
+
+    def _fail(self, text: str) -> None:
+        self._failure = self._failure or text

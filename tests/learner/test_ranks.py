@@ -1,0 +1,292 @@
+"""Learners that train together make the steps that one of them would make with all samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from dataclasses import fields
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import pytest
+import torch
+from child_targets import exchange_once
+from datasets import BOX, CHOICE, CPU, Actor, nothing
+from thread_ranks import ThreadRanks, together
+from torch import Tensor
+from transitions import BOX as SAC_BOX
+from transitions import CHOICE as SAC_CHOICE
+from transitions import draw
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
+from asyncrl.learner.ranks import Agreement, Ranks, Turn
+from asyncrl.learner.statistics import RunningMoments
+from asyncrl.learner.storage import Storage
+from asyncrl.learner.transitions import Transitions
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.sac import SacActor
+
+pytestmark = pytest.mark.timeout(60)
+
+ONE_AT_A_TIME = threading.Lock()
+"""Initial weights are drawn from the generator of the whole process."""
+
+
+def columns(dataset: Dataset, first: int, last: int) -> Dataset:
+    """Some of a dataset's columns."""
+    return Dataset(**{field.name: getattr(dataset, field.name)[:, first:last].clone() for field in fields(Dataset)})
+
+
+def on_policy(spec: EnvSpec, ranks: Ranks, **settings: Any) -> OnPolicyLearner:
+    given = {"encoder_mlp_layers": [16], "num_epochs": 2, "shuffle_minibatches": False, **settings}
+    config = TrainConfig(**given)
+    with ONE_AT_A_TIME:
+        return OnPolicyLearner(ActorCritic(spec, config), config, CPU, Storage(ranks))
+
+
+def collect(spec: EnvSpec, settings: dict[str, Any], ends: bool) -> Dataset:
+    """A dataset of the weights that every new learner begins with; without ends all of its rows are samples."""
+    learner = on_policy(spec, Ranks(), **settings)
+    actor = Actor(spec, TrainConfig(encoder_mlp_layers=[16]))
+    dataset = actor.collect(actor.receive(learner), shift=20.0)
+    if not ends:
+        dataset.truncated[:], dataset.valid[:] = False, True
+    return dataset
+
+
+def train(learner: OnPolicyLearner, *datasets: Dataset) -> LearnerState:
+    learner.publication()
+    for number, dataset in enumerate(datasets):
+        dataset.policy_version[:] = learner.policy_version
+        learner.train(dataset, 100 * number, nothing)
+        learner.publication()
+    return learner.state_dict()
+
+
+def assert_same(state: LearnerState, expected: LearnerState, tolerance: float = 2e-6) -> None:
+    assert state.scalars == pytest.approx(expected.scalars)
+    for mine, theirs in ((state.model, expected.model), (state.optimizer, expected.optimizer)):
+        for name in theirs.keys() - {"generator"}:
+            torch.testing.assert_close(mine[name], theirs[name], rtol=1e-4, atol=tolerance, msg=name)
+
+
+PPO = {"learning_rate": 0.01, "max_grad_norm": 0.05, "ppo_clip_ratio": 0.02}
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+@pytest.mark.parametrize(
+    ("settings", "split", "ends"),
+    [
+        ({"num_batches_per_epoch": 2}, 8, False),
+        ({"num_batches_per_epoch": 1}, 3, True),
+        ({"num_batches_per_epoch": 1, "algo": "a2c", "normalize_advantage": False}, 5, True),
+        ({"num_batches_per_epoch": 2, "lr_schedule": "kl_adaptive_minibatch"}, 8, False),
+        ({"num_batches_per_epoch": 1, "with_vtrace": True, "entropy_loss_coeff": 0.01, "kl_loss_coeff": 0.1}, 4, True),
+    ],
+    ids=["halves", "uneven", "a2c", "adaptive rate", "vtrace"],
+)
+def test_two_ranks_learn_what_one_does_with_the_samples_of_both(
+    spec: EnvSpec, settings: dict[str, Any], split: int, ends: bool
+) -> None:
+    settings = {**PPO, **settings}
+    dataset = collect(spec, settings, ends)
+    expected = train(on_policy(spec, Ranks(), **settings), dataset, dataset)
+
+    def work(ranks: ThreadRanks) -> LearnerState:
+        own = columns(dataset, *((0, split) if ranks.rank == 0 else (split, 16)))
+        return train(on_policy(spec, ranks, **settings), own, own)
+
+    begun = on_policy(spec, Ranks(), **settings).state_dict()
+    assert any((begun.model[name] - expected.model[name]).abs().max() > 1e-3 for name in begun.model)
+    for state in together(2, work):
+        assert_same(state, expected)
+
+
+class ClippingFirst(ThreadRanks):
+    """Clips each rank's gradient before they are added up."""
+
+    def average(self, tensors: Any, weight: float = 1.0) -> None:
+        gradient = tensors[0]
+        if gradient.numel() > 100:
+            gradient.mul_((PPO["max_grad_norm"] / (torch.linalg.vector_norm(gradient) + 1e-6)).clamp_(max=1.0))
+        super().average(tensors, weight)
+
+
+def test_gradients_are_added_up_before_they_are_clipped() -> None:
+    settings = {**PPO, "num_batches_per_epoch": 1}
+    dataset = collect(BOX, settings, ends=True)
+    expected = train(on_policy(BOX, Ranks(), **settings), dataset)
+
+    def work(ranks: ThreadRanks) -> LearnerState:
+        return train(on_policy(BOX, ranks, **settings), columns(dataset, *((0, 3) if ranks.rank == 0 else (3, 16))))
+
+    for state in together(2, work):
+        assert_same(state, expected)
+    wrong = together(2, work, kind=ClippingFirst)[0]
+    assert (wrong.optimizer["exp_avg"] - expected.optimizer["exp_avg"]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+def test_a_rank_without_samples_makes_the_steps_of_the_others(num_batches: int) -> None:
+    settings = {**PPO, "num_batches_per_epoch": num_batches}
+    dataset = collect(BOX, settings, ends=True)
+    expected = train(on_policy(BOX, Ranks(), **settings), dataset)
+    empty = columns(dataset, 0, 4)
+    empty.valid[:] = False
+
+    def work(ranks: ThreadRanks) -> LearnerState:
+        return train(on_policy(BOX, ranks, **settings), dataset if ranks.rank == 1 else empty)
+
+    for state in together(2, work):
+        assert_same(state, expected)
+
+
+def test_a_step_that_is_not_finite_in_one_rank_is_left_out_in_all() -> None:
+    settings = {**PPO, "num_batches_per_epoch": 2, "num_epochs": 1}
+    dataset = collect(BOX, settings, ends=False)
+
+    def work(ranks: ThreadRanks) -> tuple[int, LearnerState]:
+        own = columns(dataset, 8 * ranks.rank, 8 * ranks.rank + 8)
+        if ranks.rank == 1:
+            own.log_prob[-1] = math.nan  # the second minibatch
+        learner = on_policy(BOX, ranks, **settings)
+        state = train(learner, own)
+        return learner.skipped_steps, state
+
+    (skipped, first), (skipped_too, second) = together(2, work)
+    assert skipped == skipped_too == 1
+    assert first.scalars["policy_version"] == second.scalars["policy_version"] == 2
+    assert first.optimizer["step"] == 1
+    assert all(torch.isfinite(tensor).all() for tensor in first.model.values())
+    assert_same(second, first)
+
+
+def test_statistics_are_those_of_the_vectors_of_all_ranks() -> None:
+    batches = [torch.randn(size, 3) * 2.0 + 1e4 * (1 + size) for size in (5, 0, 11)]
+    batches.append(torch.full((4, 3), math.inf))
+
+    def work(ranks: ThreadRanks) -> RunningMoments:
+        moments = RunningMoments(3, CPU, ranks)
+        moments.update(batches[ranks.rank])
+        moments.update(batches[ranks.rank] + 1.0)
+        return moments
+
+    finite = torch.cat([batch + shift for shift in (0.0, 1.0) for batch in batches[:3]]).double()
+    for moments in together(4, work):
+        assert moments.count == 32
+        torch.testing.assert_close(moments.mean, finite.mean(0), rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(moments.variance, finite.var(0, correction=0), rtol=1e-5, atol=0.0)
+
+
+class GivenNoise(OffPolicyLearner):
+    """Draws actions with noise that was drawn before."""
+
+    given: list[Tensor]
+
+    def _noise(self, batch: Transitions, trains_actor: bool) -> Tensor:
+        return self.given[self.policy_version - 1]
+
+
+def off_policy(spec: EnvSpec, ranks: Ranks, noise: list[Tensor]) -> GivenNoise:
+    config = TrainConfig(
+        algo="sac", encoder_mlp_layers=[16], normalize_input=True, max_grad_norm=0.1, precision="float32"
+    )
+    with ONE_AT_A_TIME:
+        learner = GivenNoise(SacActor(spec, config), config, spec, CPU, Storage(ranks))
+    learner.given = noise
+    return learner
+
+
+@pytest.mark.parametrize("spec", [SAC_BOX, SAC_CHOICE], ids=["box", "choice"])
+def test_two_ranks_learn_from_half_batches_what_one_does_from_whole_ones(spec: EnvSpec) -> None:
+    batches = draw(spec, num=6, size=12)
+    present, following = torch.randn(2, 6, 12, 2, generator=torch.Generator().manual_seed(2)).unbind()
+
+    def learn(ranks: Ranks, first: int, last: int) -> LearnerState:
+        noise = [torch.cat((now[first:last], then[first:last])) for now, then in zip(present, following, strict=True)]
+        learner = off_policy(spec, ranks, noise if spec is SAC_BOX else [torch.empty(0)] * 6)
+        own = [
+            Transitions(**{field.name: getattr(batch, field.name)[first:last] for field in fields(Transitions)})
+            for batch in batches
+        ]
+        learner.observe(torch.cat([batch.obs for batch in own]))
+        learner.train(own)
+        return learner.state_dict()
+
+    expected = learn(Ranks(), 0, 12)
+    for state in together(2, lambda ranks: learn(ranks, 6 * ranks.rank, 6 * ranks.rank + 6)):
+        assert_same(state, expected)
+    assert expected.optimizer["log_ent_coef"].abs() > 1e-4, "the entropy coefficient was adapted"
+
+
+def test_sac_leaves_a_step_out_in_all_ranks_if_one_has_numbers_that_are_not_finite() -> None:
+    batches = draw(SAC_BOX, num=2, size=12)
+    noise = [torch.randn(24, 2, generator=torch.Generator().manual_seed(3))] * 2
+
+    def work(ranks: ThreadRanks) -> tuple[int, LearnerState]:
+        learner = off_policy(SAC_BOX, ranks, noise)
+        bad = dataclasses.replace(batches[1], reward=batches[1].reward + (math.inf if ranks.rank == 0 else 0.0))
+        learner.train([batches[0], bad])
+        return learner.skipped_steps, learner.state_dict()
+
+    (skipped, first), (skipped_too, second) = together(2, work)
+    assert skipped == skipped_too == 1
+    assert_same(second, first)
+
+
+def test_ranks_take_turns_save_and_end_together() -> None:
+    def work(ranks: ThreadRanks) -> list[Any]:
+        agreement = Agreement(ranks)
+        seen: list[Any] = [agreement.take_turn(3 + ranks.rank, 10 * (1 + ranks.rank))]
+        seen.append(agreement.should_save(is_due=True))  # only what is due in rank 0 counts, with the next turn
+        seen.append(agreement.take_turn(1, 100))
+        seen.append(agreement.should_save(is_due=False))
+        seen.append(agreement.should_save(is_due=False))
+        if ranks.rank == 1:
+            agreement.end(is_interrupted=True, env_steps=7)
+            agreement.end(is_interrupted=False, env_steps=8)  # it was said
+        else:
+            seen.append(agreement.take_turn(1, 5))
+            agreement.end(is_interrupted=False, env_steps=9)
+        return [*seen, agreement.is_over, agreement.was_interrupted, agreement.env_steps]
+
+    first, second = together(2, work)
+    shared = [Turn(False, False, 3, 30), False, Turn(False, False, 1, 200), True, False]
+    assert first == [*shared, Turn(True, True, 1, 12), True, True, 12]
+    assert second == [*shared, True, True, 12]
+
+
+def test_a_rank_that_is_done_goes_on_with_the_others_until_all_are() -> None:
+    def work(ranks: ThreadRanks) -> list[Turn]:
+        agreement = Agreement(ranks)
+        turns = [(4, 10, False), (0, 10, True)] if ranks.rank == 0 else [(6, 20, False), (5, 25, False)]
+        seen = [agreement.take_turn(*turn) for turn in turns]
+        return [*seen, agreement.take_turn(0, 30, is_done=True)]
+
+    for turns in together(2, work):
+        assert turns == [Turn(False, False, 4, 30), Turn(False, False, 5, 35), Turn(True, False, 0, 60)]
+
+
+def test_one_learner_agrees_with_itself() -> None:
+    agreement = Agreement(Ranks())
+    assert agreement.take_turn(5, 40) == Turn(False, False, 5, 40)
+    assert [agreement.should_save(is_due) for is_due in (True, False)] == [True, False]
+    agreement.end(is_interrupted=False, env_steps=41)
+    assert agreement.is_over
+    assert not agreement.was_interrupted
+
+
+def test_processes_exchange_over_a_process_group(context: BaseContext, free_port: int) -> None:
+    results = context.Queue()
+    processes = [context.Process(target=exchange_once, args=(rank, 3, free_port, results)) for rank in range(3)]
+    for process in processes:
+        process.start()
+    answers = sorted(results.get(timeout=50.0) for _ in processes)
+    for process in processes:
+        process.join(10.0)
+    assert answers == [(rank, [6.0, 12.0], [[0, 5], [1, 5], [2, 5]], [1.0, 2.0]) for rank in range(3)]

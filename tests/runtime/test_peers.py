@@ -1,0 +1,85 @@
+"""Runners of several ranks, here two of one process: what they tell one another, and how a death is noticed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from asyncrl.runtime import peers
+from asyncrl.runtime.peers import LOST_OTHERS, Peers
+from asyncrl.runtime.processes import RunFailed
+from asyncrl.runtime.torchrun import RankAddress
+
+pytestmark = pytest.mark.timeout(60)
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def join(free_port: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Peers]:
+    """Makes one of two ranks, which beats fast."""
+    monkeypatch.setattr(peers, "BEAT_S", 0.02)
+    return lambda rank: Peers(RankAddress(rank, 2, rank, 2, "127.0.0.1", free_port, has_store=True, meeting="test"))
+
+
+def failure_seen_by(peer: Peers) -> str:
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            peer.check()
+        except RunFailed as failure:
+            return failure.summary
+        time.sleep(0.01)
+    raise AssertionError("nothing was noticed")
+
+
+def test_all_ranks_hear_what_the_first_one_says_first(join: Callable[[int], Peers]) -> None:
+    with join(0) as first, join(1) as second:
+        first.tell({"config": {"env": "A"}, "env_steps": None})
+        first.tell({"exit_code": 0})
+        assert second.ask() == {"config": {"env": "A"}, "env_steps": None}
+
+
+def test_a_rank_that_fails_is_named_with_its_reason(join: Callable[[int], Peers]) -> None:
+    with join(0) as first:
+        with join(1) as second:
+            second.explain(RunFailed("the environment is broken"))
+        seen = failure_seen_by(first)
+        assert seen.startswith("rank 1 on ")
+        assert seen.endswith("failed: the environment is broken")
+        # A lost connection is what this looks like elsewhere.
+        explained = first.explain(RunFailed(f"learner: rank 0 {LOST_OTHERS}"))
+        assert explained.summary == f"{seen} (here: learner: rank 0 {LOST_OTHERS})"
+
+
+def test_an_exit_code_says_whether_a_rank_has_failed(join: Callable[[int], Peers]) -> None:
+    with join(0) as first:
+        with join(1) as second:
+            assert second.left_with(2) == 2
+        assert failure_seen_by(first).endswith("failed: ended with exit code 2")
+
+
+def test_a_rank_that_has_left_is_not_missed_and_one_that_falls_silent_is(
+    join: Callable[[int], Peers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "SILENCE_S", 0.5)
+    with join(0) as first:
+        second = join(1)
+        deadline = time.monotonic() + LIMIT_S
+        while 1 not in first._beats and time.monotonic() < deadline:
+            time.sleep(0.01)
+        second._is_leaving.set()  # its machine is gone: no beat, and no word
+        assert "rank 1 is not heard of any more" in failure_seen_by(first)
+    with join(1) as other, join(0) as left:
+        other.check()
+        left.__exit__(None, None, None)
+        time.sleep(1.0)
+        other.check()
+
+
+def test_who_finds_no_store_says_where_it_looked(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "START_S", 1.0)
+    with pytest.raises(RunFailed, match=f"rank 1 cannot reach the store of its run at 127.0.0.1:{free_port}"):
+        Peers(RankAddress(1, 2, 1, 2, "127.0.0.1", free_port, has_store=True, meeting="test"))
