@@ -13,8 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from asyncrl.runtime.processes import process_context, start_loading_modules
+
+# Small products gain nothing from a second thread, and wait for it where another program has its core.
+torch.set_num_threads(1)
 
 _SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")

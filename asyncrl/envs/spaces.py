@@ -57,7 +57,8 @@ def spec_of_spaces(
 
 def _read_observation(space: spaces.Space[Any], action: Action, env_id: str) -> ObservationLayout:
     mask = space[ACTION_MASK] if isinstance(space, spaces.Dict) and has_action_mask(space) else None
-    leaves = [(path, leaf) for path, leaf in _leaves(space) if mask is None or path[0] != ACTION_MASK]
+    everything = _leaves(space, f"the observations of {env_id}")
+    leaves = [(path, leaf) for path, leaf in everything if mask is None or path[0] != ACTION_MASK]
     parts = [_read_part(path, leaf, env_id) for path, leaf in leaves]
     parts = [part for part in parts if part.size > 0]
     if not parts:
@@ -100,9 +101,9 @@ def _read_mask(space: spaces.Space[Any], action: Action, env_id: str) -> Observa
 
 
 def _read_action(space: spaces.Space[Any], env_id: str) -> Action:
+    found = list(_leaves(space, f"the actions of {env_id}"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return _read_leaf_action(space, (), env_id)
-    found = list(_leaves(space))
     if not found:
         raise UsageError(f"the actions of {env_id} are {space}: there is nothing to choose.")
     leaves = tuple(_read_leaf_action(leaf, path, env_id) for path, leaf in found)
@@ -127,7 +128,7 @@ def _read_leaf_action(space: spaces.Space[Any], path: Path, env_id: str) -> Leaf
             f"the actions of {env_id} have {_where(path)}{space}: at most {_MOST_INTEGERS} integers an element are "
             "supported."
         )
-    raise UsageError(f"the actions of {env_id} have {_where(path)}{space}, which is not supported.")
+    raise UsageError(f"the actions of {env_id} have {_where(path)}{space}: there is nothing to choose.")
 
 
 def _choices_of(space: spaces.Space[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -142,24 +143,24 @@ def _choices_of(space: spaces.Space[Any]) -> tuple[tuple[int, ...], tuple[int, .
     return tuple(int(n) for n in space.nvec.reshape(-1)), tuple(int(first) for first in start.reshape(-1))
 
 
-def _leaves(space: spaces.Space[Any], path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
-    """All spaces that are no Dict and no Tuple, in order.
+def _leaves(space: spaces.Space[Any], whose: str, path: Path = ()) -> Iterator[tuple[Path, spaces.Space[Any]]]:
+    """All spaces that are no Dict and no Tuple, in order; `whose` they are is said in errors.
 
     Raises:
         UsageError: one of them cannot become a row of numbers.
     """
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
-            yield from _leaves(inner, (*path, key))
+            yield from _leaves(inner, whose, (*path, key))
     elif isinstance(space, spaces.Tuple):
         for position, inner in enumerate(space.spaces):
-            yield from _leaves(inner, (*path, position))
+            yield from _leaves(inner, whose, (*path, position))
     elif isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
         yield path, space
     else:
         raise UsageError(
-            f"{_where(path)}{space} is not supported: spaces may be Box, Discrete, MultiDiscrete, MultiBinary, and "
-            f"Dict and Tuple of them, but not {type(space).__name__}."
+            f"{whose} have {_where(path)}{space}, which is not supported: spaces may be Box, Discrete, MultiDiscrete, "
+            f"MultiBinary, and Dict and Tuple of them, but not {type(space).__name__}."
         )
 
 
