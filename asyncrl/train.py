@@ -92,7 +92,7 @@ class _Command:
         loaded, code = self._load()
         if code != EXIT_DONE:
             return code
-        context = process_context()
+        context = process_context(() if self.peers is None else ("asyncrl.runtime.own_group",))
         if not loaded.problems and not loaded.config.serial_mode and not loaded.cli.get("print_config"):
             start_loading_modules(context)
         checked = preflight.run(loaded, self._machine())

@@ -69,16 +69,19 @@ class ChildFailure:
     is_death: bool = False
 
 
-def process_context(extra_modules: Sequence[str] = ()) -> BaseContext:
+def process_context(first_modules: Sequence[str] = ()) -> BaseContext:
     """The start method of all children, with its server's modules set; nothing is started yet.
 
     NumPy's BLAS, which workers act with, would otherwise start a thread for every core in every worker.
+
+    Args:
+        first_modules: modules that the server loads before all others.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_PRELOADED, *extra_modules])
+    context.set_forkserver_preload([*first_modules, *_PRELOADED])
     return context
 
 
