@@ -131,7 +131,8 @@ def test_runs_of_several_ranks_are_compared_and_can_be_drawn(tmp_path, capfd):
     rates = [each["env_steps_per_s"]["median"] for each in (one, two)]
     assert two["efficiency"]["median"] == pytest.approx(rates[1] / rates[0] / 2)
     # Each rank has 32 samples in a minibatch, used once: a step of the optimizer for 64 steps of the environments.
-    assert [each["sgd_steps_per_s"]["median"] for each in (one, two)] == pytest.approx([rates[0] / 32, rates[1] / 64])
+    samples_of_a_step = [rate / each["sgd_steps_per_s"]["median"] for rate, each in zip(rates, (one, two), strict=True)]
+    assert samples_of_a_step == pytest.approx([32, 64], rel=0.25)  # the windows of both rates differ a little
     of_two = data["variants"][1]
     assert 0.0 < of_two["throughput"]["shares"]["profile/learner/exchange_with_ranks"]["median"] < 1.0
     assert of_two["learning"]["env_steps"]["median"] >= 3000
