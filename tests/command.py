@@ -92,8 +92,11 @@ class Command:
         return checkpoint.latest(self.folder / "checkpoints")
 
     def kill(self) -> None:
-        """Ends what a failed test has left."""
-        for process in self.session():
+        """Ends what a failed test has left, processes in sessions of their own among it."""
+        left = self.session()
+        if self.process.poll() is None:
+            left += psutil.Process(self.process.pid).children(recursive=True)
+        for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self.process.communicate()

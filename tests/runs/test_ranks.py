@@ -39,9 +39,22 @@ SAC = (
 )
 
 
+STARTED: list[Command] = []
+
+
 def ranks(num_ranks: int, cwd: Path, *flags: str, max_restarts: int = 0) -> Command:
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
-    return Command("asyncrl.train", *flags, cwd=cwd, launcher=[*launcher, f"--max-restarts={max_restarts}", "-m"])
+    run = Command("asyncrl.train", *flags, cwd=cwd, launcher=[*launcher, f"--max-restarts={max_restarts}", "-m"])
+    STARTED.append(run)
+    return run
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_on(leaves_nothing: None) -> Iterator[None]:
+    """Ends the runs of a test that has failed."""
+    yield
+    while STARTED:
+        STARTED.pop().kill()
 
 
 def summaries_of(run: Command) -> list[dict[str, Any]]:
@@ -214,7 +227,8 @@ class Host:
         where = f"--rdzv-endpoint={meet_at}:29517", f"--rdzv-conf=is_host={self.address == meet_at}"
         launcher = (*nodes, *where, f"--local-addr={self.address}", "-m")
         prefix = ("ip", "netns", "exec", self.namespace, "env", f"GLOO_SOCKET_IFNAME={self.interface}")
-        return Command("asyncrl.train", *flags, cwd=cwd, launcher=launcher, prefix=prefix)
+        STARTED.append(Command("asyncrl.train", *flags, cwd=cwd, launcher=launcher, prefix=prefix))
+        return STARTED[-1]
 
 
 def test_two_hosts_train_one_policy_each_with_files_of_its_own(tmp_path: Path, two_hosts: list[Host]) -> None:
@@ -240,24 +254,20 @@ def test_two_hosts_train_one_policy_each_with_files_of_its_own(tmp_path: Path, t
 def test_a_host_that_is_cut_off_ends_the_run_on_both_sides(tmp_path: Path, two_hosts: list[Host]) -> None:
     flags = (*PROBE, "--env=CartPole-v1", "--train_for_env_steps=100000000")
     runs = [host.train(two_hosts[0].address, tmp_path / str(number), *flags) for number, host in enumerate(two_hosts)]
-    try:
-        wait_until(
-            lambda: any("train/loss" in record for run in runs for record in run.records()),
-            120.0,
-            "training is reported",
-        )
-        cut = two_hosts[1]
-        subprocess.run(["ip", "-n", cut.namespace, "link", "set", cut.interface, "down"], check=True, timeout=20.0)
-        # torchrun's own agent beside the rank that lost its store may take minutes more.
-        wait_until(lambda: len(list(tmp_path.glob("**/summary.json"))) == 2, 60.0, "both ranks have ended")
-        errors = [json.loads(path.read_text())["error"] for path in tmp_path.glob("**/summary.json")]
-        assert sum("is not heard of any more" in error for error in errors) == 1, errors
-        assert sum("the store of the run's ranks has not answered" in error for error in errors) == 1, errors
-        for run in runs:
-            assert_all_gone(run)
-    finally:
-        for run in runs:
-            run.kill()
+    wait_until(
+        lambda: any("train/loss" in record for run in runs for record in run.records()),
+        120.0,
+        "training is reported",
+    )
+    cut = two_hosts[1]
+    subprocess.run(["ip", "-n", cut.namespace, "link", "set", cut.interface, "down"], check=True, timeout=20.0)
+    # torchrun's own agent beside the rank that lost its store may take minutes more.
+    wait_until(lambda: len(list(tmp_path.glob("**/summary.json"))) == 2, 60.0, "both ranks have ended")
+    errors = [json.loads(path.read_text())["error"] for path in tmp_path.glob("**/summary.json")]
+    assert sum("is not heard of any more" in error for error in errors) == 1, errors
+    assert sum("the store of the run's ranks has not answered" in error for error in errors) == 1, errors
+    for run in runs:
+        assert_all_gone(run)
 
 
 def test_a_mistake_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
