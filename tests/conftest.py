@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,9 @@ from asyncrl.runtime.processes import process_context, start_loading_modules
 
 # Small products gain nothing from a second thread, and wait for it where another program has its core.
 torch.set_num_threads(1)
+
+# Shells start what is to run in the background with Ctrl-C ignored, and children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SETTLE_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")
