@@ -89,7 +89,7 @@ class Supervision:
         self._pending: list[_Pending] = []
         self._failures: list[ChildFailure] = []
         for worker in workers:
-            supervisor.start(worker.name, worker.target, setup, *worker.args)
+            self._start(worker, setup)
 
     def take(self, failures: Sequence[ChildFailure]) -> None:
         """Decides what becomes of processes that have ended.
@@ -122,15 +122,18 @@ class Supervision:
             is_settled = worker_idx is None or self._departures.is_settled(worker_idx)
             if now >= pending.due_at and is_settled:
                 self._pending.remove(pending)
-                self._supervisor.start(
-                    pending.worker.name, pending.worker.target, self._setup.for_restart(), *pending.worker.args
-                )
+                self._start(pending.worker, self._setup.for_restart())
             elif now >= pending.deadline:
                 raise RunFailed(
                     f"{title(pending.worker.name)} could not be started again: what it had in hand was not taken over "
                     f"within {SETTLE_TIMEOUT_S:g} s"
                 )
         self._kill_who_hangs(now)
+
+    def _start(self, worker: WorkerSpec, setup: RunSetup) -> None:
+        if worker.worker_idx is not None:
+            self._hangs.note_start(worker.name, self._setup.control.progress(worker.worker_idx))
+        self._supervisor.start(worker.name, worker.target, setup, *worker.args)
 
     @property
     def _is_ending(self) -> bool:

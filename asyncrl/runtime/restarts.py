@@ -82,11 +82,15 @@ class HangDetector:
         self._still_s: dict[str, float] = {}
         self._has_begun: dict[str, bool] = {}
 
+    def note_start(self, name: str, number: int) -> None:
+        """Notes that a process was started, and its number then: it may have moved on before anybody looks."""
+        self._seen[name], self._still_s[name], self._has_begun[name] = number, 0.0, False
+
     def look(self, progress: Mapping[str, int], now: float) -> list[str]:
         """Compares with the last look.
 
         Args:
-            progress: the number of each process that runs. One that was absent from a look begins anew.
+            progress: the number of each process that runs, all of which were noted when they were started.
             now: time (`time.monotonic`).
 
         Returns:
@@ -94,13 +98,9 @@ class HangDetector:
         """
         passed_s = 0.0 if self._looked_at is None else min(now - self._looked_at, _LONGEST_LOOK_S)
         self._looked_at = now
-        for name in set(self._seen) - set(progress):
-            del self._seen[name], self._still_s[name], self._has_begun[name]
         hung = []
         for name, number in progress.items():
-            if name not in self._seen:
-                self._still_s[name], self._has_begun[name] = 0.0, False
-            elif number != self._seen[name]:
+            if number != self._seen[name]:
                 self._still_s[name], self._has_begun[name] = 0.0, True
             else:
                 self._still_s[name] += passed_s
