@@ -12,10 +12,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.making import env_seed, make_run_env
-from asyncrl.envs.observations import ObservationCodec
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.policy import Policy
 
 # Far from the indices of a run's own environments, so that no episode begins as one that was trained on.
@@ -167,12 +168,24 @@ class _Lane:
         self.finished[self._todo.pop(0)] = (self._return, self._length)
         return None if self.is_done else self.reset()
 
+    def write(self, obs: Any, codec: ObservationCodec, row: npt.NDArray[Any]) -> None:
+        """Writes an observation of the present episode into `row [row_size]`."""
+        try:
+            codec.write(obs, row)
+        except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
+            text = f"the environment gave an observation that is not of its space, {self._moment}: {error}"
+            raise EnvironmentFailed(text) from error
+
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:
-            where = f"the environment failed in {name}, episode {self._todo[0]}, at its step {self._length}"
+            where = f"the environment failed in {name}, {self._moment}"
             raise EnvironmentFailed(f"{where}:\n{environment_traceback(error)}") from error
+
+    @property
+    def _moment(self) -> str:
+        return f"episode {self._todo[0]}, at its step {self._length}"
 
 
 def _play(
@@ -184,7 +197,7 @@ def _play(
     obs = np.zeros((len(lanes), layout.row_size), dtype=layout.row_dtype)
     state = policy.initial_state(len(lanes))
     for row, lane in enumerate(lanes):
-        codec.write(lane.reset(), obs[row])
+        lane.write(lane.reset(), codec, obs[row])
     playing, reported_at = list(lanes), time.monotonic()
     while playing:
         actions, state = policy.step(obs, state, deterministic)
@@ -192,7 +205,7 @@ def _play(
             num_finished = len(lane.finished)
             next_obs = lane.step(actions[row])
             if next_obs is not None:
-                codec.write(next_obs, obs[row])
+                lane.write(next_obs, codec, obs[row])
             if len(lane.finished) > num_finished:
                 state[row] = 0.0
         if any(lane.is_done for lane in playing):

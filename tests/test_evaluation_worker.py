@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.classic_control import CartPoleEnv
 from small_runs import planned, small_arena
 
 from asyncrl import evaluation_worker as module
@@ -96,12 +97,25 @@ def test_a_request_to_stop_ends_it_in_the_middle_of_an_episode(tmp_path: Path, m
     assert len(looks) == 50
 
 
-def test_an_environment_that_fails_is_reported_and_training_may_go_on(tmp_path: Path) -> None:
+def test_an_environment_that_fails_is_reported_and_training_may_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(env: Any, action: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(CartPoleEnv, "step", fail)
+    run = Evaluating(tmp_path, eval_episodes=1)
+    run.publish(1000)
+    (report,) = run.worker.run()
+    assert "failed in step, episode 0, at its step 0" in report.reason
+    assert not run.worker.is_due
+
+
+def test_observations_of_another_kind_than_in_training_are_reported_too(tmp_path: Path) -> None:
     run = Evaluating(tmp_path, env="probe_envs:Failing-v0", env_kwargs={"fail_at": 0}, eval_episodes=1)
     run.publish(1000)
     (report,) = run.worker.run()
-    assert "failed in step" in report.reason
-    assert not run.worker.is_due
+    assert report.reason.endswith("episode 0, at its step 0: observation has shape (1,), its space says (4,)")
 
 
 def test_the_best_policy_that_was_evaluated_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
