@@ -26,8 +26,9 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.printing import format_settings
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
+from asyncrl.monitoring.monitor import Monitor, process_started_at
 from asyncrl.monitoring.reports import CheckpointReport
+from asyncrl.monitoring.summary import Earlier
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest
 from asyncrl.runtime.peers import Peers

@@ -106,7 +106,7 @@ def test_hogwild_runs_with_several_numbers_of_workers_are_compared_and_can_be_dr
     rates = [found["env_steps_per_s"]["median"] for found in (one, two)]
     assert two["speedup"]["median"] == pytest.approx(rates[1] / rates[0])
     assert two["efficiency"]["median"] == pytest.approx(two["speedup"]["median"] / 2)
-    assert two["sgd_steps_per_s"]["median"] == pytest.approx(rates[1] / 32, rel=0.4)  # the windows of both differ
+    assert two["sgd_steps_per_s"]["median"] == pytest.approx(rates[1] / 32, rel=0.1)
     totals = [variant["learning"]["env_steps"]["median"] for variant in data["variants"]]
     assert all(30_000 <= total < 30_200 for total in totals)
     assert "learning_hogwild_local_2_x_4_seed0" in str(sorted((tmp_path / "out" / "runs").iterdir()))
@@ -132,7 +132,7 @@ def test_runs_of_several_ranks_are_compared_and_can_be_drawn(tmp_path, capfd):
     assert two["efficiency"]["median"] == pytest.approx(rates[1] / rates[0] / 2)
     # Each rank has 32 samples in a minibatch, used once: a step of the optimizer for 64 steps of the environments.
     samples_of_a_step = [rate / each["sgd_steps_per_s"]["median"] for rate, each in zip(rates, (one, two), strict=True)]
-    assert samples_of_a_step == pytest.approx([32, 64], rel=0.4)  # the windows of both differ
+    assert samples_of_a_step == pytest.approx([32, 64], rel=0.25)  # the windows of both rates differ a little
     of_two = data["variants"][1]
     assert 0.0 < of_two["throughput"]["shares"]["profile/learner/exchange_with_ranks"]["median"] < 1.0
     assert of_two["learning"]["env_steps"]["median"] >= 3000

@@ -122,6 +122,7 @@ class HogwildKeeper:
 
     def take_report(self) -> LearnerReport | None:
         """What was done since the last report; losses come in the workers' own."""
+        self._num_updates = self._refresh()  # of the same moment as the steps
         now, phases = time.monotonic(), self._phases.take()
         report = LearnerReport(
             env_steps=self.env_steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 
 from asyncrl.buffers.arena import Arena
@@ -31,7 +32,7 @@ class WorkerParts:
     phases: PhaseTimer
 
 
-class HogwildWorker(WorkerReports):
+class HogwildWorker(WorkerReports, abc.ABC):
     """Collects and learns in turn, until all workers together have made the steps of the run."""
 
     def __init__(self, parts: WorkerParts, group: StepsEnvironments) -> None:
@@ -61,6 +62,6 @@ class HogwildWorker(WorkerReports):
         """What keeps the worker from going on when `poll` did nothing."""
         return Phase.WAIT_UPDATES
 
+    @abc.abstractmethod
     def _work(self) -> float:
         """Does a little; returns for how long to wait before the next time."""
-        raise NotImplementedError

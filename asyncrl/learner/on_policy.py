@@ -7,7 +7,7 @@ dataset adds to them goes out with the next publication.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.divergence import SkippedSteps, is_bad
 from asyncrl.learner.learning_rate import LearningRate
+from asyncrl.learner.samples import Samples
 from asyncrl.learner.storage import Storage
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
@@ -58,50 +59,6 @@ class LearnerState:
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     scalars: dict[str, Scalar]
-
-
-class _Samples(NamedTuple):
-    """Rows of a dataset, as the losses take them, or sequences of rows for a policy with memory.
-
-    Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
-    are samples, with the states before them, `[N, S]`.
-    """
-
-    floats: Tensor
-    action: Tensor
-    action_parameters: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    normalized_return: Tensor
-    normalized_value: Tensor
-    weight: Tensor | None = None
-    pixels: Tensor | None = None
-    rnn_state: Tensor | None = None
-    begins: Tensor | None = None
-    valid: Tensor | None = None
-
-    @property
-    def inputs(self) -> Inputs:
-        """What the networks see."""
-        return Inputs(self.floats, self.pixels)
-
-    @property
-    def advantages_of_samples(self) -> Tensor:
-        """[B], without rows of sequences that are no samples."""
-        return self.advantage if self.valid is None else self.advantage[self.valid]
-
-    def at(self, indices: Tensor) -> _Samples:
-        return self._replace(**{name: field.index_select(0, indices) for name, field in self.present()})
-
-    def minibatches(self, num_batches: int) -> Iterator[_Samples]:
-        """Parts of nearly equal size; some are empty if there are too few samples."""
-        names, fields = zip(*self.present(), strict=True)
-        for parts in zip(*(field.tensor_split(num_batches) for field in fields), strict=True):
-            yield self._replace(**dict(zip(names, parts, strict=True)))
-
-    def present(self) -> list[tuple[str, Tensor]]:
-        """The fields that there are."""
-        return [(name, field) for name, field in zip(self._fields, self, strict=True) if field is not None]
 
 
 class _Step(NamedTuple):
@@ -288,7 +245,7 @@ class OnPolicyLearner:
             obs.index_copy_(0, rows, self.model.normalize_obs(own, out=own, statistics=statistics))
         return obs
 
-    def _prepare(self, dataset: Dataset) -> tuple[_Samples, Tensor, Tensor]:
+    def _prepare(self, dataset: Dataset) -> tuple[Samples, Tensor, Tensor]:
         """Turn a dataset into samples, raw values and raw returns of its valid rows; take in its statistics."""
         config = self._config
         reward = dataset.reward * config.reward_scale
@@ -307,7 +264,7 @@ class OnPolicyLearner:
         raw_returns = returns.flatten().index_select(0, samples)
         raw_obs = raw.floats.index_select(0, samples) if self._recurrence else raw.floats
         self._take_in(raw_obs, raw_returns)
-        fields = _Samples(
+        fields = Samples(
             floats=inputs.floats,
             pixels=inputs.pixels,
             action=action,
@@ -320,7 +277,7 @@ class OnPolicyLearner:
         )
         return self._in_sequences(fields, dataset) if self._recurrence else fields, raw_values, raw_returns
 
-    def _in_sequences(self, samples: _Samples, dataset: Dataset) -> _Samples:
+    def _in_sequences(self, samples: Samples, dataset: Dataset) -> Samples:
         """Cuts all rows of a dataset into sequences `[N, L, ...]`, for a policy with memory."""
         rows = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
         shape = (-1, self._recurrence, dataset.valid.shape[1])
@@ -377,12 +334,12 @@ class OnPolicyLearner:
             self._return_moments.update(raw_returns.unsqueeze(-1))
             self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
 
-    def _shuffled(self, samples: _Samples) -> _Samples:
+    def _shuffled(self, samples: Samples) -> Samples:
         if not self._config.shuffle_minibatches:
             return samples
         return samples.at(torch.randperm(samples.floats.shape[0], generator=self._generator).to(self.device))
 
-    def _minibatches(self, samples: _Samples) -> list[_Samples]:
+    def _minibatches(self, samples: Samples) -> list[Samples]:
         """As many as the settings say, in every rank; the advantages in them are normalized over those of all ranks."""
         num_batches, num_ranks = self._config.num_batches_per_epoch, self.ranks.num_ranks
         if num_ranks == 1:
@@ -396,7 +353,7 @@ class OnPolicyLearner:
             for batch, own in zip(minibatches, sums, strict=True)
         ]
 
-    def _train_minibatch(self, batch: _Samples) -> tuple[_Step, Tensor | None]:
+    def _train_minibatch(self, batch: Samples) -> tuple[_Step, Tensor | None]:
         """Take one optimizer step; also returns KL(behaviour || policy before the step) where something needs it."""
         (parameters, values), batch = self._run_batch(batch)
         self._flat.zero_grad()
@@ -413,7 +370,7 @@ class OnPolicyLearner:
         step = _Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio.detach())
         return step, kl if self._needs_kl else None
 
-    def _figures(self, parameters: Tensor, values: Tensor, batch: _Samples) -> tuple[Tensor, Tensor]:
+    def _figures(self, parameters: Tensor, values: Tensor, batch: Samples) -> tuple[Tensor, Tensor]:
         """Means over a minibatch `[6]`: the loss, its four parts, and KL(behaviour || policy); and the log-ratios."""
         config, distribution = self._config, self.model.distribution
         log_prob = distribution.log_prob(parameters, batch.action)
@@ -436,7 +393,7 @@ class OnPolicyLearner:
             loss = loss + kl_loss
         return torch.stack((loss, policy_loss, value_loss, entropy_loss, kl_loss, kl)), log_ratio
 
-    def _run_batch(self, batch: _Samples) -> tuple[ForwardResult, _Samples]:
+    def _run_batch(self, batch: Samples) -> tuple[ForwardResult, Samples]:
         """The networks on a minibatch; returns what they say of its samples, and the samples row by row."""
         if not self._recurrence:
             return self.model(*batch.inputs), batch
@@ -448,7 +405,7 @@ class OnPolicyLearner:
         result = ForwardResult(*(field.index_select(0, rows) for field in everything))
         return result, flat._replace(rnn_state=None, begins=None, valid=None).at(rows)
 
-    def _value_loss(self, values: Tensor, batch: _Samples) -> Tensor:
+    def _value_loss(self, values: Tensor, batch: Samples) -> Tensor:
         clip = self._config.ppo_clip_value
         if clip is None:
             loss = squared_value_loss(values, batch.normalized_return)
@@ -467,7 +424,7 @@ class OnPolicyLearner:
         self.policy_version += 1
         return grad_norm
 
-    def _look_at(self, steps: list[_Step], samples: _Samples) -> list[bool]:
+    def _look_at(self, steps: list[_Step], samples: Samples) -> list[bool]:
         """Which steps of an epoch were taken. One look an epoch, for it waits for the device."""
         were_taken: list[bool] = torch.isfinite(torch.stack([step.loss + step.grad_norm for step in steps])).tolist()
         self._skipped.note(were_taken)

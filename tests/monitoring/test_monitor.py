@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.monitoring.monitor import Earlier, Monitor, process_started_at
+from asyncrl.monitoring.monitor import Monitor, process_started_at
 from asyncrl.monitoring.phases import Phase
 from asyncrl.monitoring.reports import (
     CheckpointReport,
@@ -22,6 +22,7 @@ from asyncrl.monitoring.reports import (
     RolloutReport,
     TrainMetrics,
 )
+from asyncrl.monitoring.summary import Earlier
 
 
 class FakeClock:

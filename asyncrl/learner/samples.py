@@ -1,0 +1,55 @@
+"""What a training iteration makes of a dataset: samples, ready for the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torch import Tensor
+
+from asyncrl.models.encoders import Inputs
+
+
+class Samples(NamedTuple):
+    """Rows of a dataset, as the losses take them, or sequences of rows for a policy with memory.
+
+    Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
+    are samples, with the states before them, `[N, S]`.
+    """
+
+    floats: Tensor
+    action: Tensor
+    action_parameters: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    normalized_return: Tensor
+    normalized_value: Tensor
+    weight: Tensor | None = None
+    pixels: Tensor | None = None
+    rnn_state: Tensor | None = None
+    begins: Tensor | None = None
+    valid: Tensor | None = None
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the networks see."""
+        return Inputs(self.floats, self.pixels)
+
+    @property
+    def advantages_of_samples(self) -> Tensor:
+        """[B], without rows of sequences that are no samples."""
+        return self.advantage if self.valid is None else self.advantage[self.valid]
+
+    def at(self, indices: Tensor) -> Samples:
+        """Some of them, `indices [K]` along the first dimension."""
+        return self._replace(**{name: field.index_select(0, indices) for name, field in self.present()})
+
+    def minibatches(self, num_batches: int) -> Iterator[Samples]:
+        """Parts of nearly equal size; some are empty if there are too few samples."""
+        names, fields = zip(*self.present(), strict=True)
+        for parts in zip(*(field.tensor_split(num_batches) for field in fields), strict=True):
+            yield self._replace(**dict(zip(names, parts, strict=True)))
+
+    def present(self) -> list[tuple[str, Tensor]]:
+        """The fields that there are."""
+        return [(name, field) for name, field in zip(self._fields, self, strict=True) if field is not None]

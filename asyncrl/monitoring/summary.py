@@ -1,0 +1,80 @@
+"""What a run had come to when it goes on, and what it came to when it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RunStatus = Literal["completed", "interrupted", "failed"]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What a run that goes on had come to.
+
+    Attributes:
+        env_steps: environment steps.
+        elapsed_s: seconds.
+        best_return: the best mean return, if there is one.
+        worker_env_steps: environment steps of each worker, where workers have curves of their own.
+    """
+
+    env_steps: int = 0
+    elapsed_s: float = 0.0
+    best_return: float | None = None
+    worker_env_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended; what it never came to is None.
+
+    Attributes:
+        status: `completed` reached its limit, `interrupted` was stopped by the user, `failed` by an error.
+        num_workers: rollout workers, as the plan has them.
+        env_steps: environment steps trained on.
+        num_updates: optimizer steps.
+        num_episodes: episodes that ended.
+        wall_s: seconds from the command to the end.
+        startup_s: seconds from the command to the first environment step.
+        fps: environment steps trained a second, from the first trained dataset to the last.
+        ep_rew_mean, ep_len_mean: means over the last 100 episodes.
+        eval_mean_reward: mean return of the last evaluation during training.
+        best_return: the highest mean return, by `save_best_metric`.
+        lag_mean, lag_p95: means over all datasets of the policy lag at first use, and of its 95th percentile.
+        lag_max: the largest policy lag of any sample at first use.
+        lag_bound: the bound that the plan gave.
+        lag_age_ms: mean age of the samples at first use, in milliseconds.
+        dropped_samples: samples that were too old to train on, or of environments that failed or whose worker died.
+        env_failures: environments that failed and were made anew.
+        skipped_steps: optimizer steps that were left out because loss or gradient were not finite.
+        failed_saves: checkpoints that could not be written.
+        restarts: processes that were started again.
+        checkpoint: the last checkpoint.
+        error: what went wrong, if anything did.
+    """
+
+    status: RunStatus
+    num_workers: int
+    env_steps: int
+    num_updates: int
+    num_episodes: int
+    wall_s: float
+    startup_s: float | None
+    fps: float | None
+    ep_rew_mean: float | None
+    ep_len_mean: float | None
+    eval_mean_reward: float | None
+    best_return: float | None
+    lag_mean: float | None
+    lag_p95: float | None
+    lag_max: int | None
+    lag_bound: int
+    lag_age_ms: float | None
+    dropped_samples: int
+    env_failures: int
+    skipped_steps: int
+    failed_saves: int
+    restarts: int
+    checkpoint: str | None
+    error: str | None
