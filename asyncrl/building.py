@@ -29,6 +29,7 @@ from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.batcher import Batcher
+from asyncrl.learner.device_slots import DeviceSlots
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
@@ -68,6 +69,7 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
         device=device,
         seed=env_seed(setup.seed, _ACTING_SEEDS + actor_idx, setup.seed_steps),
         phases=phases,
+        compile=setup.config.compile,
     )
 
 
@@ -119,9 +121,10 @@ def build_rollout_worker(
 def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[Waker]) -> InferenceWorker:
     """An inference worker; `workers` wakes all rollout workers, by their number."""
     served, phases = setup.served_by(server_idx), PhaseTimer()
+    device = _own_device(setup.plan.inference_devices[server_idx % len(setup.plan.inference_devices)])
     return InferenceWorker(
         worker_idx=server_idx,
-        policy=build_acting_policy(setup, torch.device(setup.plan.device), setup.plan.num_workers + server_idx, phases),
+        policy=build_acting_policy(setup, device, setup.plan.num_workers + server_idx, phases),
         num_envs=setup.plan.envs_per_split,
         table=RequestTable(setup.arena),
         rings={worker: IndexRing(setup.arena, f"requests.{worker}") for worker in served},
@@ -143,7 +146,8 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     """
     torch.manual_seed(setup.config.seed)
     phases, plan = PhaseTimer(), setup.plan
-    agreement = Agreement(_meet(setup))
+    device = _own_device(plan.device)
+    agreement = Agreement(Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device))
     saved = state_to_begin_with(setup)
     exchange: SlotExchange | None = None
     trainer: Trainer
@@ -152,8 +156,9 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     elif plan.replay is not None:
         trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, agreement)
     else:
-        exchange = _build_exchange(setup, workers)
-        batcher = Batcher(TrajectorySlots(setup.arena), plan.columns_per_dataset, plan.recurrence)
+        slots = DeviceSlots(TrajectorySlots(setup.arena), device, setup.arena)
+        exchange = _build_exchange(setup, slots, workers)
+        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence)
         datasets = SlotDatasets(exchange, batcher, phases)
         learner = _make_on_policy_learner(setup, saved, agreement.ranks)
         trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement)
@@ -203,13 +208,12 @@ def _build_on_device(setup: RunSetup) -> tuple[LearnerWorker, None, list[Any]]:
     return _make_learner_worker(setup, trainer, saved, phases, agreement), None, [worker]
 
 
-def _meet(setup: RunSetup) -> Ranks:
-    if setup.rank is None:
-        return Ranks()
-    device = torch.device(setup.plan.device)
-    if device.type == "cuda":
+def _own_device(name: str) -> torch.device:
+    """The device of a role, which is from here on the one that this process means if it names none."""
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-    return ProcessGroupRanks(setup.rank, device)
+    return device
 
 
 def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearner) -> None:
@@ -227,10 +231,10 @@ def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearn
     learner.load_state_dict(LearnerState(state.model, {**state.optimizer, **own}, scalars))
 
 
-def _build_exchange(setup: RunSetup, workers: Sequence[Waker]) -> SlotExchange:
+def _build_exchange(setup: RunSetup, slots: DeviceSlots, workers: Sequence[Waker]) -> SlotExchange:
     arena, plan = setup.arena, setup.plan
     return SlotExchange(
-        ledger=SlotLedger(TrajectorySlots(arena), plan),
+        ledger=SlotLedger(slots.slots, plan, slots),
         ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
         granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
         workers=workers,
@@ -248,6 +252,13 @@ def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: 
     return learner
 
 
+def _channel_of_learner(setup: RunSetup) -> WeightsChannel:
+    channel = WeightsChannel(setup.arena)
+    if setup.plan.inference_mode == "central":
+        channel.offer(torch.device(setup.plan.device))
+    return channel
+
+
 def _make_on_policy_trainer(
     setup: RunSetup,
     learner: OnPolicyLearner,
@@ -259,7 +270,7 @@ def _make_on_policy_trainer(
     return OnPolicyTrainer(
         learner=learner,
         datasets=datasets,
-        publisher=WeightsPublisher(WeightsChannel(setup.arena), setup.plan.forced_lag),
+        publisher=WeightsPublisher(_channel_of_learner(setup), setup.plan.forced_lag),
         config=setup.config,
         phases=phases,
         env_steps=setup.first_env_steps,
@@ -283,7 +294,13 @@ def _build_off_policy_trainer(
         SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
     )
     sampler = ReplaySampler(
-        stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=setup.seed
+        stripes,
+        config.n_step,
+        config.gamma,
+        config.reward_scale,
+        config.reward_clip,
+        seed=setup.seed,
+        device=torch.device(plan.device),
     )
     is_free = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
     is_free = is_free and config.compile != "inductor"  # compiled code is for a number of threads
@@ -301,7 +318,7 @@ def _build_off_policy_trainer(
         stripes=stripes,
         sampler=sampler,
         limiter=limiter,
-        publisher=WeightsPublisher(WeightsChannel(setup.arena), 0),
+        publisher=WeightsPublisher(_channel_of_learner(setup), 0),
         waker=waker,
         workers=workers,
         config=config,

@@ -56,6 +56,18 @@ def hammer_weights(arena: Arena, stop: Waker) -> None:
         channel.publish(np.full(size, version, np.float32), version, version)
 
 
+def publish_on_device(arena: Arena, ready: Waker, done: Waker) -> None:
+    """Publishes versions 10, 20 and 30 on a CUDA device, and keeps its memory until it is told."""
+    channel, device = WeightsChannel(arena), torch.device("cuda")
+    channel.offer(device)
+    size = arena.array("weights.buffers").shape[1]
+    for version in (10, 20, 30):
+        block = torch.full((size,), float(version), device=device)
+        channel.publish(block.cpu().numpy(), version, 10 * version, on_device=block)
+    ready.wake()
+    assert done.wait(60.0)
+
+
 def return_pid(reports: ReportSender) -> int:
     return os.getpid()
 

@@ -215,10 +215,10 @@ def recording(folder: Path) -> Iterator[None]:
         np.savez(datasets / f"{learner_version:08}.npz", **fields)
         return metrics
 
-    def recording_publish(channel: WeightsChannel, block: np.ndarray, version: int, env_steps: int) -> None:
+    def recording_publish(channel: WeightsChannel, block: np.ndarray, version: int, *rest: Any, **more: Any) -> None:
         np.save(publications / f"{version:08}.npy", block)
         time.sleep(_SLOW_PUBLICATION_S)
-        publish(channel, block, version, env_steps)
+        publish(channel, block, version, *rest, **more)
 
     with (
         mock.patch.object(OnPolicyLearner, "train", recording_train),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 _ADVANTAGE_EPS = 1e-8
+
+Mean = Callable[[Tensor], Tensor]
+"""From numbers of samples `[B]` to their mean, in which some may not count."""
 
 
 class ClipRange(NamedTuple):
@@ -23,36 +27,39 @@ def clip_range(clip_ratio: float, mode: Literal["symmetric", "reciprocal"]) -> C
     return ClipRange(low, 1.0 + clip_ratio)
 
 
-def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: ClipRange) -> Tensor:
+def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: ClipRange, mean: Mean = torch.mean) -> Tensor:
     """Clipped surrogate objective (Schulman et al. 2017, arXiv:1707.06347, equation 7), negated.
 
     Args:
         log_ratio: [B] float32, log-probability of the current policy minus that of the behaviour policy.
         advantages: [B] float32.
         clip: bounds of the ratio.
+        mean: over samples.
     """
     ratio = log_ratio.exp()
     surrogate = torch.minimum(ratio * advantages, ratio.clamp(clip.low, clip.high) * advantages)
-    return -surrogate.mean()
+    return -mean(surrogate)
 
 
-def a2c_policy_loss(log_prob: Tensor, advantages: Tensor) -> Tensor:
+def a2c_policy_loss(log_prob: Tensor, advantages: Tensor, mean: Mean = torch.mean) -> Tensor:
     """Policy gradient (Mnih et al. 2016, arXiv:1602.01783): -E[log pi(a|s) A], both [B] float32."""
-    return -(log_prob * advantages).mean()
+    return -mean(log_prob * advantages)
 
 
-def squared_value_loss(values: Tensor, returns: Tensor) -> Tensor:
+def squared_value_loss(values: Tensor, returns: Tensor, mean: Mean = torch.mean) -> Tensor:
     """Mean squared error, without the factor 1/2; both [B] float32 in units of normalized returns."""
-    return torch.nn.functional.mse_loss(values, returns)
+    return mean((values - returns).square())
 
 
-def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip: float, mean: Mean = torch.mean
+) -> Tensor:
     """The larger of the squared errors with and without clipping the change since `old_values` to +-clip.
 
     The form of OpenAI Baselines' PPO2; all tensors [B] float32 in units of normalized returns.
     """
     clipped = old_values + (values - old_values).clamp(-clip, clip)
-    return torch.maximum((values - returns).square(), (clipped - returns).square()).mean()
+    return mean(torch.maximum((values - returns).square(), (clipped - returns).square()))
 
 
 def advantage_sums(advantages: Tensor) -> Tensor:

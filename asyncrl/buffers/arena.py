@@ -92,6 +92,10 @@ class Arena:
             raise ValueError(f"{name} is {array.dtype} with {array.ndim} dimensions, words are int64 with one")
         return memoryview(array)  # type: ignore[arg-type]
 
+    def pages(self) -> npt.NDArray[np.uint8]:
+        """All bytes of the mapping, which stays as long as this array does."""
+        return np.frombuffer(self._mapping, dtype=np.uint8)
+
     def close(self) -> None:
         """Gives the descriptor back; the pages go when the last view of them does."""
         if self._fd >= 0:

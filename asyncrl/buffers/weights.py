@@ -7,12 +7,21 @@ overwrite buffer n % 2 and is begun only after the count became n + 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from asyncrl.buffers.arena import Arena, ArraySpec
+from asyncrl.buffers.device_weights import (
+    DeviceWeights,
+    device_weights_specs,
+    find_device_weights,
+    offer_device_weights,
+)
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -36,6 +45,8 @@ class WeightsChannel:
 
     def __init__(self, arena: Arena) -> None:
         """Views the arrays that `weights_specs` described."""
+        self._arena = arena
+        self._on_device: DeviceWeights | None = None
         self._buffers = arena.array("weights.buffers")
         self._versions = arena.words("weights.versions")
         self._env_steps = arena.words("weights.env_steps")
@@ -51,9 +62,27 @@ class WeightsChannel:
         """Environment steps behind the newest publication; what `read` returns next may be newer."""
         return int(self._env_steps[self._count[0] % 2])
 
-    def publish(self, block: FloatArray, version: int, env_steps: int) -> None:
-        """Makes `block` [N] the newest weights (learner only)."""
+    def offer(self, device: torch.device) -> None:
+        """Publishes on the learner's device as well, if others can read there (learner, before it publishes)."""
+        self._on_device = offer_device_weights(self._arena, device, self._buffers.shape[1])
+
+    def find(self, device: torch.device) -> bool:
+        """Says whether the weights can be read on `device`, once they were published."""
+        self._on_device = find_device_weights(self._arena, device, self._buffers.shape[1])
+        return self._on_device is not None
+
+    def publish(self, block: FloatArray, version: int, env_steps: int, on_device: Tensor | None = None) -> None:
+        """Makes `block` [N] the newest weights (learner only).
+
+        Args:
+            block: weights and statistics.
+            version: their policy version.
+            env_steps: environment steps behind them.
+            on_device: the same block where the learner has it; `block` is copied there if not given.
+        """
         count = self._count[0] + 1
+        if self._on_device is not None:
+            self._on_device.write(count % 2, torch.from_numpy(block) if on_device is None else on_device)
         self._buffers[count % 2] = block
         self._versions[count % 2] = version
         self._env_steps[count % 2] = env_steps
@@ -69,11 +98,20 @@ class WeightsChannel:
         Returns:
             What was copied, or None if there is nothing new.
         """
+        return self._read(seen, lambda place: np.copyto(out, self._buffers[place]))
+
+    def read_on_device(self, out: Tensor, seen: int) -> Publication | None:
+        """The same into memory of the device that was found."""
+        assert self._on_device is not None
+        on_device = self._on_device
+        return self._read(seen, lambda place: on_device.read(place, out))
+
+    def _read(self, seen: int, copy: Callable[[int], None]) -> Publication | None:
         while True:
             count = self._count[0]
             if count == seen:
                 return None
-            np.copyto(out, self._buffers[count % 2])
+            copy(count % 2)
             version, env_steps = self._versions[count % 2], self._env_steps[count % 2]
             if self._count[0] == count:
                 return Publication(count, version, env_steps)
@@ -86,4 +124,5 @@ def weights_specs(num_values: int) -> list[ArraySpec]:
         ArraySpec("weights.versions", "int64", (2,)),
         ArraySpec("weights.env_steps", "int64", (2,)),
         ArraySpec("weights.count", "int64", (1,)),
+        *device_weights_specs(),
     ]

@@ -27,7 +27,8 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
     return [
         *_environment(config),
         *_tensors(config, plan),
-        *_device(config, machine),
+        *_devices(config, machine),
+        *_compile(config, plan),
         *_processes(plan),
         *_splits(config, plan),
         *_inference(config, plan),
@@ -35,6 +36,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config),
         *_memory(config, plan),
+        *_precision(config),
         *_saving(config),
         *_ranks(config, plan),
     ]
@@ -107,6 +109,12 @@ def _memory(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield Problem(("recurrence", "rollout"), text, (f"--recurrence={fitting}", "--recurrence=auto"))
 
 
+def _precision(config: TrainConfig) -> Iterator[Problem]:
+    if config.use_rnn and config.precision == "bf16":
+        text = "--precision=bf16 is not for policies with memory (--use_rnn)."
+        yield Problem(("precision", "use_rnn"), text, ("--precision=auto",))
+
+
 def _processes(plan: ResourcePlan) -> Iterator[Problem]:
     count = plan.num_workers + plan.num_inference_workers
     if count > MOST_PROCESSES and not plan.serial_mode:
@@ -117,20 +125,37 @@ def _processes(plan: ResourcePlan) -> Iterator[Problem]:
         yield Problem(("num_workers",), text, (f"--num_workers={MOST_PROCESSES - plan.num_inference_workers}",))
 
 
-def _device(config: TrainConfig, machine: Machine) -> Iterator[Problem]:
-    device = config.device
-    if device in ("auto", "cpu"):
+def _devices(config: TrainConfig, machine: Machine) -> Iterator[Problem]:
+    yield from _device("device", config.device, machine)
+    yield from _device("learner_device", config.learner_device, machine)
+    for device in config.inference_devices:
+        yield from _device("inference_devices", device, machine)
+
+
+def _device(name: str, device: str, machine: Machine) -> Iterator[Problem]:
+    """A device that there is; a list of them has no auto."""
+    known = ("cpu",) if name == "inference_devices" else ("auto", "cpu")
+    if device in known:
         return
     match = re.fullmatch(r"cuda(?::(\d+))?", device)
     if match is None:
-        yield Problem(("device",), f"--device={device} is not one of auto, cpu, cuda, cuda:N.", ("--device=auto",))
+        text = f"--{name}={device} is not one of {', '.join(known)}, cuda, cuda:N."
+        yield Problem((name,), text, (f"--{name}={known[0]}",))
     elif not machine.torch_has_cuda:
-        text = f"--device={device}: the installed torch was built without CUDA."
-        yield Problem(("device",), text, ("--device=cpu", "--device=auto"))
+        text = f"--{name}={device}: the installed torch was built without CUDA."
+        yield Problem((name,), text, tuple(f"--{name}={each}" for each in reversed(known)))
     elif int(match.group(1) or 0) >= machine.num_cuda_devices:
-        text = f"--device={device}: number of devices that the CUDA driver shows: {machine.num_cuda_devices}."
-        fitting = ("--device=cuda",) if machine.num_cuda_devices else ("--device=cpu",)
-        yield Problem(("device",), text, tuple(fitting))
+        text = f"--{name}={device}: number of devices that the CUDA driver shows: {machine.num_cuda_devices}."
+        yield Problem((name,), text, (f"--{name}=cuda",) if machine.num_cuda_devices else (f"--{name}=cpu",))
+
+
+def _compile(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if config.compile == "cuda_graph" and not plan.device.startswith("cuda"):
+        text = f"--compile=cuda_graph needs a CUDA device, but updates run on --device={plan.device}."
+        yield Problem(("compile", "device"), text, ("--compile=auto",))
+    if config.compile == "inductor" and not config.is_off_policy:
+        text = f"--compile=inductor is for --algo=sac; updates of --algo={config.algo} run plain or as CUDA graphs."
+        yield Problem(("compile", "algo"), text, ("--compile=auto",))
 
 
 def _saving(config: TrainConfig) -> Iterator[Problem]:
@@ -178,6 +203,12 @@ def _splits(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
 
 
 def _inference(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if len(plan.inference_devices) > plan.num_inference_workers:
+        text = (
+            f"--inference_devices names {len(plan.inference_devices)} devices, but "
+            f"--num_inference_workers={plan.num_inference_workers}: some would have nothing to do."
+        )
+        yield Problem(("inference_devices", "num_inference_workers"), text, ("--num_inference_workers=auto",))
     if plan.num_inference_workers > plan.num_workers:
         text = (
             f"--num_inference_workers={plan.num_inference_workers} is more than the number of rollout workers, "
@@ -242,9 +273,6 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
     if config.checkpoint_resets and not config.save_replay:
         text = "--checkpoint_resets=True goes on from each checkpoint, which needs the replay in it."
         yield Problem(("checkpoint_resets", "save_replay"), text, ("--save_replay=True",))
-    if config.compile == "cuda_graph" and not plan.device.startswith("cuda"):
-        text = f"--compile=cuda_graph needs a CUDA device, but updates run on --device={plan.device}."
-        yield Problem(("compile", "device"), text, ("--compile=auto",))
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = "debug_forced_lag, debug_skip_training and with_vtrace are for algorithms that learn from trajectories."
         yield Problem(("debug_forced_lag", "debug_skip_training", "with_vtrace", "algo"), text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
@@ -68,7 +69,8 @@ class ResourcePlan:
     """Numbers of processes, environments, samples and slots of one run.
 
     Attributes:
-        device: device of learner and central inference: cpu, cuda or cuda:N.
+        device: the learner's device: cpu, cuda or cuda:N.
+        inference_devices: devices of the inference workers, which take turns over them; empty with local inference.
         inference_mode: where actions are computed.
         serial_mode, async_rl: as in the settings.
         num_workers: rollout workers.
@@ -110,6 +112,7 @@ class ResourcePlan:
     train_for_env_steps: int
     num_ranks: int = 1
     num_local_ranks: int = 1
+    inference_devices: tuple[str, ...] = ()
     rnn_state_size: int = 0
     recurrence: int = 0
     replay: ReplayPlan | None = None
@@ -252,12 +255,16 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         observes_images: whether observations go through convolutions.
     """
     machine = machine or Machine.detect()
-    takes_cuda = machine.cuda_is_usable and config.backend != "hogwild"
-    device = config.device if config.device != "auto" else ("cuda" if takes_cuda else "cpu")
-    if device == "cuda" and machine.num_local_ranks > 1:
-        device = f"cuda:{machine.local_rank}"
+    device = _of_this_rank(_device(config, machine), machine)
+    learner_device = device
+    if config.learner_device != "auto" and config.backend != "hogwild":
+        learner_device = _of_this_rank(config.learner_device, machine)
+    inference_devices = tuple(_of_this_rank(each, machine) for each in config.inference_devices or (device,))
     cores = max(1, machine.cores // machine.num_local_ranks)
-    inference_mode = _inference_mode(config, device)
+    inference_mode = _inference_mode(config, inference_devices)
+    num_inference_workers = config.num_inference_workers
+    if num_inference_workers == "auto":
+        num_inference_workers = len(inference_devices)
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
     num_workers, num_envs = _workers_and_envs(config, cores, prefer_even)
     if config.worker_num_splits != "auto":
@@ -265,14 +272,15 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
     else:
         num_splits = 2 if prefer_even and num_envs % 2 == 0 else 1
     return ResourcePlan(
-        device=device,
+        device=learner_device,
         inference_mode=inference_mode,
         serial_mode=config.serial_mode,
         async_rl=config.async_rl,
         num_workers=num_workers,
         num_envs_per_worker=num_envs,
         worker_num_splits=num_splits,
-        num_inference_workers=config.num_inference_workers if inference_mode == "central" else 0,
+        num_inference_workers=num_inference_workers if inference_mode == "central" else 0,
+        inference_devices=inference_devices if inference_mode == "central" else (),
         learner_threads=_learner_threads(config, cores, num_workers, observes_images),
         cores=cores,
         num_ranks=machine.num_ranks,
@@ -291,6 +299,17 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         hogwild=_hogwild(config, num_workers),
         steps_tensors=config.env_backend == "tensor",
     )
+
+
+def _device(config: TrainConfig, machine: Machine) -> str:
+    if config.device != "auto":
+        return config.device
+    return "cuda" if machine.cuda_is_usable and config.backend != "hogwild" else "cpu"
+
+
+def _of_this_rank(device: str, machine: Machine) -> str:
+    """Ranks of one machine take a device each, unless a number says which."""
+    return f"cuda:{machine.local_rank}" if device == "cuda" and machine.num_local_ranks > 1 else device
 
 
 def _rnn_state_size(config: TrainConfig) -> int:
@@ -316,11 +335,11 @@ def _replay(config: TrainConfig) -> ReplayPlan | None:
     return ReplayPlan(config.replay_size, config.warmup_env_steps, config.updates_per_env_step, tolerance)
 
 
-def _inference_mode(config: TrainConfig, device: str) -> InferenceMode:
+def _inference_mode(config: TrainConfig, devices: Sequence[str]) -> InferenceMode:
     if config.serial_mode or config.backend == "hogwild":
         return "local"
     if config.inference_mode == "auto":
-        return "central" if device.startswith("cuda") else "local"
+        return "central" if any(device.startswith("cuda") for device in devices) else "local"
     return config.inference_mode
 
 

@@ -40,6 +40,7 @@ def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -
         samples |= {"hogwild_mode": plan.hogwild.mode}
     return {
         "device": plan.device,
+        "inference_devices": list(plan.inference_devices),
         "inference_mode": plan.inference_mode,
         "serial_mode": plan.serial_mode,
         "async_rl": plan.async_rl,
@@ -89,7 +90,11 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
         timing = f"Hogwild, {plan.hogwild.mode}"
     mode = ("serial, " if plan.serial_mode else "") + timing
     splits = f", each in {plan.worker_num_splits} splits" if plan.worker_num_splits > 1 else ""
-    inference = f"; inference workers: {plan.num_inference_workers}" if plan.inference_mode == "central" else ""
+    inference = ""
+    if plan.inference_mode == "central":
+        others = [device for device in plan.inference_devices if device != plan.device]
+        inference = f"; inference workers: {plan.num_inference_workers}"
+        inference += f" on {', '.join(plan.inference_devices)}" if others else ""
     memory = "not known without the environment's spaces" if arena_bytes is None else format_bytes(arena_bytes)
     if plan.num_local_ranks > 1 and arena_bytes is not None:
         memory += f" for the {plan.num_local_ranks} ranks of this machine"

@@ -128,11 +128,30 @@ class TrainConfig(BaseModel):
     inference_mode: Literal["auto", "local", "central"] = _setting(
         "auto", "roles", "where actions are computed: in each rollout worker, or by inference workers in batches"
     )
-    num_inference_workers: PositiveInt = _setting(1, "roles", "inference worker processes (central inference)")
+    num_inference_workers: AutoPositiveInt = _setting(
+        "auto", "roles", "inference worker processes (central inference); auto is one for each of --inference_devices"
+    )
     inference_max_wait_ms: NonNegativeFloat = _setting(
         0.3, "roles", "longest time for which an inference worker waits to make a batch larger"
     )
     device: str = _setting("auto", "roles", "device of learner and central inference: auto, cpu, cuda or cuda:N")
+    learner_device: str = _setting("auto", "roles", "device of the learner alone; auto is that of --device")
+    inference_devices: tuple[str, ...] = _setting(
+        (), "roles", "devices of the inference workers, which take turns over them; without any it is that of --device"
+    )
+    precision: Literal["auto", "float32", "bf16"] = _setting(
+        "auto",
+        "roles",
+        "numbers in the matrix products of training; weights and losses are float32 always. For SAC auto takes bf16 "
+        "where the processor or the device multiplies it faster, otherwise float32",
+    )
+    compile: Literal["auto", "off", "inductor", "cuda_graph"] = _setting(
+        "auto",
+        "roles",
+        "run each update, and each batch of central inference, as one CUDA graph (cuda_graph), or updates of SAC by "
+        "torch.compile (inductor); auto is cuda_graph on such a device and off on a CPU, where torch.compile made "
+        "updates slower",
+    )
     learner_threads: AutoPositiveInt = _setting("auto", "roles", "CPU threads of the learner")
     max_policy_lag: PositiveInt = _setting(
         1000, "roles", "trajectories older than this many policy versions (optimizer steps) are dropped before training"
@@ -235,19 +254,6 @@ class TrainConfig(BaseModel):
     )
     policy_delay: PositiveInt = _setting(1, "replay", "updates of the critics for each of the policy")
     critic_layer_norm: bool = _setting(False, "replay", "layer normalization in the critics")
-    precision: Literal["auto", "float32", "bf16"] = _setting(
-        "auto",
-        "replay",
-        "numbers in the matrix products of training; weights and losses are float32 always. auto takes bf16 where the "
-        "processor or the device multiplies it faster",
-    )
-    compile: Literal["auto", "off", "inductor", "cuda_graph"] = _setting(
-        "auto",
-        "replay",
-        "run each update as one CUDA graph (cuda_graph) or by torch.compile (inductor); auto is cuda_graph on such a "
-        "device and off on a CPU, where torch.compile made updates slower",
-    )
-
     # The Hogwild backend
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _setting(
         "auto",

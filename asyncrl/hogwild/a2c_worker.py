@@ -14,6 +14,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
 from asyncrl.learner.batcher import Batcher
+from asyncrl.learner.device_slots import DeviceSlots
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.monitoring.phases import Phase
 from asyncrl.rollout.split import Split
@@ -49,7 +50,7 @@ class HogwildA2cWorker(HogwildWorker):
         super().__init__(parts, split.group)
         self._split = split
         self._slots = slots
-        self._batcher = Batcher(slots, slots.num_envs, recurrence)
+        self._batcher = Batcher(DeviceSlots(slots), slots.num_envs, recurrence)
         self._learner = learner
         self._pull = pull
         self._has_room = has_room

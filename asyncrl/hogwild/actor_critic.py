@@ -116,4 +116,5 @@ class KeptActorCritic(HogwildActorCritic):
     def descend_along(self, gradient: Tensor) -> None:
         """Clips a gradient `[N]` that others computed, and takes one step down it."""
         self._gradient.copy_(gradient)
-        self._step(loss=torch.zeros(()))
+        self._step(torch.zeros(()), self._learning_rate.value)
+        self.policy_version += 1

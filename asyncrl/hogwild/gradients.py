@@ -58,6 +58,8 @@ class GradientSender(FlatAdam):
 class SendingStorage(Storage):
     """A worker's own weights, whose gradients another process steps along."""
 
+    is_capturable = False  # a step sends gradients
+
     def __init__(self, moments: Storage, places: GradientPlaces, worker_idx: int, combiner: Waker) -> None:
         """Takes the storage that gives moments, and what a `GradientSender` needs."""
         self._shared = moments

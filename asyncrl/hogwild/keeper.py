@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from asyncrl.buffers.gradients import GradientPlaces
@@ -148,7 +147,7 @@ class HogwildKeeper:
 
     def _publish(self) -> None:
         block = self._learner.publication(self._block)
-        self._publisher.publish(np.asarray(block), self._num_updates, self.env_steps)
+        self._publisher.publish(block, self._num_updates, self.env_steps)
         self._phases.charge(Phase.PUBLISH)
 
 

@@ -112,6 +112,8 @@ class CopyOptimizer(FlatAdam):
 class SharedStorage(Storage):
     """Values and optimizer in shared memory, which is the CPU's; `copies` of the values may be on another device."""
 
+    is_capturable = False  # a step changes counts in shared memory, too
+
     def __init__(self, arena: Arena, owner: int, copies: Copies = Copies.NONE) -> None:
         """Takes the arena.
 
@@ -186,6 +188,8 @@ class SharedStorage(Storage):
 
 class InitialStorage(Storage):
     """Puts a new learner's numbers, or those of a checkpoint, into shared memory before any process starts."""
+
+    is_capturable = False  # nothing is trained here
 
     def __init__(self, arena: Arena) -> None:
         """Takes the arena, nobody else in it."""

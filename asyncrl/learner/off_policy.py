@@ -24,7 +24,7 @@ from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.trained_mlp import LayerCopy, TrainedMlp
 from asyncrl.learner.transitions import Transitions
-from asyncrl.learner.update_runner import UpdateFigures, UpdateRunner
+from asyncrl.learner.update_runner import Figures, UpdateRunner
 from asyncrl.models.flat import block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
@@ -87,10 +87,7 @@ class OffPolicyLearner:
         self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)
         self._inputs = torch.empty(0)
         self._rate = torch.zeros((), dtype=own, device=device)
-        # Updates of shared networks also change what is no tensor: counts of steps in shared memory.
-        # So do exchanges between ranks, which wait for others.
-        is_plain = storage.is_shared or self.ranks.num_ranks > 1
-        self._update_runner = UpdateRunner(self._update, "off" if is_plain else config.compile, device)
+        self._update_runner = UpdateRunner(self._update, config.compile if storage.is_capturable else "off", device)
 
     @property
     def skipped_steps(self) -> int:
@@ -147,13 +144,14 @@ class OffPolicyLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
         figures = []
-        for batch in [batch.to(self.device) for batch in batches]:  # all of them first: a transfer waits for updates
+        for batch in [batch.to(self.device) for batch in batches]:
             if self._storage.is_shared:
                 self._storage.pull()
                 self._refresh_copies()
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
-            figures.append(self._update_runner(batch, self._noise(batch, trains_actor), trains_actor))
+            noise = self._noise(batch, trains_actor)
+            figures.append(self._update_runner([*batch.tensors, noise], trains_actor))
         return self._metrics(figures, batches[-1])
 
     def take_notice(self) -> str | None:
@@ -224,7 +222,9 @@ class OffPolicyLearner:
         shape = (2 * rows if trains_actor else rows, num_actions)
         return torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
-    def _update(self, batch: Transitions, noise: Tensor, trains_actor: bool) -> UpdateFigures:
+    def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+        """Figures of the critics `[C]`, and of the policy `[A]` if it was trained."""
+        batch, noise = Transitions(*inputs[:-1]), inputs[-1]
         size = batch.reward.shape[0]
         ent_coef = self._log_ent_coef.exp()[0]
         obs = self._network_inputs(batch)
@@ -237,7 +237,7 @@ class OffPolicyLearner:
 
     def _update_continuous(
         self, batch: Transitions, obs: Tensor, parameters: Tensor, noise: Tensor, ent_coef: Tensor, trains_actor: bool
-    ) -> UpdateFigures:
+    ) -> Figures:
         size, num_obs = batch.reward.shape[0], self.model.observation_size
         sample = sac.draw_squashed(parameters, noise)
         inputs = torch.cat((obs[size:], sample.action[-size:].to(obs.dtype)), dim=1)
@@ -249,7 +249,7 @@ class OffPolicyLearner:
         loss = sac.critic_loss(values, target)
         critic_figures = self._train_critic(loss, loss.gradient.unsqueeze(-1), values)
         if not trains_actor:
-            return UpdateFigures(critic_figures, None)
+            return critic_figures, None
         own = sac.SquashedSample(*(field[:size] for field in sample))
         inputs[:, num_obs:] = own.action
         values = self._critic_pass.forward(self._critic.layers, inputs).squeeze(-1)
@@ -259,13 +259,11 @@ class OffPolicyLearner:
         assert by_action is not None
         gradient = sac.actor_gradient(own, by_action.sum(0, dtype=parameters.dtype), ent_coef)
         entropy = -own.log_prob.mean()
-        return UpdateFigures(
-            critic_figures, self._train_actor(loss.value, gradient, parameters[:size], entropy, ent_coef)
-        )
+        return critic_figures, self._train_actor(loss.value, gradient, parameters[:size], entropy, ent_coef)
 
     def _update_discrete(
         self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
-    ) -> UpdateFigures:
+    ) -> Figures:
         size, choice = batch.reward.shape[0], batch.action.expand(2, -1).unsqueeze(-1)
         next_values = self._critic_pass.forward(self._target_weights.layers, obs[size:])
         next_value = sac.soft_value_of_choices(next_values, parameters[-size:], ent_coef)
@@ -276,12 +274,11 @@ class OffPolicyLearner:
         gradient = torch.zeros_like(all_values).scatter_(-1, choice, loss.gradient.unsqueeze(-1))
         critic_figures = self._train_critic(loss, gradient, values)
         if not trains_actor:
-            return UpdateFigures(critic_figures, None)
+            return critic_figures, None
         log_probs = parameters[:size]
         loss = sac.choices_actor_loss(log_probs, self._critic_pass.forward(self._critic.layers, obs[:size]), ent_coef)
         entropy = self.model.distribution.entropy(log_probs).mean()
-        actor_figures = self._train_actor(loss.value, loss.gradient, log_probs, entropy, ent_coef)
-        return UpdateFigures(critic_figures, actor_figures)
+        return critic_figures, self._train_actor(loss.value, loss.gradient, log_probs, entropy, ent_coef)
 
     def _network_inputs(self, batch: Transitions) -> Tensor:
         """Observations, then next observations `[2B, D]`, normalized, in the dtype of the matrix products."""
@@ -311,10 +308,12 @@ class OffPolicyLearner:
         self._ent_coef_gradient.copy_(adapting.gradient)
         return self._actor.step(self._rate, torch.stack((loss, ent_coef, adapting.value, entropy)))
 
-    def _metrics(self, figures_of_updates: Sequence[UpdateFigures], last_batch: Transitions) -> SacMetrics | None:
+    def _metrics(self, figures_of_updates: Sequence[Figures], last_batch: Transitions) -> SacMetrics | None:
         """Bring every figure to the host in one transfer; those of steps that were left out do not count."""
-        critic = torch.stack([update.critic for update in figures_of_updates])
-        of_actor = [update.actor for update in figures_of_updates if update.actor is not None]
+        of_critics, of_actor = (
+            [figures for figures in part if figures is not None] for part in zip(*figures_of_updates, strict=True)
+        )
+        critic = torch.stack(of_critics)
         actor = torch.stack(of_actor) if of_actor else critic.new_empty((0, len(_ACTOR_FIGURES)))
         critic_mean, critic_taken = _mean_of_finite(critic, torch.zeros_like(critic[0]))
         actor_mean, actor_taken = _mean_of_finite(actor, self._last_actor_figures)

@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from asyncrl.buffers.replay import ReplayStripes
@@ -79,7 +78,7 @@ class OffPolicyTrainer:
         self._config = config
         self._phases = phases
         self._threads = threads
-        self._block = torch.empty(learner.block_size)
+        self._block = torch.empty(learner.block_size, device=learner.device)
         self._first_env_steps = first_env_steps
         self._steps_before = stripes.total_env_steps()
         if most_env_steps is None:
@@ -185,7 +184,7 @@ class OffPolicyTrainer:
 
     def _publish(self) -> None:
         block = self._learner.publication(self._block)
-        self._publisher.publish(np.asarray(block), self._learner.policy_version, self.env_steps)
+        self._publisher.publish(block, self._learner.policy_version, self.env_steps)
         self._phases.charge(Phase.PUBLISH)
 
     def _release(self) -> None:

@@ -7,7 +7,7 @@ dataset adds to them goes out with the next publication.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from asyncrl.learner.divergence import SkippedSteps, is_bad
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.samples import Samples
 from asyncrl.learner.storage import Storage
+from asyncrl.learner.update_runner import Figures, UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
@@ -101,6 +102,7 @@ class OnPolicyLearner:
         self._return_moments = storage.moments("return", 1, device)
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics: dict[int, Tensor] = {}
+        self._most_samples = 0  # of a minibatch
         self._generator = torch.Generator().manual_seed(config.seed + self.ranks.rank)
         self._clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
         self._skipped = SkippedSteps(config.max_skipped_steps)
@@ -108,6 +110,16 @@ class OnPolicyLearner:
         if model.rnn_state_size > 0:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
         self._needs_kl = config.kl_loss_coeff > 0.0 or self._learning_rate.is_adaptive
+        self._is_bf16 = config.precision == "bf16"
+        self._rate = torch.zeros((), device=device)
+        # The shapes inside a packed sequence follow from where episodes end.
+        is_capturable = storage.is_capturable and self._recurrence == 0
+        self._update_runner = UpdateRunner(self._update, config.compile if is_capturable else "off", device)
+        self._minibatch_fields: tuple[str, ...] = ()
+
+    def take_notice(self) -> str | None:
+        """What the user should know of how updates are run, once."""
+        return self._update_runner.take_notice()
 
     @property
     def skipped_steps(self) -> int:
@@ -154,6 +166,7 @@ class OnPolicyLearner:
             LookupError: a policy version in the dataset was never published.
         """
         dataset = dataset.to(self.device)
+        self._most_samples = -(-dataset.num_rows // self._config.num_batches_per_epoch)
         samples, raw_values, raw_returns = self._prepare(dataset)
         self._learning_rate.start_dataset(env_steps_before)
         steps: list[_Step] = []
@@ -345,8 +358,11 @@ class OnPolicyLearner:
         if num_ranks == 1:
             num_batches = min(num_batches, samples.floats.shape[0])
         minibatches = list(self._shuffled(samples).minibatches(num_batches))
-        if not self._config.normalize_advantage:
-            return minibatches
+        if self._config.normalize_advantage:
+            minibatches = self._with_normalized_advantages(minibatches)
+        return minibatches
+
+    def _with_normalized_advantages(self, minibatches: list[Samples]) -> list[Samples]:
         sums = self.ranks.sum(torch.stack([advantage_sums(batch.advantages_of_samples) for batch in minibatches]))
         return [
             batch._replace(advantage=normalize_advantages(batch.advantage, own))
@@ -355,7 +371,28 @@ class OnPolicyLearner:
 
     def _train_minibatch(self, batch: Samples) -> tuple[_Step, Tensor | None]:
         """Take one optimizer step; also returns KL(behaviour || policy before the step) where something needs it."""
-        (parameters, values), batch = self._run_batch(batch)
+        self._rate.fill_(self._learning_rate.value)
+        num_samples = len(batch.log_prob)
+        if self._update_runner.makes_graphs:
+            batch = batch.filled_up(self._most_samples)
+        self._minibatch_fields, fields = zip(*batch.present(), strict=True)
+        figures, log_ratio = self._update_runner([*fields, self._rate])
+        assert figures is not None and log_ratio is not None
+        self.policy_version += 1
+        loss, policy_loss, value_loss, entropy_loss, kl_loss, kl, grad_norm = figures.unbind()
+        if batch.share is not None:
+            log_ratio = log_ratio[:num_samples]
+        step = _Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio)
+        return step, kl if self._needs_kl else None
+
+    def _update(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
+        """One step, from the fields of a minibatch that there are and the learning rate.
+
+        Returns:
+            `[7]`: what `_figures` says, and the norm of the gradient before clipping; and the log-ratios.
+        """
+        present = dict(zip(self._minibatch_fields, inputs, strict=False))
+        (parameters, values), batch = self._run_batch(Samples(**present))
         self._flat.zero_grad()
         num_samples = batch.log_prob.shape[0]
         if num_samples == 0:
@@ -365,29 +402,27 @@ class OnPolicyLearner:
             figures[0].backward()  # type: ignore[no-untyped-call]
             figures = figures.detach()
         self.ranks.average([self._gradient, figures], num_samples)
-        grad_norm = self._step(figures[0])
-        loss, policy_loss, value_loss, entropy_loss, kl_loss, kl = figures.unbind()
-        step = _Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio.detach())
-        return step, kl if self._needs_kl else None
+        grad_norm = self._step(figures[0], inputs[-1])
+        return torch.cat((figures, grad_norm.view(1))), log_ratio.detach()
 
     def _figures(self, parameters: Tensor, values: Tensor, batch: Samples) -> tuple[Tensor, Tensor]:
         """Means over a minibatch `[6]`: the loss, its four parts, and KL(behaviour || policy); and the log-ratios."""
-        config, distribution = self._config, self.model.distribution
+        config, distribution, mean = self._config, self.model.distribution, batch.mean
         log_prob = distribution.log_prob(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         if config.algo == "ppo":
-            policy_loss = ppo_policy_loss(log_ratio, batch.advantage, self._clip)
+            policy_loss = ppo_policy_loss(log_ratio, batch.advantage, self._clip, mean)
         else:
             advantage = batch.advantage if batch.weight is None else batch.weight * batch.advantage
-            policy_loss = a2c_policy_loss(log_prob, advantage)
+            policy_loss = a2c_policy_loss(log_prob, advantage, mean)
         value_loss = self._value_loss(values, batch)
         loss = policy_loss + value_loss
         entropy_loss = kl_loss = kl = torch.zeros((), device=self.device)
         if config.entropy_loss_coeff > 0.0:
-            entropy_loss = -config.entropy_loss_coeff * distribution.entropy(parameters).mean()
+            entropy_loss = -config.entropy_loss_coeff * mean(distribution.entropy(parameters))
             loss = loss + entropy_loss
         if self._needs_kl:
-            kl = distribution.kl(batch.action_parameters, parameters).mean()
+            kl = mean(distribution.kl(batch.action_parameters, parameters))
         if config.kl_loss_coeff > 0.0:
             kl_loss = config.kl_loss_coeff * kl
             loss = loss + kl_loss
@@ -396,7 +431,11 @@ class OnPolicyLearner:
     def _run_batch(self, batch: Samples) -> tuple[ForwardResult, Samples]:
         """The networks on a minibatch; returns what they say of its samples, and the samples row by row."""
         if not self._recurrence:
-            return self.model(*batch.inputs), batch
+            if not self._is_bf16:
+                return self.model(*batch.inputs), batch
+            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+                parameters, values = self.model(*batch.inputs)
+            return ForwardResult(parameters.float(), values.float()), batch
         assert batch.rnn_state is not None and batch.begins is not None and batch.valid is not None
         fields = batch._replace(rnn_state=None, begins=None).present()
         flat = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields})
@@ -408,20 +447,19 @@ class OnPolicyLearner:
     def _value_loss(self, values: Tensor, batch: Samples) -> Tensor:
         clip = self._config.ppo_clip_value
         if clip is None:
-            loss = squared_value_loss(values, batch.normalized_return)
+            loss = squared_value_loss(values, batch.normalized_return, batch.mean)
         else:
-            loss = clipped_value_loss(values, batch.normalized_value, batch.normalized_return, clip)
+            loss = clipped_value_loss(values, batch.normalized_value, batch.normalized_return, clip, batch.mean)
         return self._config.value_loss_coeff * loss
 
-    def _step(self, loss: Tensor) -> Tensor:
+    def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
         """Take one step down the gradients that are there, if they and `loss` are finite; returns their norm before
         clipping.
         """
         grad_norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._config.max_grad_norm > 0.0:
             self._gradient.mul_((self._config.max_grad_norm / (grad_norm + 1e-6)).clamp_(max=1.0))
-        self._optimizer.step(self._learning_rate.value, is_bad(loss + grad_norm))
-        self.policy_version += 1
+        self._optimizer.step(learning_rate, is_bad(loss + grad_norm))
         return grad_norm
 
     def _look_at(self, steps: list[_Step], samples: Samples) -> list[bool]:

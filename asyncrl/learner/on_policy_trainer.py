@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from asyncrl.config.schema import TrainConfig
@@ -118,7 +117,7 @@ class OnPolicyTrainer:
         self._publisher = publisher
         self._config = config
         self._phases = phases
-        self._block = torch.empty(learner.block_size)
+        self._block = torch.empty(learner.block_size, device=learner.device)
         self._env_steps = env_steps
         self._first_env_steps = env_steps
         self._own_env_steps = 0
@@ -151,16 +150,17 @@ class OnPolicyTrainer:
         dataset = self._datasets.take(self._learner.policy_version, timeout_s)
         if dataset is None:
             return None
-        lag = self._datasets.lag(self._learner.policy_version) if dataset.num_valid > 0 else None
+        num_valid = dataset.num_valid
+        lag = self._datasets.lag(self._learner.policy_version) if num_valid > 0 else None
         self._phases.charge(Phase.COPY)
-        turn = self._agreement.take_turn(1, self._own_env_steps + dataset.num_valid)
+        turn = self._agreement.take_turn(1, self._own_env_steps + num_valid)
         self._phases.charge(Phase.WAIT_RANKS)
         num_steps = self._first_env_steps + turn.env_steps - self._env_steps
         if turn.is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
             self._datasets.release()
             return None
         skip = self._config.debug_skip_training
-        self._own_env_steps += dataset.num_valid
+        self._own_env_steps += num_valid
         self._env_steps_seen = self._env_steps + num_steps
         metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
         self._phases.charge(Phase.TRAIN)
@@ -183,6 +183,7 @@ class OnPolicyTrainer:
             dropped_samples=self._datasets.dropped_samples,
             skipped_steps=self._learner.skipped_steps,
             phases=phases,
+            notice=self._learner.take_notice(),
         )
         self._report_started = now
         return report
@@ -204,5 +205,5 @@ class OnPolicyTrainer:
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)
         block = self._learner.publication(self._block)
-        self._publisher.publish(np.asarray(block), self._learner.policy_version, self._env_steps_seen)
+        self._publisher.publish(block, self._learner.policy_version, self._env_steps_seen)
         self._phases.charge(Phase.PUBLISH)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.runtime.processes import RunFailed
@@ -18,25 +18,24 @@ class WeightsPublisher:
         """With `forced_lag` 0 every block goes out at once."""
         self._channel = channel
         self._forced_lag = forced_lag
-        self._held: deque[tuple[npt.NDArray[np.float32], int, int]] = deque()
+        self._held: deque[tuple[Tensor, int, int]] = deque()
 
-    def publish(self, block: npt.NDArray[np.float32], version: int, env_steps: int) -> None:
+    def publish(self, block: Tensor, version: int, env_steps: int) -> None:
         """Publishes `block [N] float32` of `version`, or the older one whose time has come.
 
         Args:
-            block: weights and statistics.
+            block: weights and statistics, on the learner's device.
             version: their policy version.
             env_steps: environment steps that they were trained on.
 
         Raises:
             RunFailed: a number in the block is not finite; nobody is to act with it.
         """
-        if not np.isfinite(block).all():
+        if not torch.isfinite(block).all():
             raise RunFailed(f"weights or statistics of policy version {version} are not finite", is_final=True)
-        if self._forced_lag == 0:
-            self._channel.publish(block, version, env_steps)
-            return
-        self._held.append((block.copy(), version, env_steps))
-        while len(self._held) > 1 and self._held[1][1] <= version - self._forced_lag:
-            self._held.popleft()
-        self._channel.publish(*self._held[0])
+        if self._forced_lag > 0:
+            self._held.append((block.clone(), version, env_steps))
+            while len(self._held) > 1 and self._held[1][1] <= version - self._forced_lag:
+                self._held.popleft()
+            block, version, env_steps = self._held[0]
+        self._channel.publish(block.cpu().numpy(), version, env_steps, on_device=block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.learner.transfer import HostToDevice
 from asyncrl.learner.transitions import Transitions
 
 _MOST_ROUNDS = 1000
@@ -31,8 +33,13 @@ class ReplaySampler:
         reward_scale: float,
         reward_clip: float | None,
         seed: int,
+        device: torch.device | None = None,
     ) -> None:
-        """Prepares for transitions of `n_step` steps, fewer where an episode ends before."""
+        """Prepares for transitions of `n_step` steps, fewer where an episode ends before.
+
+        Batches are put on `device`; they stay on the host if it is not given.
+        """
+        self._move = HostToDevice(device or torch.device("cpu"))
         self.generator = torch.Generator().manual_seed(seed)
         self._stripes = stripes
         self._n_step = n_step
@@ -66,7 +73,8 @@ class ReplaySampler:
                 whole[lost] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        return _as_batches(drawn, num_batches, batch_size)
+        moved = self._move([torch.from_numpy(array) for array in drawn])
+        return _as_batches(moved, num_batches, batch_size)
 
     def _spans(self) -> tuple[IntArray, IntArray]:
         """The first row of each stripe that may be drawn, and how many may."""
@@ -135,7 +143,6 @@ def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return field.reshape(-1, *field.shape[3:])
 
 
-def _as_batches(drawn: tuple[npt.NDArray[Any], ...], num_batches: int, batch_size: int) -> list[Transitions]:
-    tensors = [torch.from_numpy(array) for array in drawn]
-    parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
+def _as_batches(drawn: Sequence[torch.Tensor], num_batches: int, batch_size: int) -> list[Transitions]:
+    parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in drawn)
     return [Transitions(*fields) for fields in zip(*parts, strict=True)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
+from asyncrl.algorithms.losses import Mean
 from asyncrl.models.encoders import Inputs
 
 
@@ -15,6 +18,8 @@ class Samples(NamedTuple):
 
     Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
     are samples, with the states before them, `[N, S]`.
+
+    `share` is what each row counts in a mean, `[N]` float32 of sum 1; without it all count the same.
     """
 
     floats: Tensor
@@ -29,6 +34,7 @@ class Samples(NamedTuple):
     rnn_state: Tensor | None = None
     begins: Tensor | None = None
     valid: Tensor | None = None
+    share: Tensor | None = None
 
     @property
     def inputs(self) -> Inputs:
@@ -49,6 +55,18 @@ class Samples(NamedTuple):
         names, fields = zip(*self.present(), strict=True)
         for parts in zip(*(field.tensor_split(num_batches) for field in fields), strict=True):
             yield self._replace(**dict(zip(names, parts, strict=True)))
+
+    def filled_up(self, size: int) -> Samples:
+        """The same samples in a minibatch of `size` rows, of which those that repeat others have no share."""
+        num_samples = len(self.log_prob)
+        rows = torch.arange(size, device=self.log_prob.device)
+        share = (rows < num_samples).float() / num_samples
+        return self.at(rows % num_samples)._replace(share=share)
+
+    @property
+    def mean(self) -> Mean:
+        """Over the samples of a minibatch."""
+        return torch.mean if self.share is None else functools.partial(torch.dot, self.share)
 
     def present(self) -> list[tuple[str, Tensor]]:
         """The fields that there are."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass
+from typing import Protocol
 
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
@@ -25,12 +26,23 @@ class Columns:
     is_last: bool
 
 
+class SlotReader(Protocol):
+    """What reads slots on its own time, between the two calls for each."""
+
+    def start_copy(self, slot: int) -> None:
+        """The slot is ready."""
+
+    def settle(self, slot: int) -> None:
+        """The slot is about to be freed: waits until it is not read any more."""
+
+
 class SlotLedger:
     """The order of ready slots and free slots. Used by the learner process alone, under its lock."""
 
-    def __init__(self, slots: TrajectorySlots, plan: ResourcePlan) -> None:
+    def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, reader: SlotReader | None = None) -> None:
         """Takes ownership of the slots, all of which are free."""
         self._slots = slots
+        self._reader = reader
         self._plan = plan
         self._free: deque[int] = deque(range(slots.num_slots))
         self._hungry: deque[int] = deque(range(plan.num_splits))
@@ -50,6 +62,8 @@ class SlotLedger:
 
     def add_ready(self, slot: int) -> None:
         """Notes that a split has handed over its slot."""
+        if self._reader is not None:
+            self._reader.start_copy(slot)
         self._ready.append(slot)
         self._hungry.append(self._slots.owner(slot))
 
@@ -150,5 +164,7 @@ class SlotLedger:
             self._free_slot(slot)
 
     def _free_slot(self, slot: int) -> None:
+        if self._reader is not None:
+            self._reader.settle(slot)
         self._slots.free(slot)
         self._free.append(slot)

@@ -29,6 +29,13 @@ class Storage:
         if ranks is not None:
             self.ranks = ranks
 
+    @property
+    def is_capturable(self) -> bool:
+        """Whether an update is operations on its device alone, which can be compiled or captured: exchanges between
+        ranks wait for others.
+        """
+        return self.ranks.num_ranks == 1
+
     def hold(self, name: str, initial: Tensor) -> Tensor:
         """Returns the tensor that a network's weights, or another trained tensor, is to live in.
 

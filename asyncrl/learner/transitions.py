@@ -26,6 +26,11 @@ class Transitions:
     next_obs: Tensor
     discount: Tensor
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All fields in their order."""
+        return [getattr(self, field.name) for field in fields(self)]
+
     def to(self, device: torch.device) -> Transitions:
         """The same transitions on `device`; what is there already is not copied."""
         return Transitions(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})

@@ -5,44 +5,25 @@ A fast way that fails gives way to the plain one for the rest of the run, and th
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from asyncrl.learner.transitions import Transitions
-
-_WARM_UP_UPDATES = 3
-_LONGEST_REASON = 300  # characters; the log has all of it
+from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
 
 log = logging.getLogger(__name__)
 
+Figures = tuple[Tensor | None, ...]
+"""What an update leaves for the metrics, in an order that its learner knows; None for parts that were not trained."""
 
-class UpdateFigures(NamedTuple):
-    """What an update leaves for the metrics, in an order that its learner knows; `actor` is None if it was not trained.
-
-    Attributes:
-        critic: [C].
-        actor: [A], if the policy was trained.
-    """
-
-    critic: Tensor
-    actor: Tensor | None
-
-
-Update = Callable[[Transitions, Tensor, bool], UpdateFigures]
-"""A function of a batch, standard normal noise, and whether the policy is trained; it changes tensors in place.
+Update = Callable[[Sequence[Tensor], bool], Figures]
+"""A function of the tensors that it learns from, and whether the policy is trained; it changes tensors in place.
 
 Everything of it that is no tensor must be the same at each call with the same last argument. What it keeps for the next
 call, such as buffers, it makes in the first.
 """
-
-Compile = Literal["auto", "off", "inductor", "cuda_graph"]
 
 
 class UpdateRunner:
@@ -65,22 +46,25 @@ class UpdateRunner:
         self._fast: Update | None = None
         self._notice: str | None = None
 
-    def __call__(self, batch: Transitions, noise: Tensor, trains_actor: bool) -> UpdateFigures:
+    @property
+    def makes_graphs(self) -> bool:
+        """Whether all updates with the same last argument must have tensors of the same shapes."""
+        return self._way == "cuda_graph"
+
+    def __call__(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
         """Makes one update."""
         if self._way == "off":
-            return self._plain(batch, noise, trains_actor)
+            return self._plain(inputs, trains_actor)
         try:
             if self._fast is None:
                 self._fast = _Compiled(self._plain) if self._way == "inductor" else _Graphed(self._plain, self._device)
-            return self._fast(batch, noise, trains_actor)
+            return self._fast(inputs, trains_actor)
         except Exception as error:
             # Tracing, compiling and capturing come before anything is computed, so the update is still to be made.
-            first_paragraph = str(error).strip().split("\n\n")[0]
-            reason = " ".join(first_paragraph.split()) or type(error).__name__
-            self._notice = f"updates run without --compile={self._way}, which failed: {reason[:_LONGEST_REASON]}"
+            self._notice = f"updates run without --compile={self._way}, which failed: {short_reason(error)}"
             log.warning("--compile=%s failed", self._way, exc_info=True)
             self._way, self._fast = "off", None
-            return self._plain(batch, noise, trains_actor)
+            return self._plain(inputs, trains_actor)
 
     def take_notice(self) -> str | None:
         """What the user should know of, once."""
@@ -96,68 +80,29 @@ class _Compiled:
         self._compiled: Update = torch.compile(update, fullgraph=True, dynamic=False)
         self._seen: set[bool] = set()
 
-    def __call__(self, batch: Transitions, noise: Tensor, trains_actor: bool) -> UpdateFigures:
+    def __call__(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         if trains_actor not in self._seen:
             self._seen.add(trains_actor)
-            return self._plain(batch, noise, trains_actor)
-        return self._compiled(batch, noise, trains_actor)
-
-
-@dataclass(frozen=True)
-class _Graph:
-    """A captured update, the tensors that it reads, and those that it writes its figures to."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: list[Tensor]
-    figures: UpdateFigures
-
-    def replay(self, inputs: list[Tensor]) -> UpdateFigures:
-        for own, given in zip(self.inputs, inputs, strict=True):
-            if own.shape != given.shape:
-                raise ValueError(f"an update was captured with {tuple(own.shape)} and is given {tuple(given.shape)}")
-            own.copy_(given)
-        self.graph.replay()
-        critic, actor = self.figures
-        return UpdateFigures(critic.clone(), None if actor is None else actor.clone())
+            return self._plain(inputs, trains_actor)
+        return self._compiled(inputs, trains_actor)
 
 
 class _Graphed:
-    """By CUDA graphs, one for updates with the policy and one for those without: a few hundred kernels in one call.
-
-    The first updates of each kind run plain, on the stream that captures, as PyTorch asks for: they make the buffers
-    and load the libraries. Capturing computes nothing, so every update is made once.
-    """
+    """By CUDA graphs, one for updates with the policy and one for those without."""
 
     def __init__(self, update: Update, device: torch.device) -> None:
-        self._plain = update
+        self._update = update
         self._device = device
-        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._num_plain: Counter[bool] = Counter()
-        self._graphs: dict[bool, _Graph] = {}
+        self._graphs: dict[bool, tuple[list[Tensor], GraphedFunction[Figures]]] = {}
 
-    def __call__(self, batch: Transitions, noise: Tensor, trains_actor: bool) -> UpdateFigures:
-        if self._num_plain[trains_actor] < _WARM_UP_UPDATES:
-            self._num_plain[trains_actor] += 1
-            return self._warm_up(batch, noise, trains_actor)
+    def __call__(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         if trains_actor not in self._graphs:
-            self._graphs[trains_actor] = self._capture(batch, noise, trains_actor)
-        return self._graphs[trains_actor].replay([*_tensors(batch), noise])
-
-    def _warm_up(self, batch: Transitions, noise: Tensor, trains_actor: bool) -> UpdateFigures:
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            figures = self._plain(batch, noise, trains_actor)
-        current.wait_stream(self._stream)
-        return figures
-
-    def _capture(self, batch: Transitions, noise: Tensor, trains_actor: bool) -> _Graph:
-        inputs = [tensor.clone() for tensor in (*_tensors(batch), noise)]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.device(self._device), torch.cuda.graph(graph, stream=self._stream):
-            figures = self._plain(Transitions(*inputs[:-1]), inputs[-1], trains_actor)
-        return _Graph(graph, inputs, figures)
-
-
-def _tensors(batch: Transitions) -> list[Tensor]:
-    return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
+            own = [tensor.clone() for tensor in inputs]
+            graph = GraphedFunction(lambda: self._update(own, trains_actor), self._device)
+            self._graphs[trains_actor] = own, graph
+        held, function = self._graphs[trains_actor]
+        for tensor, given in zip(held, inputs, strict=True):
+            if tensor.shape != given.shape:
+                raise ValueError(f"an update was captured with {tuple(tensor.shape)} and is given {tuple(given.shape)}")
+            tensor.copy_(given)
+        return tuple(None if figure is None else figure.clone() for figure in function())

@@ -31,6 +31,7 @@ from asyncrl.monitoring.reports import (
     EpisodeRecord,
     EvaluationFailed,
     EvaluationReport,
+    InferenceReport,
     LagMetrics,
     LearnerReport,
     Report,
@@ -162,8 +163,8 @@ class Monitor:
                 self._run_lag.add(report.lag)
                 self._lag = report.lag
             self._last_learner_report = report
-            if report.notice is not None:
-                self.say(f"warning: {report.notice}")
+        if isinstance(report, (LearnerReport, InferenceReport)) and report.notice is not None:
+            self.say(f"warning: {report.notice}")
 
     def mark_first_step(self, at: float | None = None) -> None:
         """Notes that an environment was stepped, now or at a time of the clock; later calls change nothing.

@@ -24,7 +24,7 @@ class EpisodeRecord:
 
 @dataclass(frozen=True)
 class InferenceReport:
-    """One inference worker: forward passes and the observations in them."""
+    """One inference worker: forward passes and the observations in them; `notice` is for the user."""
 
     worker_idx: int
     wall_s: float
@@ -32,6 +32,7 @@ class InferenceReport:
     num_forward_passes: int
     num_observations: int
     phases: Mapping[Phase, float] = field(default_factory=dict)
+    notice: str | None = None
 
 
 @dataclass(frozen=True)

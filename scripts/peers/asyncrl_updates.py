@@ -31,6 +31,7 @@ from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.device_slots import DeviceSlots
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -136,7 +137,7 @@ def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
     while split.advance()[1] is None:
         pass
     slots.take(0)
-    return Batcher(slots, slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
+    return Batcher(DeviceSlots(slots), slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
 
 
 def shared_arena(spec: EnvSpec, config: TrainConfig, begin: Callable[[Storage], object]) -> Arena:

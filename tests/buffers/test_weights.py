@@ -8,9 +8,11 @@ from typing import Any
 import child_targets
 import numpy as np
 import pytest
+import torch
 
 from asyncrl.buffers import weights as weights_module
 from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.device_weights import DeviceWeights
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 
@@ -50,6 +52,33 @@ def test_a_copy_that_was_overtaken_is_made_again(monkeypatch: pytest.MonkeyPatch
     newest = 1 + publications_meanwhile
     assert channel.read(out, seen=0) == (newest, newest * 10, newest)
     assert out.tolist() == [newest] * 4
+
+
+def test_buffers_on_a_device_change_together_with_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = torch.zeros(2, 4)
+    for name in ("offer_device_weights", "find_device_weights"):
+        monkeypatch.setattr(weights_module, name, lambda *args: DeviceWeights(buffers))
+    arena = Arena.create(weights_specs(4))
+    learner, reader = WeightsChannel(arena), WeightsChannel(arena)
+    learner.offer(torch.device("cuda"))
+    learner.publish(block(1.0), version=10, env_steps=1)
+    assert reader.find(torch.device("cuda"))
+    out, host = torch.zeros(4), block(0.0)
+    for number in (2.0, 3.0):
+        learner.publish(block(number), version=int(number), env_steps=0, on_device=torch.full((4,), number))
+    assert reader.read_on_device(out, seen=1) == (3, 3, 0)
+    assert reader.read(host, seen=1) == (3, 3, 0)
+    assert out.tolist() == host.tolist() == [3.0] * 4
+    assert sorted(buffers[:, 0].tolist()) == [2.0, 3.0]
+    assert reader.read_on_device(out, seen=3) is None
+
+
+def test_there_is_nothing_on_a_device_where_learner_or_reader_have_none() -> None:
+    channel = WeightsChannel(Arena.create(weights_specs(4)))
+    channel.offer(torch.device("cpu"))
+    channel.publish(block(1.0), version=10, env_steps=1)
+    assert not channel.find(torch.device("cpu"))
+    assert not channel.find(torch.device("cuda:0"))
 
 
 @pytest.mark.timeout(60)

@@ -129,6 +129,32 @@ def test_a_device_that_is_not_there_is_refused(device: str, machine: Machine, wo
     assert words in only(problems(machine, device=device)).text
 
 
+def test_each_setting_of_a_device_is_looked_at() -> None:
+    two = Machine(4, True, 2)
+    for settings in ({"learner_device": "cuda:2"}, {"inference_devices": ["cuda:1", "cuda:2"], "num_workers": 2}):
+        problem = only(problems(two, **settings))
+        assert problem.settings == (next(iter(settings)),) and "cuda:2" in problem.text
+    assert "not one of cpu, cuda, cuda:N" in only(problems(two, inference_devices=["auto"])).text
+    assert problems(two, learner_device="cuda:0", inference_devices=["cuda:1"]) == []
+
+
+def test_every_device_of_inference_has_a_worker() -> None:
+    settings: dict[str, Any] = {"inference_devices": ["cpu", "cpu"], "inference_mode": "central", "num_workers": 2}
+    problem = only(problems(**settings, num_inference_workers=1))
+    assert problem.suggestions == ("--num_inference_workers=auto",)
+    assert problems(**settings) == []
+
+
+@pytest.mark.parametrize("algo", ["ppo", "a2c"])
+def test_ways_to_run_updates_that_an_algorithm_does_not_have_are_refused(algo: str) -> None:
+    assert "is for --algo=sac" in only(problems(algo=algo, compile="inductor")).text
+    assert "needs a CUDA device" in only(problems(algo=algo, compile="cuda_graph")).text
+
+
+def test_reduced_products_are_not_for_policies_with_memory() -> None:
+    assert only(problems(use_rnn=True, precision="bf16")).suggestions == ("--precision=auto",)
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "auto"])
 def test_a_device_that_is_there_passes(device: str) -> None:
     assert problems(Machine(4, True, 2), device=device) == []

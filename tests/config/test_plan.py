@@ -38,6 +38,20 @@ def test_auto_is_local_on_a_cpu_and_central_with_two_splits_on_a_gpu() -> None:
     assert planned(GPU, serial_mode=True, inference_mode="central").inference_mode == "local"
 
 
+def test_roles_may_have_devices_of_their_own() -> None:
+    two = Machine(cores=8, torch_has_cuda=True, num_cuda_devices=2)
+    plan = planned(two, learner_device="cuda:1", inference_devices=["cuda:0", "cpu"])
+    assert (plan.device, plan.inference_devices, plan.num_inference_workers) == ("cuda:1", ("cuda:0", "cpu"), 2)
+    assert planned(two).inference_devices == ("cuda",)
+    on_host = planned(two, inference_devices=["cpu"])
+    assert (on_host.device, on_host.inference_mode, on_host.inference_devices) == ("cuda", "local", ())
+    assert planned(two, inference_devices=["cuda:1"], num_inference_workers=3).num_inference_workers == 3
+    rank = Machine(cores=8, torch_has_cuda=True, num_cuda_devices=2, num_ranks=2, num_local_ranks=2, local_rank=1)
+    assert (planned(rank).device, planned(rank).inference_devices) == ("cuda:1", ("cuda:1",))
+    assert planned(rank, device="cpu", learner_device="cuda").device == "cuda:1"
+    assert planned(two, backend="hogwild", algo="a2c", device="cuda", learner_device="cuda:1").device == "cuda"
+
+
 @pytest.mark.parametrize("cores", [1, 2, 3, 6, 16, 64, 1000])
 @pytest.mark.parametrize("mode", ["local", "central"])
 def test_auto_workers_and_environments_fill_exactly_one_dataset(cores: int, mode: str) -> None:

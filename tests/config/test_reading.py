@@ -41,7 +41,7 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
             ["--async_rl=False", "--num_batches_to_accumulate=2"],
             "--num_batches_to_accumulate (read with async_rl=True)",
         ),
-        (["--compile=inductor"], "--compile (read with algo=sac)"),
+        (["--inference_devices=cpu"], "--inference_devices (read with inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (read with use_rnn=True)"),
         (["--algo=sac", "--encoder=own"], "--encoder (read with algo=ppo or a2c or a3c)"),
         (["--algo=sac", "--backend=hogwild", "--compile=off"], "--compile (read with backend=actor_learner)"),

@@ -39,6 +39,9 @@ class FakePolicy:
     def refresh(self) -> None:
         self._log.append("refresh")
 
+    def take_notice(self) -> str | None:
+        return "no graphs"
+
     def answer(self, places: Sequence[tuple[int, int]]) -> None:
         assert all(self._table.is_open(split_idx) for split_idx in self.watched)
         self._log.append("answer")
@@ -110,6 +113,7 @@ def test_both_splits_of_a_worker_that_ask_together_wake_it_once() -> None:
     assert {worker: waker.count for worker, waker in service.wakers.items()} == {0: 1, 2: 0}
     report = service.worker.report()
     assert (report.num_forward_passes, report.num_observations) == (1, 2 * service.slots.num_envs)
+    assert report.notice == "no graphs"
 
 
 def test_news_of_a_request_that_was_answered_already_changes_nothing() -> None:

@@ -54,17 +54,20 @@ class Fakes:
             self.fakes = fakes
 
         def publish(self, block: Any, version: int, env_steps: int) -> None:
-            self.fakes.log.append(("publish", version, block[0], env_steps))
+            self.fakes.log.append(("publish", version, float(block[0]), env_steps))
 
     def poll(self) -> None:
         """Of the exchange: nothing is granted here."""
 
     # the learner
-    block_size, skipped_steps = 4, 0
+    block_size, skipped_steps, device = 4, 0, torch.device("cpu")
 
     @property
     def policy_version(self) -> int:
         return self.version
+
+    def take_notice(self) -> None:
+        """There is nothing to say."""
 
     def publication(self, out: torch.Tensor) -> torch.Tensor:
         return out.fill_(float(self.version))

@@ -21,6 +21,7 @@ class Fakes:
     """A trainer over fakes of all but the replay, which write down what is done to them."""
 
     block_size, policy_version, due, achieved_ratio, skipped_steps = 4, 0, 0, 0.5, 0
+    device = torch.device("cpu")
 
     def __init__(self, **settings: Any) -> None:
         self.log: list[Any] = []
@@ -65,7 +66,7 @@ class Fakes:
 
     # the publisher
     def publish(self, block: Any, version: int, env_steps: int) -> None:
-        self.log.append(("publish", version, block[0], env_steps))
+        self.log.append(("publish", version, float(block[0]), env_steps))
 
 
 def test_all_that_is_due_is_learned_in_parts_and_weights_go_out_before_workers_may_step() -> None:

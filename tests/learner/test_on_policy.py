@@ -9,19 +9,26 @@ import dataclasses
 import math
 import re
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from datasets import BOX, CHOICE, CPU, Actor, nothing
+from graph_stand_ins import PlainCall
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
 from asyncrl.algorithms.vtrace import vtrace
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.hogwild.storage import Copies, SharedStorage
+from asyncrl.learner import update_runner
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.storage import Storage
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
 
@@ -404,6 +411,76 @@ def test_adaptive_rates_stay_within_their_range() -> None:
         dataset.action_parameters[..., :2] += shift
         learner.train(dataset, 0, nothing)
         assert learner.state_dict().scalars["learning_rate"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ppo_clip_value": 0.1, "entropy_loss_coeff": 0.01, "kl_loss_coeff": 0.2},
+        {"algo": "a2c", "with_vtrace": True, "num_epochs": 1},
+        {"lr_schedule": "kl_adaptive_minibatch", "learning_rate": 1e-3},
+    ],
+    ids=["ppo", "a2c", "adaptive"],
+)
+def test_minibatches_filled_up_for_a_graph_train_as_those_that_are_not(
+    spec: EnvSpec, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
+    settings = {"num_batches_per_epoch": 3, **settings}
+    (plain, actor), (graphed, _) = make(spec, **settings), make(spec, compile="cuda_graph", **settings)
+    for number in range(3):
+        dataset = actor.collect(actor.receive(plain), shift=float(number))
+        graphed.publication()
+        assert dataset.num_valid < dataset.num_rows, "minibatches are smaller than they may be"
+        found, expected = (dataclasses.astuple(each.train(dataset, 0, nothing)) for each in (graphed, plain))
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
+    assert graphed.take_notice() is None
+    assert graphed._update_runner.makes_graphs
+
+
+def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so() -> None:
+    (plain, actor), (graphed, _) = make(BOX), make(BOX, compile="cuda_graph")
+    dataset = actor.collect(actor.receive(plain))
+    for learner in (plain, graphed):
+        learner.publication()
+        learner.train(dataset, 0, nothing)
+    torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
+    notice = graphed.take_notice()
+    assert notice is not None and "--compile=cuda_graph" in notice
+
+
+def test_what_does_not_fit_into_a_graph_runs_plainly() -> None:
+    config = TrainConfig(batch_size=64, num_batches_per_epoch=2, encoder_mlp_layers=[16], compile="cuda_graph")
+    arena = Arena.create(shared_tensor_specs({"model": 1000}, {"obs": 3, "return": 1}, num_workers=1))
+    of_ranks = Storage(SimpleNamespace(num_ranks=2, rank=0))
+    for storage in (of_ranks, SharedStorage(arena, 1), SharedStorage(arena, 1, Copies.PULLED)):
+        assert not storage.is_capturable
+    recurrent = config.model_copy(update={"use_rnn": True})
+    learner = OnPolicyLearner(ActorCritic(BOX, recurrent), recurrent, CPU)
+    assert not learner._update_runner.makes_graphs
+    of_two = OnPolicyLearner(ActorCritic(BOX, config), config, CPU, of_ranks)
+    assert not of_two._update_runner.makes_graphs
+    assert OnPolicyLearner(ActorCritic(BOX, config), config, CPU)._update_runner.makes_graphs
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+def test_reduced_products_give_nearly_the_same_gradients(spec: EnvSpec) -> None:
+    settings: dict[str, Any] = {"encoder_mlp_layers": [64, 64], "num_batches_per_epoch": 1, "num_epochs": 1}
+    (exact, actor), (reduced, _) = make(spec, **settings), make(spec, precision="bf16", **settings)
+    dtypes = set()
+    reduced.model.actor.register_forward_hook(lambda module, given, features: dtypes.add(features.dtype))
+    for _ in range(5):
+        dataset = actor.collect(actor.receive(exact))
+        reduced.load_state_dict(exact.state_dict())
+        for learner in (exact, reduced):
+            learner.publication()
+            assert learner.train(dataset, 0, nothing) is not None
+        cosine = torch.nn.functional.cosine_similarity(exact._gradient, reduced._gradient, dim=0)
+        assert cosine > 0.99
+    assert dtypes == {torch.bfloat16}
+    assert all(tensor.dtype == torch.float32 for tensor in reduced.model.parameters())
 
 
 def test_a_restored_learner_continues_to_the_bit() -> None:

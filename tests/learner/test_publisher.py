@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
@@ -17,7 +18,7 @@ from asyncrl.runtime.processes import RunFailed
 def test_published_weights_are_late_by_the_forced_lag(forced_lag: int, seen: list[int]) -> None:
     channel = WeightsChannel(Arena.create(weights_specs(3)))
     publisher = WeightsPublisher(channel, forced_lag)
-    block, out = np.empty(3, np.float32), np.empty(3, np.float32)
+    block, out = torch.empty(3), np.empty(3, np.float32)
     for publication, (version, expected) in enumerate(zip(range(0, 20, 4), seen, strict=True), start=1):
         block[:] = 100 + version  # the learner writes every publication into the same memory
         publisher.publish(block, version, 10 * version)
@@ -29,5 +30,5 @@ def test_published_weights_are_late_by_the_forced_lag(forced_lag: int, seen: lis
 def test_what_is_not_finite_is_never_published(bad: float) -> None:
     channel = WeightsChannel(Arena.create(weights_specs(3)))
     with pytest.raises(RunFailed, match="policy version 7 are not finite"):
-        WeightsPublisher(channel, 0).publish(np.array([1.0, bad, 2.0], np.float32), 7, 0)
+        WeightsPublisher(channel, 0).publish(torch.tensor([1.0, bad, 2.0]), 7, 0)
     assert channel.num_publications == 0

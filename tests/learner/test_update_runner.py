@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from graph_stand_ins import PlainCall
 from torch import Tensor
 
-from asyncrl.learner.transitions import Transitions
-from asyncrl.learner.update_runner import Compile, UpdateFigures, UpdateRunner
+from asyncrl.learner import update_runner
+from asyncrl.learner.update_runner import Figures, UpdateRunner
+from asyncrl.models.cuda_graph import Compile
 
 CPU = torch.device("cpu")
-BATCH = Transitions(*(torch.ones(2) for _ in range(5)))
+INPUTS = [torch.zeros(3), torch.ones(2)]
 
 
 class CountingUpdate:
-    """Adds the noise to a tensor, and counts how often it did."""
+    """Adds its last input to a tensor, and counts how often it did."""
 
     def __init__(self) -> None:
         self.total = torch.zeros(2)
         self.count = 0
 
-    def __call__(self, batch: Transitions, noise: Tensor, trains_actor: bool) -> UpdateFigures:
+    def __call__(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         self.count += 1
-        self.total += noise
-        return UpdateFigures(self.total.clone(), self.total.sum() if trains_actor else None)
+        self.total += inputs[-1]
+        return self.total.clone(), self.total.sum() if trains_actor else None
 
 
 def fail_to_compile(error: Exception) -> Callable[..., Any]:
@@ -57,9 +59,9 @@ def test_a_way_that_fails_gives_way_to_the_plain_one_and_says_so_once(
     update = CountingUpdate()
     runner = UpdateRunner(update, way, CPU)
     for number in range(1, 6):
-        figures = runner(BATCH, torch.ones(2), number % 2 == 0)
-        assert figures.critic.tolist() == [number, number]
-        assert (figures.actor is not None) == (number % 2 == 0)
+        critic, actor = runner(INPUTS, number % 2 == 0)
+        assert critic is not None and critic.tolist() == [number, number]
+        assert (actor is not None) == (number % 2 == 0)
     assert update.count == 5, "each update is made once"
     notice = runner.take_notice()
     assert notice is not None
@@ -68,18 +70,42 @@ def test_a_way_that_fails_gives_way_to_the_plain_one_and_says_so_once(
 
 
 def test_what_the_plain_update_raises_is_no_matter_of_compiling() -> None:
-    def fail(batch: Transitions, noise: Tensor, trains_actor: bool) -> UpdateFigures:
+    def fail(inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         raise FloatingPointError("not finite")
 
     for way in ("off", "auto", "cuda_graph"):
         with pytest.raises(FloatingPointError, match="not finite"):
-            UpdateRunner(fail, way, CPU)(BATCH, torch.ones(2), True)
+            UpdateRunner(fail, way, CPU)(INPUTS, True)
 
 
 def test_nothing_is_compiled_on_a_cpu_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", fail_to_compile(RuntimeError("was compiled")))
     for way in ("auto", "off"):
         runner = UpdateRunner(CountingUpdate(), way, CPU)
-        runner(BATCH, torch.ones(2), True)
-        runner(BATCH, torch.ones(2), True)
+        runner(INPUTS, True)
+        runner(INPUTS, True)
         assert runner.take_notice() is None
+
+
+def test_a_graph_reads_the_inputs_of_its_own_kind_of_update_and_refuses_other_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(update_runner, "GraphedFunction", PlainCall)
+    seen: list[tuple[int, float]] = []
+
+    def update(inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+        seen.append((inputs[0].data_ptr(), float(inputs[0].sum())))
+        return (inputs[0] * 2.0,)
+
+    runner = UpdateRunner(update, "cuda_graph", CPU)
+    assert runner.makes_graphs
+    kinds = [(1.0, True), (2.0, False), (3.0, True), (4.0, False)]
+    figures = [runner([torch.full((2,), value)], kind)[0] for value, kind in kinds]
+    assert [float(figure[0]) for figure in figures if figure is not None] == [2.0, 4.0, 6.0, 8.0]
+    assert [total for _, total in seen] == [2.0, 4.0, 6.0, 8.0]
+    addresses = [address for address, _ in seen]
+    assert addresses[0] == addresses[2] != addresses[1] == addresses[3]
+    runner([torch.ones(5)], True)
+    notice = runner.take_notice()
+    assert notice is not None and "captured with (2,) and is given (5,)" in notice
+    assert not runner.makes_graphs

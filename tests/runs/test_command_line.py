@@ -113,6 +113,8 @@ def test_ctrl_c_finishes_the_update_and_saves(
 ) -> None:
     training = start("asyncrl.train", "--env=CartPole-v1", *flags, *PROBE)
     training.wait_until_trained()
+    recorded = lambda: {name for record in training.records() for name in record}  # noqa: E731
+    training.wait_until(lambda: recorded() >= metric_names, "every metric was recorded")
     os.killpg(training.process.pid, signal.SIGINT)
     code, _, stderr = training.finish()
     assert code == 130
@@ -122,7 +124,6 @@ def test_ctrl_c_finishes_the_update_and_saves(
     assert saved is not None
     assert summary["checkpoint"].endswith(saved.name)
     assert checkpoint.load(saved).state["env_steps"] == summary["env_steps"] > 0
-    assert {name for record in training.records() for name in record} >= metric_names
 
 
 def test_ctrl_c_before_there_is_a_run_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,122 @@
+"""Published weights in the memory of a CUDA device, for those on the same device who act with them.
+
+The learner allocates two buffers and leaves the driver's handle of them in the arena; an inference worker opens it.
+Which buffer holds what, and whether a copy is whole, is said by the words of `WeightsChannel`, as for the buffers on
+the host: both sides wait for their copies before they go by the words. The memory is the learner's while it lives.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asyncrl.buffers.arena import Arena, ArraySpec
+
+log = logging.getLogger(__name__)
+
+_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
+_LAZY_ENABLE_PEER_ACCESS = 1
+
+
+def device_weights_specs() -> list[ArraySpec]:
+    """Arrays for the handle, and whether it is there: the number of its device plus 1."""
+    return [ArraySpec("weights.handle", "uint8", (_HANDLE_BYTES,)), ArraySpec("weights.handle_device", "int64", (1,))]
+
+
+class DeviceWeights:
+    """The two buffers `[2, N] float32`."""
+
+    def __init__(self, buffers: Tensor) -> None:
+        """Takes the buffers of this process, or those of another that it has opened."""
+        self._buffers = buffers
+
+    def write(self, place: int, block: Tensor) -> None:
+        """Copies `block [N]` to a buffer (learner)."""
+        self._buffers[place].copy_(block)
+        self._wait()
+
+    def read(self, place: int, out: Tensor) -> None:
+        """Copies a buffer to `out [N]`."""
+        out.copy_(self._buffers[place])
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._buffers.is_cuda:
+            torch.cuda.current_stream(self._buffers.device).synchronize()
+
+
+def offer_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
+    """Allocates the buffers on the learner's device; None where there is nothing to share.
+
+    Args:
+        arena: gets the handle.
+        device: the learner's.
+        num_values: N.
+    """
+    if device.type != "cuda":
+        return None
+    address, handle = ctypes.c_uint64(), _Handle()
+    try:
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()  # so that the device's context is there
+            _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(2 * num_values * 4))
+            _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
+            buffers = _view(address.value, num_values, device)
+    except (OSError, RuntimeError):
+        log.warning("weights go over the host: the device's memory cannot be shared", exc_info=True)
+        return None
+    arena.array("weights.handle")[:] = np.frombuffer(bytes(handle), dtype=np.uint8)
+    arena.words("weights.handle_device")[0] = _number(device) + 1
+    return DeviceWeights(buffers.zero_())
+
+
+def find_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
+    """Opens the learner's buffers if they are on `device`; after the first publication they are there or never."""
+    if device.type != "cuda" or arena.words("weights.handle_device")[0] != _number(device) + 1:
+        return None
+    address, handle = ctypes.c_uint64(), _Handle.from_buffer_copy(arena.array("weights.handle").tobytes())
+    try:
+        with torch.cuda.device(device):
+            torch.cuda.current_stream().synchronize()
+            _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), handle, ctypes.c_uint(_LAZY_ENABLE_PEER_ACCESS))
+            return DeviceWeights(_view(address.value, num_values, device))
+    except (OSError, RuntimeError):
+        log.warning("weights come over the host: the learner's memory could not be opened", exc_info=True)
+        return None
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_ubyte * _HANDLE_BYTES),)
+
+
+class _Memory:
+    """Tells PyTorch what lies at an address of a device."""
+
+    def __init__(self, address: int, num_values: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (2, num_values),
+            "typestr": "<f4",
+            "data": (address, False),
+            "strides": None,
+            "version": 3,
+        }
+
+
+def _view(address: int | None, num_values: int, device: torch.device) -> Tensor:
+    assert address is not None
+    return torch.as_tensor(_Memory(address, num_values), device=device)
+
+
+def _call(name: str, *arguments: Any) -> None:
+    code = getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments)
+    if code != 0:
+        raise RuntimeError(f"{name} returned CUDA error {code}")
+
+
+def _number(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
