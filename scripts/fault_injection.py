@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,9 +71,9 @@ CASES = (
 class Run(WatchedRun):
     """A run of a case, whose standard error is read with the times at which lines came."""
 
-    def __init__(self, case: Case, place: Path) -> None:
-        """Starts it."""
-        super().__init__(place, ("--max_restarts=1000", "--preset=none", *case.flags), subprocess.PIPE)
+    def __init__(self, flags: Sequence[str], place: Path, launcher: Sequence[str] = (sys.executable,)) -> None:
+        """Starts it with these flags, in a folder of `place`."""
+        super().__init__(place, ("--max_restarts=1000", "--preset=none", *flags), subprocess.PIPE, launcher)
         self.lines: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -94,15 +94,16 @@ class Run(WatchedRun):
         self._reader.join(5.0)
 
 
-def _count(log: Path, pattern: re.Pattern[str]) -> int:
+def count(log: Path, pattern: re.Pattern[str]) -> int:
+    """How often a pattern is found in a log; 0 if there is none."""
     return len(pattern.findall(log.read_text())) if log.exists() else 0
 
 
 def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | None:
     """Kills a random victim, waits until its successor is at work; None if the run ended before."""
     time.sleep(chance.uniform(0.0, 1.5))
-    log = chance.choice([log for log in sorted(run.logs.glob(case.victims)) if _count(log, STARTED)])
-    num_at_work = _count(log, AT_WORK)
+    log = chance.choice([log for log in sorted(run.logs.glob(case.victims)) if count(log, STARTED)])
+    num_at_work = count(log, AT_WORK)
     pid = int(STARTED.findall(log.read_text())[-1])
     killed_at = time.monotonic()
     try:
@@ -113,7 +114,7 @@ def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | No
         return None
     await_condition(lambda: run.is_over or run.noticed_at(log.stem, killed_at) is not None, NOTICE_LIMIT_S)
     noticed_at = run.noticed_at(log.stem, killed_at)
-    recovered = await_condition(lambda: run.is_over or _count(log, AT_WORK) > num_at_work, RECOVER_LIMIT_S)
+    recovered = await_condition(lambda: run.is_over or count(log, AT_WORK) > num_at_work, RECOVER_LIMIT_S)
     if run.is_over and noticed_at is None:
         return None  # it was done when the kill came
     return {
@@ -127,11 +128,11 @@ def run_case(case: Case, most_kills: int, seed: int, record: Callable[[dict[str,
     """One run with kills; returns how many there were."""
     chance, num_kills = random.Random(seed), 0
     with tempfile.TemporaryDirectory(prefix="asyncrl_faults_") as folder:
-        run = Run(case, Path(folder))
+        run = Run(case.flags, Path(folder))
         try:
             started_at = time.monotonic()
             victims = functools.partial(run.logs.glob, case.victims)
-            await_condition(lambda: run.is_over or any(_count(log, AT_WORK) for log in victims()), 120.0)
+            await_condition(lambda: run.is_over or any(count(log, AT_WORK) for log in victims()), 120.0)
             for _ in range(4 * most_kills):
                 if num_kills == most_kills or run.is_over:
                     break

@@ -74,6 +74,7 @@ class HogwildActorCritic(OnPolicyLearner):
             if before % 2 == 0 and units.written == before:
                 break
         if self._config.normalize_input:
+            self._obs_moments.merge()
             self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:

@@ -21,7 +21,7 @@ from asyncrl.learner.storage import Storage
 class MergedMoments(RunningMoments):
     """Moments of what all processes have seen. Each writes only its own part, so nothing is lost or counted twice.
 
-    `mean`, `variance` and `count` are those of all, as of the last `update` or `merge`.
+    `mean`, `variance` and `count` are those of all, as of the last `merge`.
     """
 
     def __init__(self, shared: SharedMoments, owner: int) -> None:
@@ -39,28 +39,23 @@ class MergedMoments(RunningMoments):
         self.merge()
 
     def update(self, batch: Tensor) -> None:
-        """Takes in `batch: [N, D] float32`, unless one of its numbers is not finite, and what others have taken in.
-
-        The batch may be on any device.
-        """
+        """Takes in `batch: [N, D] float32`, on any device, unless one of its numbers is not finite."""
         batch = batch.cpu()
         self._own.update(batch)
         self._shared.write(self._owner, self._own.count, self._own.mean.numpy(), self._own.variance.numpy())
-        self.merge()
 
     def merge(self) -> None:
-        """Takes over what others have taken in (Chan et al. 1979); of one who is writing, what was last read."""
+        """Takes over what all have taken in (Chan et al. 1979); of one who is writing, what was last read."""
         self._shared.read_all(self._entries)
         table, size = self._entries, self._shared.size
-        counts = table[:, :1]
+        counts = table[:, 0]
         total = counts.sum()
         if total == 0:
             return
-        means, variances = table[:, 1 : 1 + size], table[:, 1 + size :]
-        mean = (counts * means).sum(0) / total
-        variance = (counts * (variances + np.square(means - mean))).sum(0) / total
-        self.mean.copy_(torch.from_numpy(mean))
-        self.variance.copy_(torch.from_numpy(variance))
+        shares, means, variances = counts / total, table[:, 1 : 1 + size], table[:, 1 + size :]
+        mean = np.matmul(shares, means, out=self.mean.numpy())
+        shifts = means - mean
+        np.matmul(shares, variances + shifts * shifts, out=self.variance.numpy())
         self.count = int(total)
 
 

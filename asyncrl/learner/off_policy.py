@@ -122,6 +122,7 @@ class OffPolicyLearner:
         if not self._config.normalize_input:
             return
         self._obs_moments.update(obs.to(self.device, torch.float32))
+        self._obs_moments.merge()
         self._take_statistics()
 
     def _take_statistics(self) -> None:

@@ -45,6 +45,9 @@ class RunningMoments:
         self.variance.lerp_(spread, weight).addcmul_(shift, shift, value=weight * (1.0 - weight))
         self.count = total
 
+    def merge(self) -> None:
+        """Takes over what was taken in elsewhere; nothing where nobody else has a part in these moments."""
+
     def _moments_of(self, batch: Tensor) -> tuple[int, Tensor, Tensor]:
         """Count of vectors, their mean less the running mean, and their variance; zeros if they are not finite."""
         nothing = 0, torch.zeros_like(self.mean), torch.zeros_like(self.mean)

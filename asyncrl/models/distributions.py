@@ -223,9 +223,10 @@ class SquashedGaussian(DiagonalGaussian):
         Quadrature is free of noise and differentiable; its error is below 0.01 nats an action up to a deviation of 2.
         """
         mean, log_std = parameters.chunk(2, dim=-1)
-        nodes, weights = self._nodes.to(mean.device), self._weights.to(mean.device)
-        points = torch.addcmul(mean.unsqueeze(-1), log_std.exp().unsqueeze(-1), nodes)
-        return super().entropy(parameters) + (_log_tanh_slope(points) @ weights).sum(-1)
+        if self._nodes.device != mean.device:  # once, for a CUDA graph takes nothing from the host
+            self._nodes, self._weights = self._nodes.to(mean.device), self._weights.to(mean.device)
+        points = torch.addcmul(mean.unsqueeze(-1), log_std.exp().unsqueeze(-1), self._nodes)
+        return super().entropy(parameters) + (_log_tanh_slope(points) @ self._weights).sum(-1)
 
 
 class Categorical(ActionDistribution):
