@@ -71,9 +71,9 @@ CASES = (
 class Run(WatchedRun):
     """A run of a case, whose standard error is read with the times at which lines came."""
 
-    def __init__(self, flags: Sequence[str], place: Path, launcher: Sequence[str] = (sys.executable,)) -> None:
+    def __init__(self, flags: Sequence[str], place: Path) -> None:
         """Starts it with these flags, in a folder of `place`."""
-        super().__init__(place, ("--max_restarts=1000", "--preset=none", *flags), subprocess.PIPE, launcher)
+        super().__init__(place, ("--max_restarts=1000", "--preset=none", *flags), subprocess.PIPE)
         self.lines: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

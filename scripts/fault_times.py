@@ -3,7 +3,7 @@
     python scripts/fault_times.py                # about three minutes; prints one table
 
 Each fault is brought about several times, each time in a run of its own: `reset` raises in all workers, a segmentation
-fault in a worker, SIGKILL of the runner, of the fork server (and then of a worker), of the learner of one of two ranks.
+fault in a worker, SIGKILL of the runner, of the fork server (and then of a worker).
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import argparse
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -67,21 +66,11 @@ def fork_server_is_killed(start: Start) -> Times:
     return _times(run, faulty_at, "rollout worker 0 died", lambda: count(log, AT_WORK) > 1)
 
 
-def learner_of_a_rank_is_killed(start: Start) -> Times:
-    """Until both ranks have said so and are gone."""
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    run = start(*_RUN, launcher=launcher)
-    log = run.folder / "ranks" / "1" / "logs" / "learner.log"
-    await_condition(lambda: any(count(each, AT_WORK) for each in log.parent.glob("rollout-*.log")), LIMIT_S)
-    return _times(run, _send(_pid(log), signal.SIGKILL), "rank 1 on", lambda: run.is_over)
-
-
 FAULTS: dict[str, Callable[[Start], Times]] = {
     "1: reset raises in all workers (from the start of the command)": all_resets_raise,
     "5: segmentation fault in a worker": segmentation_fault,
     "9: SIGKILL of the runner": runner_is_killed,
     "20: SIGKILL of the fork server, then of a worker": fork_server_is_killed,
-    "22: SIGKILL of the learner of one of two ranks": learner_of_a_rank_is_killed,
 }
 
 
@@ -102,8 +91,8 @@ def _measure(fault: Callable[[Start], Times]) -> Times:
     with tempfile.TemporaryDirectory(prefix="asyncrl_faults_") as folder:
         runs: list[Run] = []
 
-        def start(*flags: str, launcher: Sequence[str] = (sys.executable,)) -> Run:
-            runs.append(Run(flags, Path(folder), launcher))
+        def start(*flags: str) -> Run:
+            runs.append(Run(flags, Path(folder)))
             return runs[-1]
 
         try:

@@ -27,14 +27,12 @@ class WatchedRun:
         process: its main process.
     """
 
-    def __init__(
-        self, place: Path, flags: Sequence[str], stderr: int | IO[str], launcher: Sequence[str] = (sys.executable,)
-    ) -> None:
+    def __init__(self, place: Path, flags: Sequence[str], stderr: int | IO[str]) -> None:
         """Starts it with these flags; its folder is made in `place`, what it says goes to `stderr`."""
         self.folder = place / "runs" / "run"
         self._entries_before = _shared_memory_entries()
         self.process = subprocess.Popen(
-            [*launcher, "-m", "asyncrl.train", "--train_dir=runs", "--experiment=run", *flags],
+            [sys.executable, "-m", "asyncrl.train", "--train_dir=runs", "--experiment=run", *flags],
             cwd=place,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
