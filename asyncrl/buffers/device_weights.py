@@ -15,17 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.buffers.arena import Arena, ArraySpec
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.weights import HANDLE_BYTES, FloatArray
 
 log = logging.getLogger(__name__)
 
-_HANDLE_BYTES = 64  # CU_IPC_HANDLE_SIZE
 _LAZY_ENABLE_PEER_ACCESS = 1
-
-
-def device_weights_specs() -> list[ArraySpec]:
-    """Arrays for the handle, and whether it is there: the number of its device plus 1."""
-    return [ArraySpec("weights.handle", "uint8", (_HANDLE_BYTES,)), ArraySpec("weights.handle_device", "int64", (1,))]
 
 
 class DeviceWeights:
@@ -35,9 +30,9 @@ class DeviceWeights:
         """Takes the buffers of this process, or those of another that it has opened."""
         self._buffers = buffers
 
-    def write(self, place: int, block: Tensor) -> None:
+    def write(self, place: int, block: Tensor | FloatArray) -> None:
         """Copies `block [N]` to a buffer (learner)."""
-        self._buffers[place].copy_(block)
+        self._buffers[place].copy_(torch.as_tensor(block))
         self._wait()
 
     def read(self, place: int, out: Tensor) -> None:
@@ -91,7 +86,7 @@ def find_device_weights(arena: Arena, device: torch.device, num_values: int) -> 
 
 
 class _Handle(ctypes.Structure):
-    _fields_ = (("reserved", ctypes.c_ubyte * _HANDLE_BYTES),)
+    _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
 class _Memory:

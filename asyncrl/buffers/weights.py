@@ -8,20 +8,21 @@ overwrite buffer n % 2 and is begun only after the count became n + 1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from asyncrl.buffers.arena import Arena, ArraySpec
-from asyncrl.buffers.device_weights import (
-    DeviceWeights,
-    device_weights_specs,
-    find_device_weights,
-    offer_device_weights,
-)
+
+if TYPE_CHECKING:  # those who only plan the memory need no torch
+    import torch
+    from torch import Tensor
+
+    from asyncrl.buffers.device_weights import DeviceWeights
+
+HANDLE_BYTES = 64
+"""Of a handle of CUDA memory (CU_IPC_HANDLE_SIZE)."""
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -64,10 +65,14 @@ class WeightsChannel:
 
     def offer(self, device: torch.device) -> None:
         """Publishes on the learner's device as well, if others can read there (learner, before it publishes)."""
+        from asyncrl.buffers.device_weights import offer_device_weights
+
         self._on_device = offer_device_weights(self._arena, device, self._buffers.shape[1])
 
     def find(self, device: torch.device) -> bool:
         """Says whether the weights can be read on `device`, once they were published."""
+        from asyncrl.buffers.device_weights import find_device_weights
+
         self._on_device = find_device_weights(self._arena, device, self._buffers.shape[1])
         return self._on_device is not None
 
@@ -82,7 +87,7 @@ class WeightsChannel:
         """
         count = self._count[0] + 1
         if self._on_device is not None:
-            self._on_device.write(count % 2, torch.from_numpy(block) if on_device is None else on_device)
+            self._on_device.write(count % 2, block if on_device is None else on_device)
         self._buffers[count % 2] = block
         self._versions[count % 2] = version
         self._env_steps[count % 2] = env_steps
@@ -124,5 +129,7 @@ def weights_specs(num_values: int) -> list[ArraySpec]:
         ArraySpec("weights.versions", "int64", (2,)),
         ArraySpec("weights.env_steps", "int64", (2,)),
         ArraySpec("weights.count", "int64", (1,)),
-        *device_weights_specs(),
+        # For the memory of a device: the driver's handle, and the number of the device plus 1 once it is there.
+        ArraySpec("weights.handle", "uint8", (HANDLE_BYTES,)),
+        ArraySpec("weights.handle_device", "int64", (1,)),
     ]

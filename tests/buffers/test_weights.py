@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.buffers import device_weights
 from asyncrl.buffers import weights as weights_module
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.device_weights import DeviceWeights
@@ -57,7 +58,7 @@ def test_a_copy_that_was_overtaken_is_made_again(monkeypatch: pytest.MonkeyPatch
 def test_buffers_on_a_device_change_together_with_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = torch.zeros(2, 4)
     for name in ("offer_device_weights", "find_device_weights"):
-        monkeypatch.setattr(weights_module, name, lambda *args: DeviceWeights(buffers))
+        monkeypatch.setattr(device_weights, name, lambda *args: DeviceWeights(buffers))
     arena = Arena.create(weights_specs(4))
     learner, reader = WeightsChannel(arena), WeightsChannel(arena)
     learner.offer(torch.device("cuda"))
