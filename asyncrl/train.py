@@ -26,7 +26,7 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.printing import format_settings
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.monitor import Monitor, process_started_at
+from asyncrl.monitoring.monitor import Monitor
 from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.monitoring.summary import Earlier
 from asyncrl.runtime import run_folder
@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done, 1 failed, 2 wrong usage, 3 processes or environments failed too often, 130 stopped by Ctrl-C, 143 by
         SIGTERM.
     """
-    started_at = process_started_at()
+    # Imports have taken about their processor time. The age of the process would count what it was before, as the shell
+    # that `bash -c "...; exec python ..."` turns into Python.
+    started_at = time.monotonic() - (time.process_time() if argv is None else 0.0)
     try:
         return _run(sys.argv[1:] if argv is None else argv, started_at)
     except KeyboardInterrupt:  # there is no run yet, which would take it for a request

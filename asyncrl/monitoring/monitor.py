@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import psutil
-
 from asyncrl.monitoring.metrics import (
     EpisodeStatistics,
     FailureCounts,
@@ -91,7 +89,7 @@ class Monitor:
             config: the run's settings.
             plan: the run's plan, for its bound on the lag.
             clock: seconds that only go forward.
-            started_at: when the command was given, on that clock; now if None. See `process_started_at`.
+            started_at: when the command was given, on that clock; now if None.
             progress: what to show; what suits the terminal if None.
             earlier: what the run had come to before, if it goes on.
             restarts: processes that were started again before.
@@ -394,8 +392,3 @@ def _read_episodes(path: Path) -> list[EpisodeRecord]:
         return [EpisodeRecord(*fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         return []
-
-
-def process_started_at() -> float:
-    """Returns when this process started, in `time.monotonic`'s seconds: before Python and its imports."""
-    return time.monotonic() - max(0.0, time.time() - psutil.Process().create_time())

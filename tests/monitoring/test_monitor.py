@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.monitoring.monitor import Monitor, process_started_at
+from asyncrl.monitoring.monitor import Monitor
 from asyncrl.monitoring.phases import Phase
 from asyncrl.monitoring.reports import (
     CheckpointReport,
@@ -417,9 +417,3 @@ def test_the_time_left_is_that_of_the_nearer_limit(tmp_path):
     assert run.progress.records[-1].remaining_s == pytest.approx(8000 / 500)
     run.at(50, learner(2100))
     assert run.progress.records[-1].remaining_s == pytest.approx(60 - 49)
-
-
-def test_the_process_began_in_the_past_and_not_long_ago():
-    import time
-
-    assert 0 < time.monotonic() - process_started_at() < 24 * 3600

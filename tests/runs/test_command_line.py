@@ -178,3 +178,14 @@ def test_ctrl_c_twice_stops_in_the_middle_of_an_update(start: Callable[..., Comm
     assert "Traceback" not in stderr
     assert training.summary()["status"] == "interrupted"
     assert training.checkpoint() is None
+
+
+def test_what_the_process_was_before_it_was_this_command_is_not_its_time(tmp_path: Path) -> None:
+    given_at = time.monotonic()
+    slept_s = 2.0
+    shell = ("bash", "-c", f'sleep {slept_s}; exec "$0" "$@"')
+    flags = ("--env=CartPole-v1", "--serial_mode", "--train_for_env_steps=500", *PROBE)
+    training = Command("asyncrl.train", *flags, cwd=tmp_path, prefix=shell)
+    code, _, stderr = training.finish()
+    assert code == 0, stderr
+    assert 0.0 < training.summary()["wall_s"] < time.monotonic() - given_at - slept_s
