@@ -13,7 +13,7 @@ import pytest
 import torch
 from small_runs import BOX, CHOICE
 
-from asyncrl.buffers.shared_tensors import ReturnUnits, SharedTensor
+from asyncrl.buffers.shared_tensors import ReturnUnits, SharedMoments, SharedTensor
 from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.machine import Machine
@@ -183,6 +183,17 @@ def test_new_units_of_returns_change_no_value_and_reach_the_workers(pair: Pair) 
     assert ReturnUnits(pair.setup.arena).values == pytest.approx([7.0, 3.0], rel=1e-4)
     assert not np.allclose(units, [7.0, 3.0])
     torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rollout_begins_with_the_statistics_of_observations_of_all() -> None:
+    pair = Pair(normalize_input=True)
+    SharedMoments(pair.setup.arena, "obs").write(2, 50, np.array([3.0, -1.0]), np.array([4.0, 9.0]))
+    worker: Any = pair.workers[0]
+    worker._learner.begin(worker._pull)
+    model = worker._learner.model
+    torch.testing.assert_close(model.obs_mean, torch.tensor([3.0, -1.0]))
+    torch.testing.assert_close(model.obs_std, torch.tensor([2.0, 3.0]), atol=1e-4, rtol=1e-4)
+    pair.close()
 
 
 def test_a_rollout_whose_critic_was_rescaled_meanwhile_teaches_nothing(pair: Pair) -> None:

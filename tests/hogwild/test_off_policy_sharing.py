@@ -82,6 +82,20 @@ def test_workers_that_take_turns_do_what_one_learner_does(copies: Copies, precis
     torch.testing.assert_close(found, values_of_one_learner(config), rtol=1e-6, atol=1e-6)
 
 
+def test_statistics_of_observations_are_those_of_all_workers() -> None:
+    config = config_of().model_copy(update={"normalize_input": True})
+    sizes = shared_sizes(SPEC, config)
+    arena = Arena.create(shared_tensor_specs(sizes.tensors, sizes.moments, num_workers=2))
+    learner(config, InitialStorage(arena))
+    first, second = (learner(config, SharedStorage(arena, owner)) for owner in (1, 2))
+    seen = [batch.obs for batch in batches()[:2]]
+    for each, obs in zip((first, second), seen, strict=True):
+        each.observe(obs)
+    everything = torch.cat(seen)
+    torch.testing.assert_close(second.model.statistics[: everything.shape[1]], everything.mean(0), rtol=1e-4, atol=1e-5)
+    arena.close()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_workers_on_a_gpu_step_the_parameters_that_lie_on_the_cpu() -> None:
