@@ -27,6 +27,7 @@ from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, num_deviations
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime.memory import available_bytes
 
+_BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment; what they share is counted once
 _MORE_MEMORY = "more memory (of a container: docker run --memory, systemd MemoryMax)"
 
 
@@ -98,6 +99,8 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
         needed = of_one_rank * plan.num_local_ranks
         if needed > free:
             problems.append(_too_large(plan, needed, free))
+        else:
+            warnings.extend(_warn_tight(plan, needed, free))
     return Preflight(
         config=config,
         plan=plan,
@@ -167,6 +170,19 @@ def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list
     )
     fitting = (f"--save_every_env_steps={10 * plan.num_envs * spec.max_episode_steps}",)
     return [Problem(("save_every_env_steps", "checkpoint_resets"), text, fitting)]
+
+
+def _warn_tight(plan: ResourcePlan, needed: int, free: int) -> list[Problem]:
+    """Processes that may not fit beside the shared memory: the kernel kills some of them in the middle of the run."""
+    num_processes = plan.num_processes * plan.num_local_ranks
+    processes = num_processes * _BYTES_OF_A_PROCESS
+    if needed + processes <= free:
+        return []
+    text = (
+        f"beside {format_bytes(needed)} of shared memory, {num_processes} processes take about "
+        f"{format_bytes(processes)} or more, but only {format_bytes(free)} are free: some may be killed."
+    )
+    return [Problem(("num_workers",), text, (_MORE_MEMORY,))]
 
 
 def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:

@@ -70,6 +70,16 @@ def test_a_run_that_does_not_fit_into_memory_is_refused_with_both_figures(monkey
     assert checked("--env=Choice-v0").exit_code == 0
 
 
+def test_processes_that_may_not_fit_beside_the_shared_memory_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = checked("--env=Choice-v0", "--num_workers=4")
+    assert roomy.arena_bytes is not None
+    monkeypatch.setattr(preflight, "available_bytes", lambda: roomy.arena_bytes + (100 << 20))
+    tight = checked("--env=Choice-v0", "--num_workers=4")
+    assert tight.exit_code == 0
+    (warning,) = set(tight.warnings) - set(roomy.warnings)
+    assert "6 processes take about 540 MiB" in warning.text and "100 MiB" in warning.text
+
+
 def test_mistakes_in_flags_are_reported_together_with_what_does_not_fit() -> None:
     result = checked("--env=Free-v0", "--gamma=2", "--squash_actions", "--batch_size=33")
     assert [problem.settings[0] for problem in result.problems] == ["gamma", "batch_size", "squash_actions"]
