@@ -33,13 +33,14 @@ from asyncrl.learner.device_slots import DeviceSlots
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
-from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
+from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.on_policy_trainer import DatasetSource, OnPolicyTrainer, SlotDatasets
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.learner.slot_ledger import SlotLedger
+from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, Trainer

@@ -15,7 +15,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.on_policy import LearnerState
+from asyncrl.learner.state import LearnerState
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.torchrun import RankAddress

@@ -37,9 +37,10 @@ from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import CRITIC, OffPolicyLearner
-from asyncrl.learner.on_policy import MODEL, LearnerState, OnPolicyLearner
+from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
 from asyncrl.models.acting import make_act
 from asyncrl.models.making import make_actor_critic

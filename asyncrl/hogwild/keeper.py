@@ -21,8 +21,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import KeptActorCritic
 from asyncrl.hogwild.clock import GlobalClock
 from asyncrl.hogwild.gradients import combine
-from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.state import LearnerState
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport
 

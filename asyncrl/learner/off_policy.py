@@ -19,8 +19,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.learner.divergence import SkippedSteps
 from asyncrl.learner.learning_rate import LearningRate
-from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.precision import matmul_dtype
+from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.trained_mlp import LayerCopy, TrainedMlp
 from asyncrl.learner.transitions import Transitions
@@ -145,7 +145,7 @@ class OffPolicyLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
         figures = []
-        for batch in [batch.to(self.device) for batch in batches]:
+        for batch in [batch.to(self.device) for batch in batches]:  # all of them first: a transfer waits for updates
             if self._storage.is_shared:
                 self._storage.pull()
                 self._refresh_copies()

@@ -18,10 +18,10 @@ from asyncrl.buffers.wake import Waker
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics, mean_metrics

@@ -8,7 +8,6 @@ dataset adds to them goes out with the next publication.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,22 +15,19 @@ from torch import Tensor
 
 from asyncrl.algorithms.gae import gae
 from asyncrl.algorithms.losses import (
-    a2c_policy_loss,
     advantage_sums,
     approximate_kl,
-    clip_range,
-    clipped_value_loss,
     explained_variance,
     normalize_advantages,
-    ppo_policy_loss,
-    squared_value_loss,
 )
 from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.divergence import SkippedSteps, is_bad
 from asyncrl.learner.learning_rate import LearningRate
+from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
 from asyncrl.learner.samples import Samples
+from asyncrl.learner.state import LearnerState, Scalar
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.update_runner import Figures, UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
@@ -39,27 +35,8 @@ from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 
-Scalar = int | float
-
-_NUM_MEANS = 6
-
 MODEL = "model"
 """Name of the trained weights in a `Storage`."""
-
-
-@dataclass(frozen=True)
-class LearnerState:
-    """All that continues a learner, in the form in which checkpoints keep it.
-
-    Attributes:
-        model: parameters by name, and the newest `statistics`; what `ActorCritic.load_state_dict` takes.
-        optimizer: Adam's moments, running moments and the state of the shuffling generator.
-        scalars: numbers that JSON keeps exactly.
-    """
-
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    scalars: dict[str, Scalar]
 
 
 class _Step(NamedTuple):
@@ -104,12 +81,11 @@ class OnPolicyLearner:
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._most_samples = 0  # of a minibatch
         self._generator = torch.Generator().manual_seed(config.seed + self.ranks.rank)
-        self._clip = clip_range(config.ppo_clip_ratio, config.ppo_clip_mode)
         self._skipped = SkippedSteps(config.max_skipped_steps)
         self._recurrence = 0
         if model.rnn_state_size > 0:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
-        self._needs_kl = config.kl_loss_coeff > 0.0 or self._learning_rate.is_adaptive
+        self._loss = OnPolicyLoss(config, model.distribution, self._learning_rate.is_adaptive)
         self._is_bf16 = config.precision == "bf16"
         self._rate = torch.zeros((), device=device)
         # The shapes inside a packed sequence follow from where episodes end.
@@ -358,11 +334,8 @@ class OnPolicyLearner:
         if num_ranks == 1:
             num_batches = min(num_batches, samples.floats.shape[0])
         minibatches = list(self._shuffled(samples).minibatches(num_batches))
-        if self._config.normalize_advantage:
-            minibatches = self._with_normalized_advantages(minibatches)
-        return minibatches
-
-    def _with_normalized_advantages(self, minibatches: list[Samples]) -> list[Samples]:
+        if not self._config.normalize_advantage:
+            return minibatches
         sums = self.ranks.sum(torch.stack([advantage_sums(batch.advantages_of_samples) for batch in minibatches]))
         return [
             batch._replace(advantage=normalize_advantages(batch.advantage, own))
@@ -383,50 +356,27 @@ class OnPolicyLearner:
         if batch.share is not None:
             log_ratio = log_ratio[:num_samples]
         step = _Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio)
-        return step, kl if self._needs_kl else None
+        return step, kl if self._loss.needs_kl else None
 
     def _update(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
         """One step, from the fields of a minibatch that there are and the learning rate.
 
         Returns:
-            `[7]`: what `_figures` says, and the norm of the gradient before clipping; and the log-ratios.
+            `[7]`: what `OnPolicyLoss.figures` says, and the norm of the gradient before clipping; and the log-ratios.
         """
         present = dict(zip(self._minibatch_fields, inputs, strict=False))
         (parameters, values), batch = self._run_batch(Samples(**present))
         self._flat.zero_grad()
         num_samples = batch.log_prob.shape[0]
         if num_samples == 0:
-            figures, log_ratio = parameters.new_zeros(_NUM_MEANS), batch.log_prob
+            figures, log_ratio = parameters.new_zeros(NUM_FIGURES), batch.log_prob
         else:
-            figures, log_ratio = self._figures(parameters, values, batch)
+            figures, log_ratio = self._loss.figures(parameters, values, batch)
             figures[0].backward()  # type: ignore[no-untyped-call]
             figures = figures.detach()
         self.ranks.average([self._gradient, figures], num_samples)
         grad_norm = self._step(figures[0], inputs[-1])
         return torch.cat((figures, grad_norm.view(1))), log_ratio.detach()
-
-    def _figures(self, parameters: Tensor, values: Tensor, batch: Samples) -> tuple[Tensor, Tensor]:
-        """Means over a minibatch `[6]`: the loss, its four parts, and KL(behaviour || policy); and the log-ratios."""
-        config, distribution, mean = self._config, self.model.distribution, batch.mean
-        log_prob = distribution.log_prob(parameters, batch.action)
-        log_ratio = log_prob - batch.log_prob
-        if config.algo == "ppo":
-            policy_loss = ppo_policy_loss(log_ratio, batch.advantage, self._clip, mean)
-        else:
-            advantage = batch.advantage if batch.weight is None else batch.weight * batch.advantage
-            policy_loss = a2c_policy_loss(log_prob, advantage, mean)
-        value_loss = self._value_loss(values, batch)
-        loss = policy_loss + value_loss
-        entropy_loss = kl_loss = kl = torch.zeros((), device=self.device)
-        if config.entropy_loss_coeff > 0.0:
-            entropy_loss = -config.entropy_loss_coeff * mean(distribution.entropy(parameters))
-            loss = loss + entropy_loss
-        if self._needs_kl:
-            kl = mean(distribution.kl(batch.action_parameters, parameters))
-        if config.kl_loss_coeff > 0.0:
-            kl_loss = config.kl_loss_coeff * kl
-            loss = loss + kl_loss
-        return torch.stack((loss, policy_loss, value_loss, entropy_loss, kl_loss, kl)), log_ratio
 
     def _run_batch(self, batch: Samples) -> tuple[ForwardResult, Samples]:
         """The networks on a minibatch; returns what they say of its samples, and the samples row by row."""
@@ -443,14 +393,6 @@ class OnPolicyLearner:
         rows = batch.valid.t().flatten().nonzero().squeeze(-1)
         result = ForwardResult(*(field.index_select(0, rows) for field in everything))
         return result, flat._replace(rnn_state=None, begins=None, valid=None).at(rows)
-
-    def _value_loss(self, values: Tensor, batch: Samples) -> Tensor:
-        clip = self._config.ppo_clip_value
-        if clip is None:
-            loss = squared_value_loss(values, batch.normalized_return, batch.mean)
-        else:
-            loss = clipped_value_loss(values, batch.normalized_value, batch.normalized_return, clip, batch.mean)
-        return self._config.value_loss_coeff * loss
 
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
         """Take one step down the gradients that are there, if they and `loss` are finite; returns their norm before
@@ -483,7 +425,7 @@ class OnPolicyLearner:
         own = means.new_zeros(4)
         if log_ratio.numel() > 0:
             ratio = log_ratio.exp()
-            clipped = ((ratio < self._clip.low) | (ratio > self._clip.high)).float().mean()
+            clipped = ((ratio < self._loss.clip.low) | (ratio > self._loss.clip.high)).float().mean()
             first_deviation = steps[0].log_ratio.expm1().abs().amax(0)
             variance = explained_variance(raw_values, raw_returns)
             own = torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation))

@@ -18,9 +18,9 @@ from typing import Protocol
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.saving import CheckpointSaver
+from asyncrl.learner.state import LearnerState
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
 from asyncrl.runtime.checkpoint import Checkpoint, KeptReplay

@@ -15,9 +15,9 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner import saving as saving_module
 from asyncrl.learner import worker as worker_module
-from asyncrl.learner.on_policy import LearnerState
 from asyncrl.learner.on_policy_trainer import OnPolicyTrainer, SlotDatasets
 from asyncrl.learner.slot_ledger import Columns
+from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import LearnerOutcome, LearnerWorker
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics

@@ -23,8 +23,9 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.on_policy import LearnerState, OnPolicyLearner
+from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.ranks import Agreement, Ranks, Turn
+from asyncrl.learner.state import LearnerState
 from asyncrl.learner.statistics import RunningMoments
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.transitions import Transitions

@@ -15,7 +15,7 @@ from run_helper import SMALL, FinishedRun, run
 from asyncrl import runner
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.on_policy import LearnerState
+from asyncrl.learner.state import LearnerState
 from asyncrl.models.sac import SacActor
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
