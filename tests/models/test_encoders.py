@@ -64,7 +64,7 @@ def test_each_key_has_an_encoder_and_only_its_own_part_reaches_it() -> None:
 @pytest.mark.parametrize("shape", [(12, 10, 3), (3, 12, 10), (12, 10), (2, 12, 10, 3)])
 @pytest.mark.parametrize("architecture", ["auto", "impala"])
 def test_an_image_is_the_same_in_any_order_of_its_axes(shape: tuple[int, ...], architecture: str) -> None:
-    config = TrainConfig(encoder_conv_architecture=architecture)
+    config = TrainConfig(encoder_conv_architecture=architecture, policy_initialization="torch_default")
     torch.manual_seed(0)
     encoder = ConvEncoder(shape, config)
     image = torch.rand(2, *shape)
@@ -72,6 +72,17 @@ def test_an_image_is_the_same_in_any_order_of_its_axes(shape: tuple[int, ...], a
     stacked = image.permute(channels_first).reshape(2, -1, 12, 10)
     expected = encoder.head(encoder.stack(stacked).flatten(1))
     torch.testing.assert_close(encoder(image.flatten(1)), expected)
+
+
+@pytest.mark.parametrize("architecture", ["nature", "impala"])
+@pytest.mark.parametrize("shape", [(64, 64, 3), (4, 84, 84)])
+def test_a_new_stack_leaves_room_in_the_tanh_behind_it(shape: tuple[int, ...], architecture: str) -> None:
+    torch.manual_seed(0)
+    encoder = ConvEncoder(shape, TrainConfig(encoder_conv_architecture=architecture, nonlinearity="tanh"))
+    with torch.no_grad():
+        features = encoder(torch.rand(8, int(np.prod(shape))))
+    assert (features.abs() > 0.95).float().mean() < 0.1
+    assert features.square().mean() > 0.05
 
 
 @pytest.mark.parametrize("space", [NESTED, IMAGE, MASKED, spaces.Discrete(4), spaces.Box(-1, 1, (2, 2))])
