@@ -244,7 +244,7 @@ def _impala(channels: int) -> nn.Sequential:
 def _initialize_convolutions(stack: nn.Sequential) -> None:
     """Orthogonal weights that keep features at the size of the image's values, however deep the stack is.
 
-    Nothing else does so: there is no normalization, and a tanh behind the stack passes no gradient once it is saturated.
+    Nothing else does so: there is no normalization, and a tanh behind the stack passes no gradient once saturated.
     So residual blocks begin as no change (Zhang et al. 2019, arXiv:1901.09321), and the gain of a layer is that of what
     it sees: twice the variance is for rectified features alone.
     """
