@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -100,5 +101,16 @@ def _as_data(loaded: LoadedConfig, result: preflight.Preflight) -> dict[str, obj
     return data
 
 
+def _run_for_a_reader() -> int:
+    """`main`; 1 if whoever reads what it prints, such as `head`, has gone."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python flushes once more at its end
+        return 1
+    return code
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run_for_a_reader())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -18,6 +19,15 @@ def test_torch_is_never_imported() -> None:
         "import sys; from asyncrl.validate import main; main(['--env=CartPole-v1']); assert 'torch' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_a_reader_that_has_gone_is_no_failure_of_the_program() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "asyncrl.validate", "--env=CartPole-v1"]
+    ended = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (1, "")
 
 
 def test_a_good_run_shows_its_plan(capsys: pytest.CaptureFixture[str]) -> None:

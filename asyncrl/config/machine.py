@@ -9,13 +9,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncrl.config import cgroups
+
 
 @dataclass(frozen=True)
 class Machine:
     """The resources that a plan is made for.
 
     Attributes:
-        cores: CPU cores that this process may run on.
+        cores: CPU cores that this process may use.
         torch_has_cuda: whether the installed torch was built for CUDA.
         num_cuda_devices: devices that the CUDA driver shows to this process.
         num_ranks: learners that train one policy together, on this and other machines.
@@ -43,10 +45,9 @@ class Machine:
 
 
 def available_cores() -> int:
-    """Number of cores that the scheduler lets this process use, which a container or taskset may have made smaller."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Number of cores that this process may use: `taskset` may have made them fewer, or a container's share of time."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, cgroups.cpu_quota() or cores)
 
 
 def _torch_has_cuda() -> bool:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import psutil
 
-_CGROUP_ROOT = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
+from asyncrl.config import cgroups
 
 
-def available_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: Path = _MEMBERSHIP) -> int:
+def available_bytes(cgroup_root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP) -> int:
     """Memory in bytes that can still be allocated: min(MemAvailable, control group limit - use).
 
     Args:
@@ -18,36 +17,15 @@ def available_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: Path = _MEMBER
         membership: the file that names the control groups of this process.
     """
     free = [int(psutil.virtual_memory().available)]
-    for folder in _cgroup_folders(cgroup_root, membership):
+    for folder in cgroups.folders("memory", cgroup_root, membership):
         for limit_name, use_name in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
-            limit, use = _read_number(folder / limit_name), _read_number(folder / use_name)
+            limit, use = cgroups.read_number(folder / limit_name), cgroups.read_number(folder / use_name)
             if limit is not None and use is not None:
                 free.append(max(0, limit - use + _reclaimable(folder)))
     return min(free)
-
-
-def _cgroup_folders(cgroup_root: Path, membership: Path) -> list[Path]:
-    """Folders of this process's control group and of those above it, version 2 and the memory tree of version 1."""
-    folders = []
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root = cgroup_root
-        elif "memory" in controllers.split(","):
-            root = cgroup_root / "memory"
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        folders.append(folder)
-        folders.extend(parent for parent in folder.parents if root == parent or root in parent.parents)
-    return folders
 
 
 def _reclaimable(folder: Path) -> int:
@@ -59,11 +37,3 @@ def _reclaimable(folder: Path) -> int:
     counts = {name: count for name, _, count in (line.partition(" ") for line in lines)}
     text = counts.get("inactive_file", counts.get("total_inactive_file", "0"))
     return int(text) if text.isdigit() else 0
-
-
-def _read_number(path: Path) -> int | None:
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

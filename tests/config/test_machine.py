@@ -1,4 +1,4 @@
-"""Finding CUDA without importing torch."""
+"""Finding CUDA without importing torch, and the cores that there are for this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.config import machine
+from asyncrl.config import cgroups, machine
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,46 @@ def test_a_built_for_cuda_torch_without_a_device_is_not_usable() -> None:
     assert not machine.Machine(4, torch_has_cuda=True, num_cuda_devices=0).cuda_is_usable
 
 
-def test_the_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("quota", "expected"), [(None, 2), (8, 2), (1, 1)])
+def test_the_cores_are_those_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch, quota: int | None, expected: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
-    assert machine.available_cores() == 2
+    monkeypatch.setattr(cgroups, "cpu_quota", lambda: quota)
+    assert machine.available_cores() == expected
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "expected"),
+    [
+        pytest.param("0::/\n", {"cpu.max": "400000 100000"}, 4, id="version 2"),
+        pytest.param("0::/\n", {"cpu.max": "max 100000"}, None, id="no limit"),
+        pytest.param("0::/\n", {}, None, id="nothing said"),
+        pytest.param("0::/\n", {"cpu.max": "150000 100000"}, 2, id="all of a part is used"),
+        pytest.param("0::/\n", {"cpu.max": "20000 100000"}, 1, id="less than one"),
+        pytest.param(
+            "0::/jobs/mine\n", {"jobs/mine/cpu.max": "800000 100000", "jobs/cpu.max": "300000 100000"}, 3, id="above"
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/x\n3:memory:/y\n",
+            {"cpu/x/cpu.cfs_quota_us": "250000", "cpu/x/cpu.cfs_period_us": "50000"},
+            5,
+            id="version 1",
+        ),
+        pytest.param(
+            "4:cpu,cpuacct:/\n",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            None,
+            id="version 1 without limit",
+        ),
+    ],
+)
+def test_a_container_may_have_a_share_of_the_cores(
+    tmp_path: Path, membership: str, files: dict[str, str], expected: int | None
+) -> None:
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    (tmp_path / "membership").write_text(membership)
+    assert cgroups.cpu_quota(tmp_path, tmp_path / "membership") == expected
