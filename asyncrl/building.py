@@ -196,7 +196,7 @@ def build_serial(
 
 
 def _build_on_device(setup: RunSetup) -> tuple[LearnerWorker, None, list[Any]]:
-    config, plan, device = setup.config, setup.plan, torch.device(setup.plan.device)
+    config, plan, device = setup.config, setup.plan, _own_device(setup.plan.device)
     torch.manual_seed(config.seed)
     saved, phases = state_to_begin_with(setup), PhaseTimer()
     agreement = Agreement(Ranks())

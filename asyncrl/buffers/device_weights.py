@@ -21,6 +21,7 @@ from asyncrl.buffers.weights import HANDLE_BYTES, FloatArray
 log = logging.getLogger(__name__)
 
 _LAZY_ENABLE_PEER_ACCESS = 1
+_BLOCK_BYTES = 1 << 21
 
 
 class DeviceWeights:
@@ -59,7 +60,7 @@ def offer_device_weights(arena: Arena, device: torch.device, num_values: int) ->
     try:
         with torch.cuda.device(device):
             torch.cuda.current_stream().synchronize()  # so that the device's context is there
-            _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(2 * num_values * 4))
+            _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(_allocated_bytes(num_values)))
             _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
             buffers = _view(address.value, num_values, device)
     except (OSError, RuntimeError):
@@ -100,6 +101,11 @@ class _Memory:
             "strides": None,
             "version": 3,
         }
+
+
+def _allocated_bytes(num_values: int) -> int:
+    """Whole blocks: the driver cuts smaller pieces out of one, and a handle of a piece is a handle of its block."""
+    return -(-2 * num_values * 4 // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _view(address: int | None, num_values: int, device: torch.device) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from typing import Any
@@ -32,6 +33,7 @@ def pin_arena(arena: Arena, owner: object) -> bool:
     pages = arena.pages()
     code = int(_runtime().cudaHostRegister(pages.ctypes.data, pages.nbytes, 0))
     if code != _SUCCESS:
+        _clear_error()
         log.warning("shared memory of %d bytes could not be page-locked: CUDA error %d", pages.nbytes, code)
         return False
     weakref.finalize(owner, _unpin, pages)  # which keeps the memory mapped until then
@@ -39,7 +41,14 @@ def pin_arena(arena: Arena, owner: object) -> bool:
 
 
 def _unpin(pages: npt.NDArray[np.uint8]) -> None:
-    _runtime().cudaHostUnregister(pages.ctypes.data)
+    if int(_runtime().cudaHostUnregister(pages.ctypes.data)) != _SUCCESS:
+        _clear_error()
+
+
+def _clear_error() -> None:
+    """CUDA says again at the next kernel what was refused before, and PyTorch would raise it there."""
+    with contextlib.suppress(RuntimeError):
+        torch.empty(1, device="cuda").fill_(0.0)
 
 
 def _runtime() -> Any:

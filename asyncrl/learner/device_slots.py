@@ -65,6 +65,7 @@ class DeviceSlots:
         """Copies a slot that is ready; does not wait for it."""
         if not self._is_copied:
             return
+        torch.cuda.set_device(self._stream.device)  # of this thread, which would go back to the first device otherwise
         with torch.cuda.stream(self._stream):
             gathered = self._gathered.pop(slot, None)
             if gathered is not None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from asyncrl.buffers.replay import ReplayStripes
-from asyncrl.learner.transfer import HostToDevice
+from asyncrl.learner.transfer import to_device
 from asyncrl.learner.transitions import Transitions
 
 _MOST_ROUNDS = 1000
@@ -39,7 +39,7 @@ class ReplaySampler:
 
         Batches are put on `device`; they stay on the host if it is not given.
         """
-        self._move = HostToDevice(device or torch.device("cpu"))
+        self._device = device or torch.device("cpu")
         self.generator = torch.Generator().manual_seed(seed)
         self._stripes = stripes
         self._n_step = n_step
@@ -73,7 +73,7 @@ class ReplaySampler:
                 whole[lost] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        moved = self._move([torch.from_numpy(array) for array in drawn])
+        moved = to_device([torch.from_numpy(array) for array in drawn], self._device)
         return _as_batches(moved, num_batches, batch_size)
 
     def _spans(self) -> tuple[IntArray, IntArray]:

@@ -173,7 +173,8 @@ class ActorCritic(nn.Module):
     def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Puts new statistics `[F]` in force; choices, flags and masks stay as they are."""
         if self._normalized is not None:
-            mean, std = mean.where(self._normalized, 0.0), std.where(self._normalized, 1.0)
+            mask = self._normalized.to(mean.device)
+            mean, std = mean.where(mask, 0.0), std.where(mask, 1.0)
         self._obs_mean.copy_(mean)
         self._obs_std.copy_(std)
 

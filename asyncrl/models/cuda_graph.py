@@ -67,8 +67,13 @@ class GraphedFunction(Generic[Result]):
             graph.register_generator_state(self._generator)
         # Other threads may copy meanwhile.
         capturing = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
-        with torch.cuda.device(self._device), capturing:
-            return graph, self._function()
+        current = torch.cuda.current_stream(self._device)
+        try:
+            with torch.cuda.device(self._device), capturing:
+                return graph, self._function()
+        except Exception:
+            torch.cuda.set_stream(current)  # PyTorch leaves the capturing stream in force if the capture was invalid
+            raise
 
 
 def short_reason(error: Exception) -> str:

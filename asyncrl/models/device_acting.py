@@ -40,6 +40,7 @@ class DeviceActor:
         """Takes a model that is on `device`; `compile` is as in the settings."""
         self._model = model
         self._device = device
+        self._seed = seed
         self._generator = torch.Generator(device=device).manual_seed(seed)
         self._makes_graphs = device.type == "cuda" and compile in ("auto", "cuda_graph")
         self._batches: dict[int, _Batch] = {}
@@ -77,6 +78,8 @@ class DeviceActor:
             self._makes_graphs = False
             for batch in self._batches.values():
                 batch.drop_graph()
+            # The one that the capture took part in may refuse to draw outside of one (PyTorch up to 2.12).
+            self._generator = torch.Generator(device=self._device).manual_seed(self._seed + 1)
             arrays = self._batch.run()
         return answer_of(self._model, [array[: self._num_rows] for array in arrays])
 

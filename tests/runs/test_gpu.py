@@ -27,7 +27,8 @@ from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.device_slots import DeviceSlots
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.learner.transfer import HostToDevice
+from asyncrl.learner.transfer import to_device
+from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.device_acting import DeviceActor
 from asyncrl.models.making import make_acting_model
@@ -72,10 +73,9 @@ class Owner:
 
 
 def test_what_is_moved_arrives_whole_though_it_is_overwritten_at_once() -> None:
-    move = HostToDevice(CUDA)
     for number in range(50):
         given = torch.full((1 << 16,), float(number))
-        (moved,) = move([given])
+        (moved,) = to_device([given], CUDA)
         given.fill_(-1.0)
         assert float(moved.sum()) == number * (1 << 16)
 
@@ -138,6 +138,46 @@ def test_updates_as_graphs_equal_plain_ones(spec: EnvSpec, precision: Any) -> No
     assert graphed._update_runner.makes_graphs
 
 
+def test_inference_whose_graph_fails_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = make_acting_model(CHOICE, TrainConfig(encoder_mlp_layers=[32])).to(CUDA).eval()
+    plain = model.act
+
+    def act(*given: Any) -> Any:
+        result = plain(*given)
+        assert result.log_prob.sum().item() < 0.0  # to look at the device is not possible in a capture
+        return result
+
+    monkeypatch.setattr(model, "act", act)
+    actor, before = DeviceActor(model, CUDA, seed=3), torch.cuda.current_stream()
+    parts = [(np.ones((4, 3), np.float32), np.zeros((4, 0), np.float32))]
+    for _ in range(10):
+        actor.gather(parts)
+        answer: Any = actor.act()
+        assert np.isfinite(answer.log_prob).all()
+    assert "without CUDA graphs" in (actor.take_notice() or "")
+    assert torch.cuda.current_stream() == before
+
+
+def test_updates_whose_graph_fails_go_on_without_and_leave_no_memory_behind() -> None:
+    weights = torch.zeros(4, device=CUDA)
+
+    def update(inputs: Any, trains_actor: bool) -> tuple[torch.Tensor]:
+        weights.add_(inputs[0])
+        return (torch.tensor(float(weights.sum()), device=CUDA),)
+
+    runner, before = UpdateRunner(update, "auto", CUDA), torch.cuda.current_stream()
+    for number in range(10):
+        (figure,) = runner([torch.ones(4, device=CUDA)])
+        assert float(figure) == 4.0 * (number + 1), "each update is made once"
+    assert "without --compile=cuda_graph" in (runner.take_notice() or "")
+    assert torch.cuda.current_stream() == before
+    used = torch.cuda.memory_allocated()
+    for _ in range(50):
+        to_device([torch.zeros(1 << 20)], CUDA)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == used
+
+
 def test_another_process_reads_the_weights_on_the_device(context: BaseContext) -> None:
     size = 5_000
     arena, ready, done = Arena.create(weights_specs(size)), Waker(), Waker()
@@ -164,11 +204,15 @@ def test_another_process_reads_the_weights_on_the_device(context: BaseContext) -
         ["--env=CartPole-v1", "--train_for_env_steps=60000", "--use_rnn=True", "--inference_devices=cuda,cpu"],
         ["--env=Pendulum-v1", "--train_for_env_steps=6000", "--algo=sac", "--save_replay=True"],
         ["--env=CartPole-v1", "--train_for_env_steps=20000", "--algo=a3c"],
+        ["--env=space_envs:Masked-v0", "--train_for_env_steps=20000", "--algo=a3c"],
+        ["--env=space_envs:SeeAndTell-v0", "--train_for_env_steps=20000", "--inference_mode=central"],
     ],
-    ids=["ppo", "a2c on two devices", "memory", "sac", "a3c"],
+    ids=["ppo", "a2c on two devices", "memory", "sac", "a3c", "a3c with a mask", "images"],
 )
 def test_whole_runs(start: Callable[..., Command], flags: list[str]) -> None:
     command = start("asyncrl.train", "--device=cuda", "--num_workers=2", *flags)
     code, output, errors = command.finish()
     assert code == 0, errors
     assert not re.search("warning:.*(graph|compile|host)", output + errors)
+    logs = "".join(path.read_text() for path in (command.folder / "logs").iterdir())
+    assert not re.search("over the host|could not be page-locked|capturing a CUDA graph|--compile=.* failed", logs)
