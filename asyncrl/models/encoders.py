@@ -125,7 +125,8 @@ class ConvEncoder(nn.Module):
         """From float32 images `[B, height * width * channels]`, as the environment orders them, to `[B, out]`."""
         batch = image.view(-1, *self._shape).permute(self._axes).reshape(-1, *self._size)
         if not batch.is_cuda:
-            batch = batch.contiguous(memory_format=torch.channels_last)  # with gradients 1.6 times as fast on a CPU
+            # A CPU's convolutions with their gradients are 1.6 times as fast so.
+            batch = batch.contiguous(memory_format=torch.channels_last)
         return self.head(self.stack(batch).flatten(1))  # type: ignore[no-any-return]
 
 
