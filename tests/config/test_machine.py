@@ -8,6 +8,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
+from control_groups import make_control_groups
 
 from asyncrl.config import cgroups, machine
 
@@ -72,9 +73,5 @@ def test_the_cores_are_those_that_this_process_may_use(
 def test_a_container_may_have_a_share_of_the_cores(
     tmp_path: Path, membership: str, files: dict[str, str], expected: int | None
 ) -> None:
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    (tmp_path / "membership").write_text(membership)
-    assert cgroups.cpu_quota(tmp_path, tmp_path / "membership") == expected
+    named = make_control_groups(tmp_path, membership, files)
+    assert cgroups.cpu_quota(tmp_path, named) == expected

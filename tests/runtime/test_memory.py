@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from control_groups import make_control_groups
 
 from asyncrl.runtime.memory import available_bytes
 
@@ -16,13 +17,6 @@ MACHINE = 64_000
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=MACHINE))
-
-
-def write(root: Path, files: dict[str, str]) -> None:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
 
 
 @pytest.mark.parametrize(
@@ -77,9 +71,8 @@ def write(root: Path, files: dict[str, str]) -> None:
 def test_free_memory_is_the_least_of_all_that_limit_it(
     tmp_path: Path, membership: str, files: dict[str, str], expected: int
 ) -> None:
-    write(tmp_path, files)
-    (tmp_path / "membership").write_text(membership)
-    assert available_bytes(tmp_path, tmp_path / "membership") == expected
+    named = make_control_groups(tmp_path, membership, files)
+    assert available_bytes(tmp_path, named) == expected
 
 
 def test_without_control_groups_the_machine_counts(tmp_path: Path) -> None:
