@@ -28,6 +28,7 @@ from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime.memory import available_bytes
 
 _BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment; what they share is counted once
+_LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost
 _MORE_MEMORY = "more memory (of a container: docker run --memory, systemd MemoryMax)"
 
 
@@ -91,10 +92,13 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
             problems.append(Problem(("env",), str(error)))
     needed, free = None, available_bytes()
     if spec is not None:
-        plan = resolve(config, machine, observes_images=spec.observation.num_pixels > 0)
+        has_convolutions = spec.observation.has_images and not config.is_off_policy
+        plan = resolve(config, machine, observes_images=has_convolutions)
         problems.extend(_action_problems(config, spec))
         problems.extend(resuming.find_problems_of_source(config, spec))
         warnings.extend(_short_parts(config, plan, spec))
+        if has_convolutions and config.encoder == config.model == "default":
+            warnings.extend(_large_steps(config, spec))
         of_one_rank = arena_bytes(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config))
         needed = of_one_rank * plan.num_local_ranks
         if needed > free:
@@ -170,6 +174,17 @@ def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list
     )
     fitting = (f"--save_every_env_steps={10 * plan.num_envs * spec.max_episode_steps}",)
     return [Problem(("save_every_env_steps", "checkpoint_resets"), text, fitting)]
+
+
+def _large_steps(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+    if config.learning_rate < _LARGE_LEARNING_RATE_OF_CONVOLUTIONS:
+        return []
+    text = (
+        f"learning_rate={config.learning_rate:g} is large for the convolutions over images of {spec.env_id}: a step "
+        "may leave features that are the same for every image, for good."
+    )
+    usual = TrainConfig.model_fields["learning_rate"].default
+    return [Problem(("learning_rate",), text, (f"--learning_rate={usual:g}",))]
 
 
 def _warn_tight(plan: ResourcePlan, needed: int, free: int) -> list[Problem]:

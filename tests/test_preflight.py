@@ -31,6 +31,8 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvSpec]:
     }
     screen = ObservationLayout((ObservationPart((), "image", (4, 84, 84), "uint8"),))
     specs["Screen-v0"] = EnvSpec("Screen-v0", screen, DiscreteAction(2, 0), None)
+    picture = ObservationLayout((ObservationPart((), "numbers", (84, 84), "float32"),))
+    specs["Picture-v0"] = EnvSpec("Picture-v0", picture, DiscreteAction(2, 0), None)
     monkeypatch.setattr(preflight, "probe", lambda env_id, *_, **__: specs[env_id])
     return specs
 
@@ -49,9 +51,25 @@ def test_a_clean_run_has_a_plan_a_spec_and_its_memory() -> None:
 def test_the_plan_knows_of_convolutions() -> None:
     threads = [
         checked(f"--env={env}", "--async_rl=False", "--batch_size=1024").plan.learner_threads
-        for env in ("Choice-v0", "Screen-v0")
+        for env in ("Choice-v0", "Screen-v0", "Picture-v0")
     ]
-    assert threads == [1, 2]
+    assert threads == [1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("env", "more", "warns"),
+    [
+        ("Screen-v0", ("--learning_rate=0.001",), True),
+        ("Picture-v0", ("--preset=classic_control",), True),
+        ("Screen-v0", ("--preset=atari", "--algo=a2c"), False),
+        ("Choice-v0", ("--learning_rate=0.01",), False),
+        ("Picture-v0", ("--algo=sac", "--learning_rate=0.001", "--replay_size=10000"), False),
+    ],
+)
+def test_a_large_learning_rate_of_convolutions_is_warned_of(env: str, more: tuple[str, ...], warns: bool) -> None:
+    result = checked(f"--env={env}", *more)
+    assert result.exit_code == 0
+    assert any("convolutions" in warning.text for warning in result.warnings) == warns
 
 
 @pytest.mark.parametrize(("env", "code"), [("Bounded-v0", 0), ("Free-v0", 2), ("Choice-v0", 2)])

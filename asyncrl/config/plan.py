@@ -371,7 +371,7 @@ def _threads_worth_having(config: TrainConfig, observes_images: bool) -> int:
     widths = config.encoder_mlp_layers
     passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
     flops = _FLOPS_FOR_AN_OFF_POLICY_THREAD if config.is_off_policy else _FLOPS_FOR_A_THREAD
-    num_weights = sum(num_in * num_out for num_in, num_out in zip([widths[0], *widths[:-1]], widths, strict=True))
+    num_weights = sum(num_in * num_out for num_in, num_out in zip([*widths[:1], *widths[:-1]], widths, strict=True))
     of_one_pass = 2 * num_weights + (_FLOPS_OF_CONVOLUTIONS if observes_images else 0)
     return round(passes * config.batch_size * of_one_pass / flops)
 

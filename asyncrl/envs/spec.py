@@ -127,6 +127,11 @@ class ObservationLayout:
         return sum(part.size for part in self.parts if part.kind == "image")
 
     @property
+    def has_images(self) -> bool:
+        """Whether convolutions look at a part of it."""
+        return any(part.has_pixels for part in self.parts)
+
+    @property
     def row_dtype(self) -> Literal["float32", "uint8"]:
         """The dtype of stored rows."""
         return "uint8" if self.num_pixels else "float32"

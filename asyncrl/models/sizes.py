@@ -33,9 +33,7 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
     is_default = config.encoder == config.model == "default" and not config.use_rnn
     return (
-        is_default
-        and len({part.path[:1] for part in spec.observation.parts}) == 1
-        and not any(part.has_pixels for part in spec.observation.parts)
+        is_default and len({part.path[:1] for part in spec.observation.parts}) == 1 and not spec.observation.has_images
     )
 
 

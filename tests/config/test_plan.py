@@ -76,6 +76,10 @@ def test_a_learner_with_much_work_takes_cores_from_the_workers() -> None:
     assert planned(Machine(8), num_workers=8, encoder_mlp_layers=[512, 512], batch_size=8192).learner_threads == 8
 
 
+def test_a_network_without_layers_is_no_work() -> None:
+    assert planned(Machine(8), async_rl=False, encoder_mlp_layers=[]).learner_threads == 1
+
+
 def test_explicit_values_are_kept() -> None:
     plan = planned(num_workers=3, num_envs_per_worker=5, learner_threads=7, device="cuda:1", inference_mode="local")
     assert (plan.num_workers, plan.num_envs_per_worker, plan.learner_threads, plan.device) == (3, 5, 7, "cuda:1")
