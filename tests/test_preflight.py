@@ -16,6 +16,8 @@ from asyncrl.envs.spec import (
     ObservationPart,
     vector_observation,
 )
+from asyncrl.models import registry
+from asyncrl.models.encoders import ObservationEncoder
 
 INF = float("inf")
 MACHINE = Machine(cores=2)
@@ -70,6 +72,14 @@ def test_a_large_learning_rate_of_convolutions_is_warned_of(env: str, more: tupl
     result = checked(f"--env={env}", *more)
     assert result.exit_code == 0
     assert any("convolutions" in warning.text for warning in result.warnings) == warns
+
+
+def test_what_an_encoder_of_a_users_own_bears_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_encoders", dict(registry._encoders))
+    registry.register_encoder("own")(ObservationEncoder)
+    result = checked("--env=Screen-v0", "--learning_rate=0.01", "--encoder=own")
+    assert result.exit_code == 0
+    assert not any("convolutions" in warning.text for warning in result.warnings)
 
 
 @pytest.mark.parametrize(("env", "code"), [("Bounded-v0", 0), ("Free-v0", 2), ("Choice-v0", 2)])
