@@ -145,12 +145,11 @@ class TrainConfig(BaseModel):
         "numbers in the matrix products of training; weights and losses are float32 always. For SAC auto takes bf16 "
         "where the processor or the device multiplies it faster, otherwise float32",
     )
-    compile: Literal["auto", "off", "inductor", "cuda_graph"] = _setting(
+    compile: Literal["auto", "off", "cuda_graph"] = _setting(
         "auto",
         "roles",
-        "run each update, and each batch of central inference, as one CUDA graph (cuda_graph), or updates of SAC by "
-        "torch.compile (inductor); auto is cuda_graph on such a device and off on a CPU, where torch.compile made "
-        "updates slower",
+        "run each update, and each batch of central inference, as one CUDA graph (cuda_graph); auto is cuda_graph on a "
+        "CUDA device and off on a CPU",
     )
     learner_threads: AutoPositiveInt = _setting("auto", "roles", "CPU threads of the learner")
     max_policy_lag: PositiveInt = _setting(

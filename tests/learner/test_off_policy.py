@@ -6,8 +6,6 @@ import copy
 import dataclasses
 import itertools
 import math
-import os
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -422,13 +420,6 @@ EVERY_KIND: dict[str, Any] = {
     "max_grad_norm": 0.5,
     "learning_rate": 0.01,
 }
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_updates_equal_plain_ones() -> None:
-    plain, compiled = make(BOX, **EVERY_KIND), make(BOX, compile="inductor", **EVERY_KIND)
-    assert_updates_are_the_same(plain, compiled, BOX, 9)
 
 
 @pytest.mark.gpu
