@@ -98,8 +98,6 @@ def test_the_best_checkpoint_is_there_by_name(trained, capsys):
 
 
 def test_episodes_are_recorded_as_videos(trained, capsys, tmp_path, monkeypatch):
-    pytest.importorskip("moviepy")
-    pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=3", "--num_envs=2")
     code, _, err = call(capsys, *arguments, f"--video={tmp_path / 'videos'}")

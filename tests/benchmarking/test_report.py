@@ -167,7 +167,6 @@ def test_the_data_is_json_without_infinities():
 
 
 def test_every_plot_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
     plots = draw_plots(results(), tmp_path / "plots")
     names = {path.name for path in plots.files.values()}
     assert names == {f"{name}.png" for name in ("fps", "lag", "utilisation", "return_over_steps", "return_over_time")}

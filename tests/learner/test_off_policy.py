@@ -15,6 +15,7 @@ from linear_networks import networks_of_linear_layers
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from transitions import BOX, CHOICE, CPU, draw
+from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
@@ -423,7 +424,7 @@ EVERY_KIND: dict[str, Any] = {
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @SPECS
 @pytest.mark.parametrize("settings", [{}, {"critic_layer_norm": True, "nonlinearity": "elu"}], ids=["plain", "norm"])
 def test_updates_as_cuda_graphs_equal_plain_ones(spec: EnvSpec, settings: dict[str, Any]) -> None:
