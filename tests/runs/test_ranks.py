@@ -216,7 +216,7 @@ class Host:
         where = f"--rdzv-endpoint={meet_at}:29517", f"--rdzv-conf=is_host={self.address == meet_at}"
         launcher = (*nodes, *where, f"--local-addr={self.address}", "-m")
         prefix = (*self.enter, "env", f"GLOO_SOCKET_IFNAME={INTERFACE}")
-        STARTED.append(Command("asyncrl.train", *flags, cwd=cwd, launcher=launcher, prefix=prefix))
+        STARTED.append(Command("impatient_train", *flags, cwd=cwd, launcher=launcher, prefix=prefix))
         return STARTED[-1]
 
 
