@@ -64,12 +64,13 @@ class Preflight:
         return 1 if self.environment_failure else 0
 
 
-def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
+def run(loaded: LoadedConfig, machine: Machine | None = None, *, checks_env: bool = False) -> Preflight:
     """Looks at everything and stops at nothing.
 
     Args:
         loaded: settings, from a strict or a lenient load; the mistakes of a lenient one come first in the result.
         machine: what to plan for; the machine this runs on if not given.
+        checks_env: run Gymnasium's checker on the environment too, whose findings become warnings.
     """
     machine = machine or Machine.detect()
     config = loaded.config
@@ -85,6 +86,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
                 config.env_kwargs,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
+                warn=(lambda text: warnings.append(Problem(("env",), text))) if checks_env else None,
             )
         except EnvironmentFailed as error:
             failure = str(error)

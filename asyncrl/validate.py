@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    result = preflight.run(loaded, machine)
+    result = preflight.run(loaded, machine, checks_env=True)
     if loaded.cli["json"]:
         print(json.dumps(_as_data(loaded, result), indent=2))
         return result.exit_code
