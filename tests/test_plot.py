@@ -203,7 +203,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, capsys, 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else find(name))
     code, out, err = call(capsys, "trial", path)
     assert (code, out) == (2, "")
-    assert err == 'error: figures need matplotlib, which is not installed: pip install "asyncrl[plot]"\n'
+    assert err == "error: figures need matplotlib, which is not installed: pip install matplotlib\n"
 
 
 def test_help_names_every_command_and_flag(capsys):

@@ -96,11 +96,11 @@ def format_help(usage: str, description: str, settings: Mapping[str, Setting], e
     for flag in extra_flags:
         lines += _format_flag(flag.name if flag.is_bool else f"{flag.name}=TEXT", flag.description, width)
     for section, title in SECTION_TITLES.items():
-        lines += ["", f"{title}:"]
-        for setting in settings.values():
-            if setting.section == section:
-                text = f"{setting.description} [{setting.expected}; default {format_value(setting.default)}]"
-                lines += _format_flag(setting.name, text, width)
+        shown = [setting for setting in settings.values() if setting.section == section]
+        lines += ["", f"{title}:"] if shown else []
+        for setting in shown:
+            text = f"{setting.description} [{setting.expected}; default {format_value(setting.default)}]"
+            lines += _format_flag(setting.name, text, width)
     return "\n".join(lines)
 
 

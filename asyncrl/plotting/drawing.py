@@ -35,7 +35,7 @@ _DPI = 120
 def check_can_draw() -> None:
     """Raises UsageError, with what to install, if matplotlib is not there."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError('figures need matplotlib, which is not installed: pip install "asyncrl[plot]"')
+        raise UsageError("figures need matplotlib, which is not installed: pip install matplotlib")
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
