@@ -160,8 +160,8 @@ def _answers(
     else:
         yield "answer.json", {"spec": spec.to_data()}
         if is_checked:
-            arguments = {"backend": env_backend, "atari_preprocessing": atari_preprocessing}
-            yield "findings.json", checker_findings(make_env(env_id, env_kwargs, **arguments))
+            env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
+            yield "findings.json", checker_findings(env)
 
 
 def _main(folder: Path) -> None:
