@@ -35,7 +35,7 @@ from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 
-_MOST_DISTRIBUTIONS = 4096  # that the entropy is computed of: that of squashed actions is a quadrature
+_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: 2 ms for 17 squashed actions, by quadrature
 
 MODEL = "model"
 """Name of the trained weights in a `Storage`."""
