@@ -34,7 +34,7 @@ _FLAGS = (
     ExtraFlag("seed", "seed of the episodes and of the policy's draws [default 0]", is_bool=False),
     ExtraFlag("device", "device of the policy: cpu, cuda or cuda:N [default cpu]", is_bool=False),
     ExtraFlag("deterministic", "take the policy's most likely action instead of drawing one"),
-    ExtraFlag("video", "folder to record the episodes into as videos; needs asyncrl[video]", is_bool=False),
+    ExtraFlag("video", "folder to record the episodes into as videos; needs moviepy", is_bool=False),
     ExtraFlag("render", "show the episodes in a window, one after the other"),
     ExtraFlag("json", "print the result as one JSON object on the last line"),
 )

@@ -41,10 +41,10 @@ class Preflight:
         plan: what they were resolved to.
         spec: the environment's spaces; None if it could not be made.
         problems: what keeps the run from starting.
-        warnings: what is probably not meant.
+        warnings: what is allowed but probably not meant.
         environment_failure: text with the environment's own traceback, if it raised.
         arena_bytes: shared memory that the run needs; None without a spec.
-        free_bytes: memory that there is.
+        free_bytes: free memory.
     """
 
     config: TrainConfig
@@ -64,12 +64,13 @@ class Preflight:
         return 1 if self.environment_failure else 0
 
 
-def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
+def run(loaded: LoadedConfig, machine: Machine | None = None, *, checks_env: bool = False) -> Preflight:
     """Looks at everything and stops at nothing.
 
     Args:
         loaded: settings, from a strict or a lenient load; the mistakes of a lenient one come first in the result.
         machine: what to plan for; the machine this runs on if not given.
+        checks_env: run Gymnasium's checker on the environment too, whose findings become warnings.
     """
     machine = machine or Machine.detect()
     config = loaded.config
@@ -85,6 +86,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
                 config.env_kwargs,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
+                warn=(lambda text: warnings.append(Problem(("env",), text))) if checks_env else None,
             )
         except EnvironmentFailed as error:
             failure = str(error)
@@ -143,22 +145,22 @@ def _names(problems: tuple[Problem, ...]) -> set[str]:
 def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     is_simple = isinstance(spec.action, (BoxAction, DiscreteAction)) and not spec.observation.num_mask
     if config.is_off_policy and not is_simple:
-        text = f"--algo={config.algo} takes Box or Discrete actions and no mask, unlike {spec.env_id}: {spec.action}."
+        text = f"--algo={config.algo} needs Box or Discrete actions without a mask; {spec.env_id} has {spec.action}."
         return [Problem(("algo", "env"), text, ("--algo=ppo",))]
     if config.is_off_policy and spec.observation.num_pixels:
-        text = f"--algo={config.algo} has no convolutions, but {spec.env_id} observes images ({spec.observation})."
+        text = f"--algo={config.algo} cannot learn from images, which {spec.env_id} observes ({spec.observation})."
         return [Problem(("algo", "env"), text, ("--algo=ppo",))]
     if num_deviations(spec.action) > 0:
         fits = not config.squashes or can_squash(spec.action)
-        found = "not all of them are"
+        found = "some bounds are infinite"
     else:
         fits = not config.squash_actions
-        found = "all of its actions are choices"
+        found = "its actions are discrete"
     if fits:
         return []
     name, fitting = ("squash_actions", "--squash_actions=False") if config.squash_actions else ("algo", "--algo=ppo")
     value = getattr(config, name)
-    text = f"--{name}={value} needs actions with finite bounds, but for {spec.env_id} {found}."
+    text = f"--{name}={value} needs continuous actions with finite bounds; {spec.env_id} has {spec.action}: {found}."
     return [Problem((name, "env"), text, (fitting,))]
 
 
@@ -169,8 +171,8 @@ def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list
     if steps >= spec.max_episode_steps:
         return []
     text = (
-        f"--checkpoint_resets=True begins all episodes anew after {config.save_every_env_steps} steps, {steps} of each "
-        f"of {plan.num_envs} environments, but an episode of {spec.env_id} may have {spec.max_episode_steps}."
+        f"--checkpoint_resets=True restarts all episodes every {config.save_every_env_steps} steps, after {steps} in "
+        f"each of {plan.num_envs} environments, but an episode of {spec.env_id} may last {spec.max_episode_steps}."
     )
     fitting = (f"--save_every_env_steps={10 * plan.num_envs * spec.max_episode_steps}",)
     return [Problem(("save_every_env_steps", "checkpoint_resets"), text, fitting)]
@@ -180,8 +182,8 @@ def _large_steps(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     if config.learning_rate < _LARGE_LEARNING_RATE_OF_CONVOLUTIONS:
         return []
     text = (
-        f"learning_rate={config.learning_rate:g} is large for the convolutions over images of {spec.env_id}: a step "
-        "may leave features that are the same for every image, for good."
+        f"learning_rate={config.learning_rate:g} is large for the convolutions over images of {spec.env_id}: an update "
+        "may permanently collapse the image features."
     )
     usual = TrainConfig.model_fields["learning_rate"].default
     return [Problem(("learning_rate",), text, (f"--learning_rate={usual:g}",))]
@@ -202,13 +204,13 @@ def _warn_tight(plan: ResourcePlan, needed: int, free: int) -> list[Problem]:
 
 def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
     memory = (
-        f"{format_bytes(needed)} ({needed} bytes) of shared memory, but there are "
-        f"{format_bytes(free)} ({free} bytes) free."
+        f"{format_bytes(needed)} ({needed} bytes) of shared memory, but only {format_bytes(free)} ({free} bytes) are "
+        "free."
     )
     if plan.replay is not None:
         fitting = max(1, int(plan.replay.size * free * 0.9 / needed))
         text = f"a replay of {plan.replay.size} environment steps needs {memory}"
         return Problem(("replay_size",), text, (f"--replay_size={fitting}", _MORE_MEMORY))
-    text = f"{plan.num_slots} slots of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
+    text = f"{plan.num_slots} buffers of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
     names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
-    return Problem(names, text, (f"less of {', '.join('--' + name for name in names)}", _MORE_MEMORY))
+    return Problem(names, text, (f"smaller {', '.join('--' + name for name in names)}", _MORE_MEMORY))

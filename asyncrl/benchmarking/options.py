@@ -15,45 +15,76 @@ from asyncrl.config.flags import ExtraFlag, split_flags
 from asyncrl.config.settings import all_settings
 
 FLAGS = (
-    ExtraFlag("output", "folder of runs, results, report and plots; a benchmark in it is continued", is_bool=False),
-    ExtraFlag("json", "also write all figures to this file", is_bool=False),
+    ExtraFlag(
+        "output",
+        "folder for runs, results, report and plots; a benchmark that it holds is continued [default bench/ENV]",
+        is_bool=False,
+    ),
+    ExtraFlag("json", "file to write all figures to, in addition to the report", is_bool=False),
     ExtraFlag(
         "modes",
-        "what to compare: sync, async, sampling (collecting without training), hogwild [default sync,async; hogwild "
-        "with --backend=hogwild]",
+        "list of what to compare: sync, async, sampling (collecting without training), hogwild [default sync,async; "
+        "hogwild with --backend=hogwild]",
         is_bool=False,
     ),
-    ExtraFlag("inference_modes", "where the policy runs: local, central [default as the settings say]", is_bool=False),
+    ExtraFlag(
+        "inference_modes", "list of where the policy runs: local, central [default as for training]", is_bool=False
+    ),
     ExtraFlag(
         "num_ranks",
-        "learners that train together under torchrun, as 1,2,4; each has --num_workers of its own, auto as for the "
-        "most of them [default 1]",
+        "list of numbers of ranks that train together under torchrun, as 1,2,4; each rank has --num_workers workers, "
+        "and auto is resolved for the largest number [default 1]",
         is_bool=False,
     ),
-    ExtraFlag("seeds", "number of seeds, which is the number of rounds [default 3]", is_bool=False),
-    ExtraFlag("thresholds", "returns whose time and steps are reported, as 100,200 [default none]", is_bool=False),
+    ExtraFlag("num_workers", "list of numbers of rollout workers, as 1,2,4 [default as for training]", is_bool=False),
+    ExtraFlag(
+        "num_envs_per_worker", "list of numbers of environments in each worker [default as for training]", is_bool=False
+    ),
+    ExtraFlag("seeds", "number of seeds; each seed is one round of all measurements [default 3]", is_bool=False),
+    ExtraFlag(
+        "thresholds",
+        "list of returns: report the time and steps to reach each, as 100,200 [default none]",
+        is_bool=False,
+    ),
     ExtraFlag("warm_up_s", "seconds after the first step that throughput leaves out [default 25]", is_bool=False),
-    ExtraFlag("measure_s", "seconds of throughput after that; 0 measures none [default 30]", is_bool=False),
+    ExtraFlag("measure_s", "seconds of throughput to measure after that; 0 for none [default 30]", is_bool=False),
     ExtraFlag("simulate_s", "seconds of each measurement of pure simulation [default 10]", is_bool=False),
-    ExtraFlag("from_run", "folder of a trained run: throughput with its policy and settings", is_bool=False),
-    ExtraFlag("record_steps", "steps of each environment that --from_run records [default 1000]", is_bool=False),
+    ExtraFlag("from_run", "folder of a trained run: measure throughput with its policy and settings", is_bool=False),
+    ExtraFlag("record_steps", "steps of each environment to record for --from_run [default 1000]", is_bool=False),
     ExtraFlag("episodes", "evaluation episodes after each learning run; 0 for none [default 20]", is_bool=False),
     ExtraFlag("config", "YAML file with settings of training", is_bool=False),
     ExtraFlag("preset", "preset of training settings, or none", is_bool=False),
 )
 
-_INSTEAD = {
+INSTEAD = {
     "async_rl": "use --modes=sync,async",
     "inference_mode": "use --inference_modes=local,central",
     "serial_mode": "a serial run has no roles to compare",
-    "train_dir": "runs lie in --output",
-    "experiment": "runs are named after what they measure",
+    "train_dir": "the runs are in --output",
+    "experiment": "each run is named after what it measures",
     "restart_behavior": "finished measurements in --output are kept",
     "train_for_seconds": "use --warm_up_s and --measure_s",
     "report_every_s": "the benchmark needs a record every second",
     "with_tensorboard": "throughput is measured without it",
     "profile": "the benchmark always shows where the time goes",
     "quiet": "the output of each run goes to a file",
+}
+"""Settings of training that the benchmark makes itself, and what to do instead."""
+
+_A_LIST = ", one or several separated by commas"
+_EXPECTED = {
+    "modes": f"sync, async, sampling or hogwild{_A_LIST}",
+    "inference_modes": f"auto, local or central{_A_LIST}",
+    "num_ranks": f"whole numbers greater than 0{_A_LIST}",
+    "num_workers": f"whole numbers greater than 0 or auto{_A_LIST}",
+    "num_envs_per_worker": f"whole numbers greater than 0 or auto{_A_LIST}",
+    "seeds": "a whole number greater than 0",
+    "thresholds": f"numbers{_A_LIST}",
+    "warm_up_s": "a number of seconds, 0 or more",
+    "measure_s": "a number of seconds, 0 or more",
+    "simulate_s": "a number of seconds greater than 0",
+    "record_steps": "a whole number greater than 0",
+    "episodes": "a whole number, 0 or more",
 }
 _LISTS = ("num_workers", "num_envs_per_worker")
 _OWN_NAMES = {"json": "json_path"}
@@ -75,7 +106,7 @@ class _Own(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    output: Path
+    output: Path | None = None
     json_path: Path | None = None
     modes: Annotated[tuple[Mode, ...], _Split, Field(min_length=1)] = ("sync", "async")
     inference_modes: Annotated[tuple[_InferenceMode, ...], _Split] = ()
@@ -128,7 +159,7 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
     settings = all_settings()
     given = split_flags(argv, settings, FLAGS)
     problems = [str(problem) for problem in given.problems]
-    problems += [f"--{name} cannot be set here: {_INSTEAD[name]}." for name in given.texts if name in _INSTEAD]
+    problems += [f"--{name} cannot be set here: {INSTEAD[name]}." for name in given.texts if name in INSTEAD]
     own = _read_own(_with_modes(given.texts, problems), problems)
     seed = given.texts.get("seed", "0")
     if not seed.isdigit():
@@ -155,7 +186,7 @@ def _with_modes(texts: Mapping[str, str], problems: list[str]) -> Mapping[str, s
     if "modes" not in texts:
         return {**texts, "modes": "hogwild"}
     if "backend" in texts:
-        problems.append("--backend=hogwild is short for --modes=hogwild: give one of them.")
+        problems.append("--backend=hogwild means --modes=hogwild: give only one of them.")
     return texts
 
 
@@ -168,21 +199,20 @@ def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:
         for item in error.errors():
             name = str(item["loc"][0])
             flag = next((flag for flag, field in _OWN_NAMES.items() if field == name), name)
-            if item["type"] == "missing":
-                problems.append(f"--{flag}=DIR is missing: where runs, results, report and plots go.")
-            else:
-                problems.append(f"--{flag}={texts[flag]}: {item['msg'][0].lower()}{item['msg'][1:]}.")
+            problem = f"--{flag}={texts[flag]} is not possible: expected {_EXPECTED.get(flag, 'a path')}."
+            if problem not in problems:
+                problems.append(problem)
     return None
 
 
 def _contradictions(own: _Own, learns: bool, texts: Mapping[str, str]) -> list[str]:
     problems = []
     if own.from_run is None and "env" not in texts and "config" not in texts:
-        problems.append("--env=ID is missing: the environment to measure with.")
+        problems.append("--env is required: the environment to measure with, as --env=Humanoid-v5.")
     if own.thresholds and not learns:
-        problems.append("--thresholds needs --train_for_env_steps=N: runs that learn.")
+        problems.append("--thresholds needs runs that learn: give --train_for_env_steps=N.")
     if not learns and own.measure_s == 0:
-        problems.append("--measure_s=0 without --train_for_env_steps=N leaves nothing to measure.")
+        problems.append("--measure_s=0 leaves nothing to measure: give --train_for_env_steps=N too.")
     if own.from_run is not None and (learns or own.measure_s == 0):
         problems.append("--from_run measures throughput only: leave out --train_for_env_steps and give --measure_s.")
     if own.from_run is not None and {"config", "preset"} & set(texts):

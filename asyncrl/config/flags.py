@@ -90,18 +90,33 @@ def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -
 
 def format_help(usage: str, description: str, settings: Mapping[str, Setting], extra_flags: Iterable[ExtraFlag]) -> str:
     """The text of --help: the command's own flags, then every setting by section."""
-    width = min(120, max(60, shutil.get_terminal_size().columns))
+    width = help_width()
     lines = [f"usage: {usage} [--name=value ...]", "", *textwrap.wrap(description, width), "", "this command:"]
-    lines += _format_flag("help", "show this text", width)
+    lines += format_flag("help", "show this text", width)
     for flag in extra_flags:
-        lines += _format_flag(flag.name if flag.is_bool else f"{flag.name}=TEXT", flag.description, width)
+        lines += format_flag(flag.name if flag.is_bool else f"{flag.name}=TEXT", flag.description, width)
     for section, title in SECTION_TITLES.items():
-        lines += ["", f"{title}:"]
-        for setting in settings.values():
-            if setting.section == section:
-                text = f"{setting.description} [{setting.expected}; default {format_value(setting.default)}]"
-                lines += _format_flag(setting.name, text, width)
+        shown = [setting for setting in settings.values() if setting.section == section]
+        lines += ["", f"{title}:"] if shown else []
+        for setting in shown:
+            text = f"{setting.description} [{setting.expected}; default {format_value(setting.default)}]"
+            lines += format_flag(setting.name, text, width)
     return "\n".join(lines)
+
+
+def help_width() -> int:
+    """Columns of --help on this terminal."""
+    return min(120, max(60, shutil.get_terminal_size().columns))
+
+
+def format_flag(name: str, text: str, width: int) -> list[str]:
+    """Lines of --help for one flag."""
+    indent = 30
+    head = f"  --{name}"
+    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
+    if len(head) < indent - 1:
+        return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
+    return [head, *(" " * indent + line for line in lines)]
 
 
 def format_value(value: Any) -> str:
@@ -123,12 +138,3 @@ def _take_values(rest: list[str], several: bool) -> str:
     while rest and (several or not values) and not rest[0].startswith("--"):
         values.append(rest.pop(0))
     return ", ".join(values)
-
-
-def _format_flag(name: str, text: str, width: int) -> list[str]:
-    indent = 30
-    head = f"  --{name}"
-    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
-    if len(head) < indent - 1:
-        return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
-    return [head, *(" " * indent + line for line in lines)]
