@@ -21,6 +21,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs import atari
+from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
 from asyncrl.envs.spaces import has_action_mask
@@ -56,6 +57,7 @@ def make_env(
 
     Raises:
         UsageError: unknown id, missing package, or arguments that the environment does not know.
+        EnvironmentFailed: the module that registers the environment raised while it was imported.
         Exception: whatever the environment itself raises, unchanged.
     """
     arguments = dict(env_kwargs or {})
@@ -233,6 +235,9 @@ def _import_registering_module(env_id: str) -> str:
         import_user_module(module)
     except UsageError as error:
         raise UsageError(f"env={env_id}: {error}") from error
+    except Exception as error:
+        text = f"the module {module!r} raised an exception while it was imported"
+        raise EnvironmentFailed(f"env={env_id}: {text}:\n{environment_traceback(error)}") from error
     return registered_id
 
 

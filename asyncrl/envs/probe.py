@@ -56,8 +56,8 @@ def probe(
             raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}") from None
     if "usage_error" in answer:
         raise UsageError(answer["usage_error"])
-    if "traceback" in answer:
-        raise EnvironmentFailed(f"{env_id} raised an exception while it was made and reset:\n{answer['traceback']}")
+    if "failure" in answer:
+        raise EnvironmentFailed(answer["failure"])
     return EnvSpec.from_data(answer["spec"])
 
 
@@ -71,7 +71,8 @@ def _run_child(folder: Path, env_id: str, timeout_s: float) -> int:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": search_path},
+            # breakpoint() is for the run itself: this process has no terminal.
+            env={**os.environ, "PYTHONPATH": search_path, "PYTHONBREAKPOINT": "0"},
             start_new_session=True,
             pass_fds=(lifeline,),
         )
@@ -126,8 +127,16 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_
         env.close()
     except UsageError as error:
         return {"usage_error": str(error)}
+    except EnvironmentFailed as error:
+        return {"failure": str(error)}
     except Exception as error:
-        return {"traceback": environment_traceback(error)}
+        needs_module = isinstance(error, ImportError)
+        what = (
+            "needs a module that cannot be imported"
+            if needs_module
+            else "raised an exception while it was made and reset"
+        )
+        return {"failure": f"{env_id} {what}:\n{environment_traceback(error)}"}
     return answer
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from command import PROBE, TESTS, Command
 
+import asyncrl
 from asyncrl import preflight, train
 from asyncrl.runtime import checkpoint
 
@@ -71,7 +72,8 @@ def test_the_exception_of_an_environment_is_shown_once(start: Callable[..., Comm
     assert stderr.count("Traceback") == 1, stderr
     assert stderr.count("ZeroDivisionError: the probe was asked to fail") == 1
     assert "probe_envs.py" in stderr
-    assert f"{os.sep}asyncrl{os.sep}" not in stderr.split("error: ")[0], "frames of the package are of no use to a user"
+    package = Path(asyncrl.__file__).parent
+    assert f'"{package}{os.sep}' not in stderr.split("error: ")[0], "frames of the package are of no use to a user"
     assert "rollout worker " in stderr
     assert "environment " in stderr
     assert "step 0" in stderr
