@@ -32,7 +32,14 @@ from asyncrl.monitoring.summary import Earlier
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest
 from asyncrl.runtime.peers import Peers
-from asyncrl.runtime.processes import LearnerDied, RunFailed, explain, process_context, start_loading_modules
+from asyncrl.runtime.processes import (
+    LearnerDied,
+    RunFailed,
+    explain,
+    process_context,
+    refuse_to_run_while_imported,
+    start_loading_modules,
+)
 from asyncrl.runtime.provenance import describe
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
@@ -53,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done, 1 failed, 2 wrong usage, 3 processes or environments failed too often, 130 stopped by Ctrl-C, 143 by
         SIGTERM.
     """
+    refuse_to_run_while_imported()
     # Imports have taken about their processor time. The age of the process would count what it was before, as the shell
     # that `bash -c "...; exec python ..."` turns into Python.
     started_at = time.monotonic() - (time.process_time() if argv is None else 0.0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,6 +151,19 @@ def loads_torch(process: psutil.Process) -> bool:
         return is_fork_server and "/torch/" in Path(f"/proc/{process.pid}/maps").read_text()
     except (psutil.Error, OSError):
         return False
+
+
+def test_a_script_without_a_main_guard_is_told_so_in_one_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    flags = ["--env=CartPole-v1", "--train_dir=runs", "--num_workers=1", "--num_envs_per_worker=2", "--quiet"]
+    script.write_text(f"from asyncrl import train\nraise SystemExit(train.main({flags}))\n")
+    root = str(Path(asyncrl.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert 'if __name__ == "__main__":' in line
 
 
 def test_sigterm_saves_too(start: Callable[..., Command]) -> None:
