@@ -10,7 +10,6 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -119,33 +118,6 @@ def make_run_env(
         atari_preprocessing=config.preprocesses_atari,
         in_training=in_training,
     )
-
-
-def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, number: int) -> gymnasium.Env[Any, Any]:
-    """Makes an environment of a run whose episodes are seen.
-
-    Args:
-        config: settings of the run.
-        render_mode: human for a window, rgb_array for a recording.
-        video: folder to record every episode into; None to record nothing.
-        number: tells the recordings of several environments apart.
-
-    Raises:
-        UsageError: as for `make_env`, or what recording needs is not installed.
-    """
-    env = make_run_env(config, render_mode)
-    if video is None:
-        return env
-    try:
-        with warnings.catch_warnings():
-            if number > 0:  # the folder is there because another environment records into it
-                warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
-            return gymnasium.wrappers.RecordVideo(
-                env, str(video), episode_trigger=lambda _: True, name_prefix=f"env-{number}", disable_logger=True
-            )
-    except gymnasium_error.DependencyNotInstalled as error:
-        env.close()
-        raise UsageError('recording videos needs moviepy: pip install "asyncrl[video]"') from error
 
 
 def make_vector_env(

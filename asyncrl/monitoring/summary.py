@@ -101,6 +101,6 @@ class Summary:
             f"{self.status}: {self.env_steps:,} of {target_env_steps:,} environment steps, "
             f"{self.num_updates:,} updates, {duration(self.wall_s)}"
         ]
-        lines += [f"  {name + ':':<17} {text}" for name, text in rows.items()]
+        lines += [f"  {name + ':':<18} {text}" for name, text in rows.items()]
         lines += [f"to {name}:\n  {command}" for name, command in commands.items()]
         return "\n".join(lines)
