@@ -97,7 +97,10 @@ class Status:
             ("gone", f"{duration(self.elapsed_s)} gone"),
             ("left", f"{duration(self.remaining_s)} left"),
         ]
-        return parts if self.activity is None else [parts[0], ("activity", self.activity), *parts[1:]]
+        if self.activity is None:
+            return parts
+        known = [part for part in parts if _UNKNOWN not in part[1].split()]  # the activity says why others are not
+        return [known[0], ("activity", self.activity), *known[1:]]
 
 
 class Progress(Protocol):

@@ -91,11 +91,11 @@ class Summary:
             commands: commands to paste, by what they do.
         """
         figures = (
-            ("over the last 100 training episodes", self.ep_rew_mean),
-            ("in the last evaluation", self.eval_mean_reward),
-            ("of the best policy", self.best_return),
+            ("last 100 episodes", self.ep_rew_mean),
+            ("last evaluation", self.eval_mean_reward),
+            ("best", self.best_return),
         )
-        returns = [f"{value:,.1f} {what}" for what, value in figures if value is not None]
+        returns = [f"{value:,.1f} ({what})" for what, value in figures if value is not None]
         rows = {"return": ", ".join(returns) or "no episode has ended", **places}
         lines = [
             f"{self.status}: {self.env_steps:,} of {target_env_steps:,} environment steps, "

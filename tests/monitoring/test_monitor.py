@@ -449,7 +449,7 @@ def test_the_end_of_a_run_says_what_was_reached_and_what_can_be_done_next(run):
     first, *rows = text.splitlines()
     assert first == "interrupted: 2,048 of 10,000 environment steps, 8 updates, 4 s"
     assert [" ".join(row.split()) for row in rows] == [
-        "return: 12.0 over the last 100 training episodes",
+        "return: 12.0 (last 100 episodes)",
         "folder: runs/x",
         "to evaluate:",
         "python -m evaluate",

@@ -45,6 +45,11 @@ def test_what_is_not_known_yet_is_a_dash_and_not_a_number():
     assert text.endswith("2 s gone | - left")
 
 
+def test_what_the_run_is_doing_takes_the_place_of_what_is_not_known():
+    text = Status(env_steps=0, target_env_steps=100, elapsed_s=2.0, activity="starting processes").text
+    assert text == "0 of 100 steps (0.0 %) | starting processes | 2 s gone"
+
+
 def test_a_reader_that_went_away_does_not_stop_the_run():
     attempts = []
 
