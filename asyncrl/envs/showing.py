@@ -10,6 +10,7 @@ import subprocess
 import sys
 import traceback
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,9 @@ def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, nu
     else:
         _choose_opengl()
     try:
-        env = make_run_env(config, render_mode)
-    except (UsageError, TypeError) as error:
+        with _explaining(config.env):
+            env = make_run_env(config, render_mode)
+    except (UsageError, EnvironmentFailed) as error:
         if "unexpected keyword argument 'render_mode'" in str(error) or "takes no arguments" in str(error):
             raise UsageError(_no_mode(config.env, "its constructor takes no render_mode")) from error
         raise
@@ -77,17 +79,26 @@ def _draw_once(env: gymnasium.Env[Any, Any], env_id: str, render_mode: str) -> N
     """Draws one frame, before a folder or a window is left without any."""
     if env.render_mode != render_mode:
         raise UsageError(_no_mode(env_id, f"its render_mode is {env.render_mode!r} although {render_mode!r} was asked"))
-    try:
+    with _explaining(env_id):
         env.reset(seed=0)
         frame = env.render() if render_mode == "rgb_array" else None
+    if render_mode == "rgb_array" and not isinstance(frame, np.ndarray):
+        raise UsageError(_no_mode(env_id, f"render() returned {type(frame).__name__} and not an array of pixels"))
+
+
+@contextlib.contextmanager
+def _explaining(env_id: str) -> Iterator[None]:
+    """Says what is missing where something of OpenGL or a package is."""
+    try:
+        yield
+    except UsageError:
+        raise
     except gymnasium_error.DependencyNotInstalled as error:
         raise UsageError(f"{env_id} cannot be drawn: {error}") from error
     except Exception as error:
         if _is_of_opengl(error):
             raise UsageError(_no_opengl(env_id, error)) from error
         raise EnvironmentFailed(f"{env_id} failed while it was drawn:\n{environment_traceback(error)}") from error
-    if render_mode == "rgb_array" and not isinstance(frame, np.ndarray):
-        raise UsageError(_no_mode(env_id, f"render() returned {type(frame).__name__} and not an array of pixels"))
 
 
 def _no_mode(env_id: str, what: str) -> str:

@@ -34,6 +34,8 @@ class Drawn(Blind):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
 
     def __init__(self, render_mode: str | None = None, gives: str = "pixels") -> None:
+        if gives == "GL at once":
+            raise AttributeError("'NoneType' object has no attribute of OpenGL")
         self.render_mode = render_mode if gives != "another mode" else "ansi"
         self._gives = gives
 
@@ -67,6 +69,7 @@ def without_screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ("Drawn-v0", "another mode", "its render_mode is 'ansi'"),
         ("Drawn-v0", "nothing", "render() returned NoneType"),
         ("Drawn-v0", "GL", "install libegl1 and set MUJOCO_GL=egl"),
+        ("Drawn-v0", "GL at once", "install libegl1 and set MUJOCO_GL=egl"),
     ],
 )
 def test_what_cannot_be_recorded_is_said_and_leaves_no_folder(
