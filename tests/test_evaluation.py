@@ -120,5 +120,5 @@ def test_an_environment_that_cannot_be_made_is_a_failure_of_the_environment(monk
         raise ZeroDivisionError("no wheels")
 
     monkeypatch.setattr(evaluation, "make_run_env", fail)
-    with pytest.raises(EnvironmentFailed, match="could not be made:\n(?s:.*)no wheels"):
+    with pytest.raises(EnvironmentFailed, match=r"(?s)could not be made:\n.*no wheels"):
         evaluate(reader(), episodes=1)

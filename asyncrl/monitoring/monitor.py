@@ -362,13 +362,13 @@ class Monitor:
         return ", ".join(filter(None, ("stopping" if activity.is_stopping else None, doing))) or None
 
     def _describe_collecting(self, num_steps: int) -> str:
-        """What there is before the first update."""
+        """How much there is for the first update."""
         if num_steps == 0:
             return "starting processes"
         if self._plan.replay is not None or self._plan.hogwild is not None:
             return f"collected {num_steps:,} steps"
         size = self._plan.dataset_size
-        return f"collected {min(num_steps, size):,} of {size:,} steps for the first update"
+        return f"collecting: {min(num_steps, size):,} of {size:,} steps"
 
     def _elapsed_s(self, now: float) -> float:
         return now - self._started_at + (0.0 if self._earlier is None else self._earlier.elapsed_s)

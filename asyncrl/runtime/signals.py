@@ -8,8 +8,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 _ANSWER = (
-    "stopping after the current update, then saving. Ctrl-C again stops at once and loses what was trained since the "
-    "last checkpoint."
+    "stopping after the current update, then saving.\n"
+    "Ctrl-C again stops now and loses what was trained since the last checkpoint."
 )
 
 

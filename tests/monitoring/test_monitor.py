@@ -429,8 +429,8 @@ def test_what_the_run_is_doing_is_shown_where_the_figures_do_not_show_it(tmp_pat
         return run.progress.updates[-1].activity
 
     assert shown(1.0, Activity()) == "starting processes"
-    assert shown(2.0, Activity(1500)) == "collected 1,500 of 2,048 steps for the first update"
-    assert shown(3.0, Activity(9000)) == "collected 2,048 of 2,048 steps for the first update"
+    assert shown(2.0, Activity(1500)) == "collecting: 1,500 of 2,048 steps"
+    assert shown(3.0, Activity(9000)) == "collecting: 2,048 of 2,048 steps"
     assert shown(4.0, Activity(9000, UpdateProgress(3, 80, 1001.0))) == "update: 3 of 80 minibatches"
     run.monitor.handle(learner(2048))
     assert shown(5.1, Activity(9000, UpdateProgress(3, 80, 1004.0))) is None
