@@ -67,8 +67,8 @@ def probe(
         raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}")
     if "usage_error" in answer:
         raise UsageError(answer["usage_error"])
-    if "traceback" in answer:
-        raise EnvironmentFailed(f"{env_id} raised an exception in {answer['raised_in']}:\n{answer['traceback']}")
+    if "failure" in answer:
+        raise EnvironmentFailed(answer["failure"])
     if warn is not None:
         for finding in [f"it did not end ({_describe_exit(exit_code)})"] if findings is None else findings:
             warn(f"gymnasium.utils.env_checker.check_env on {env_id}: {finding}")
@@ -90,7 +90,8 @@ def _run_child(folder: Path, timeout_s: float) -> int | None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": search_path},
+            # breakpoint() is for the run itself: this process has no terminal.
+            env={**os.environ, "PYTHONPATH": search_path, "PYTHONBREAKPOINT": "0"},
             start_new_session=True,
             pass_fds=(lifeline,),
         )
@@ -155,8 +156,14 @@ def _answers(
         env.close()
     except UsageError as error:
         yield "answer.json", {"usage_error": str(error)}
+    except EnvironmentFailed as error:
+        yield "answer.json", {"failure": str(error)}
+    except ImportError as error:
+        text = f"{env_id} needs a module that cannot be imported:\n{environment_traceback(error)}"
+        yield "answer.json", {"failure": text}
     except Exception as error:
-        yield "answer.json", {"traceback": environment_traceback(error), "raised_in": raised_in}
+        text = f"{env_id} raised an exception in {raised_in}:\n{environment_traceback(error)}"
+        yield "answer.json", {"failure": text}
     else:
         yield "answer.json", {"spec": spec.to_data()}
         if is_checked:

@@ -71,7 +71,7 @@ class HogwildA2cWorker(HogwildWorker):
         if dataset.num_valid == 0:  # all of it was of environments that failed
             self._slots.free(_SLOT)
             return 0.0
-        metrics = self._learner.train(dataset, self._clock.env_steps, after_epoch=_nothing)
+        metrics = self._learner.train(dataset, self._clock.env_steps, after_epoch=_goes_on)
         self._slots.free(_SLOT)
         self.note_training(metrics, self._learner.skipped_steps)
         self.phases.charge(Phase.TRAIN)
@@ -86,5 +86,5 @@ class HogwildA2cWorker(HogwildWorker):
             self.count_steps(num_steps)
 
 
-def _nothing() -> None:
-    pass
+def _goes_on() -> bool:
+    return False

@@ -128,13 +128,20 @@ class OnPolicyLearner:
         self._published_obs_statistics[self.policy_version] = self._obs_statistics
         return out
 
-    def train(self, dataset: Dataset, env_steps_before: int, after_epoch: Callable[[], None]) -> TrainMetrics | None:
+    def train(
+        self,
+        dataset: Dataset,
+        env_steps_before: int,
+        after_epoch: Callable[[], bool],
+        after_minibatch: Callable[[int, int], None] | None = None,
+    ) -> TrainMetrics | None:
         """Train `num_epochs` passes over the dataset; steps whose loss or gradient is not finite are left out.
 
         Args:
             dataset: columns of raw samples, on any device.
             env_steps_before: environment steps trained on before this dataset; the linear schedule reads it.
-            after_epoch: called after every pass, the place to publish.
+            after_epoch: called after every pass, the place to publish; returns whether to leave out the other passes.
+            after_minibatch: called with the number of minibatches that were trained, and that of all passes.
 
         Returns:
             Means over the steps that were taken, None if there were none.
@@ -153,15 +160,19 @@ class OnPolicyLearner:
         for _ in range(self._config.num_epochs):
             num_before = len(steps)
             kls = []
-            for minibatch in self._minibatches(samples):
+            minibatches = self._minibatches(samples)
+            for minibatch in minibatches:
                 learning_rates.append(self._learning_rate.value)
                 step, kl = self._train_minibatch(minibatch)
                 steps.append(step)
                 kls.append(kl)
                 self._learning_rate.after_minibatch(kl)
+                if after_minibatch is not None:
+                    after_minibatch(len(steps), len(minibatches) * self._config.num_epochs)
             self._learning_rate.after_epoch(kls)
             were_taken += self._look_at(steps[num_before:], samples)
-            after_epoch()
+            if after_epoch():
+                break
         steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
         if not steps:
             return None

@@ -23,7 +23,7 @@ from asyncrl.monitoring.metrics import (
     TrainingClock,
     WorkerStatistics,
 )
-from asyncrl.monitoring.progress import Progress, Status, make_progress
+from asyncrl.monitoring.progress import Activity, Progress, Status, make_progress
 from asyncrl.monitoring.reports import (
     CheckpointReport,
     EpisodeRecord,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _REDRAW_S = 0.25
 _BEST_EVERY_S = 15.0
+_LONG_UPDATE_S = 2.0
 
 
 class RunFiles(Protocol):
@@ -97,7 +98,7 @@ class Monitor:
         self._earlier = earlier
         self._folder, self._config, self._plan, self._clock = folder, config, plan, clock
         self._started_at = clock() if started_at is None else started_at
-        self._progress = make_progress(config.quiet) if progress is None else progress
+        self._progress = make_progress(config.quiet, plan.serial_mode) if progress is None else progress
         self._writers = [GuardedWriter(str(folder.metrics), JsonLinesWriter(folder.metrics), self.say)]
         if config.with_tensorboard:
             events = TensorBoardWriter(folder.tensorboard, None if earlier is None else earlier.env_steps)
@@ -128,6 +129,7 @@ class Monitor:
         self._failures = FailureCounts()
         self._record_at = self._redraw_at = clock()
         self._is_finished = False
+        self._activity = Activity()
 
     def handle(self, report: Report) -> None:
         """Takes one report of any role."""
@@ -200,9 +202,14 @@ class Monitor:
         """Shows the user one sentence, without tearing the progress line."""
         self._progress.say(text)
 
-    def tick(self) -> None:
-        """Writes a record if `report_every_s` have passed, and redraws the progress now and then."""
+    def tick(self, activity: Activity | None = None) -> None:
+        """Writes a record if `report_every_s` have passed, and redraws the progress now and then.
+
+        Args:
+            activity: what the run is doing; as before if None.
+        """
         now = self._clock()
+        self._activity = activity or self._activity
         if now - self._record_at >= self._config.report_every_s:
             self._record_at = now
             self._write_record(now)
@@ -338,7 +345,30 @@ class Monitor:
             lag_mean=None if self._lag is None else self._lag.mean,
             lag_max=None if self._lag is None else self._lag.max,
             remaining_s=self._remaining_s(now),
+            activity=None if self._is_finished else self._describe_activity(now),
         )
+
+    def _describe_activity(self, now: float) -> str | None:
+        """What the run is doing where steps and speed do not show it."""
+        activity = self._activity
+        update = activity.update
+        if activity.has_ended:
+            return "stopping" if activity.is_stopping else "last evaluation"
+        doing = None
+        if update is not None and now - update.started_at > _LONG_UPDATE_S:
+            doing = f"update: {update.num_done} of {update.num_total} minibatches"
+        elif self._last_learner_report is None:
+            doing = self._describe_collecting(activity.collected_steps)
+        return ", ".join(filter(None, ("stopping" if activity.is_stopping else None, doing))) or None
+
+    def _describe_collecting(self, num_steps: int) -> str:
+        """How much there is for the first update."""
+        if num_steps == 0:
+            return "starting processes"
+        if self._plan.replay is not None or self._plan.hogwild is not None:
+            return f"collected {num_steps:,} steps"
+        size = self._plan.dataset_size
+        return f"collecting: {min(num_steps, size):,} of {size:,} steps"
 
     def _elapsed_s(self, now: float) -> float:
         return now - self._started_at + (0.0 if self._earlier is None else self._earlier.elapsed_s)

@@ -9,6 +9,7 @@ from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.monitor import Monitor
 from asyncrl.monitoring.phases import Phase
+from asyncrl.monitoring.progress import Activity, UpdateProgress
 from asyncrl.monitoring.reports import (
     CheckpointReport,
     EpisodeRecord,
@@ -67,7 +68,7 @@ class Run:
         self.monitor = Monitor(
             self.folder,
             TrainConfig(**settings),
-            SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild),
+            SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild, replay=None, dataset_size=2048),
             clock=self.clock,
             started_at=self.clock.now - 3.0,
             progress=self.progress,
@@ -418,3 +419,39 @@ def test_the_time_left_is_that_of_the_nearer_limit(tmp_path):
     assert run.progress.records[-1].remaining_s == pytest.approx(8000 / 500)
     run.at(50, learner(2100))
     assert run.progress.records[-1].remaining_s == pytest.approx(60 - 49)
+
+
+def test_what_the_run_is_doing_is_shown_where_the_figures_do_not_show_it(tmp_path):
+    run = Run(tmp_path, report_every_s=1000.0)
+
+    def shown(seconds, activity):
+        run.clock.now = 1000.0 + seconds
+        run.monitor.tick(activity)
+        return run.progress.updates[-1].activity
+
+    assert shown(1.0, Activity()) == "starting processes"
+    assert shown(2.0, Activity(1500)) == "collecting: 1,500 of 2,048 steps"
+    assert shown(3.0, Activity(9000)) == "collecting: 2,048 of 2,048 steps"
+    assert shown(4.0, Activity(9000, UpdateProgress(3, 80, 1001.0))) == "update: 3 of 80 minibatches"
+    run.monitor.handle(learner(2048))
+    assert shown(5.1, Activity(9000, UpdateProgress(3, 80, 1004.0))) is None
+    assert shown(6.2, Activity(9000, UpdateProgress(30, 80, 1004.0), is_stopping=True)) == (
+        "stopping, update: 30 of 80 minibatches"
+    )
+    assert shown(7.0, Activity(9000, is_stopping=True)) == "stopping"
+    assert shown(8.0, Activity(9000, has_ended=True)) == "last evaluation"
+    run.monitor.finish("completed")
+    assert run.progress.records[-1].activity is None
+
+
+def test_the_end_of_a_run_says_what_was_reached_and_what_can_be_done_next(run):
+    run.at(1.0, rollout(episodes=[EpisodeRecord(12.0, 9)]), learner(2048))
+    text = run.monitor.finish("interrupted").to_text(10_000, {"folder": "runs/x"}, {"evaluate": "python -m evaluate"})
+    first, *rows = text.splitlines()
+    assert first == "interrupted: 2,048 of 10,000 environment steps, 8 updates, 4 s"
+    assert [" ".join(row.split()) for row in rows] == [
+        "return: 12.0 (last 100 episodes)",
+        "folder: runs/x",
+        "to evaluate:",
+        "python -m evaluate",
+    ]
