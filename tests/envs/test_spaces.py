@@ -133,6 +133,43 @@ def test_an_observation_of_another_shape_is_named(observation: Any, message: str
 
 
 @pytest.mark.parametrize(
+    ("space", "observation", "message"),
+    [
+        (spaces.Discrete(5), -1, "has -1, its space the integers 0 to 4"),
+        (spaces.Discrete(5), 5, "has 5, its space the integers 0 to 4"),
+        (spaces.Discrete(5), 1.7, "has 1.7, its space the integers 0 to 4"),
+        (spaces.Discrete(5), float("nan"), "has nan"),
+        (spaces.Discrete(5), float("inf"), "has inf"),
+        (spaces.Discrete(5), np.uint64(2**64 - 1), "has 18446744073709551615"),
+        (spaces.Discrete(5), "2", "has dtype <U1, its space says int64"),
+        (spaces.Discrete(3, start=-2), 1, "has 1, its space the integers -2 to 0"),
+        (spaces.MultiDiscrete([3, 2]), np.array([3, 0]), "has 3 at position 0, its space the integers 0 to 2"),
+        (spaces.MultiDiscrete([3, 2]), np.array([2, -1]), "has -1 at position 1, its space the integers 0 to 1"),
+        (spaces.MultiDiscrete([[3], [2]]), np.array([[0], [2]]), "has 2 at position 1"),
+        (spaces.MultiBinary(2), np.array([0, 2]), r"is \[0, 2\], its space has only 0 and 1"),
+        (spaces.Box(0, 255, (8, 8), np.uint8), np.full((8, 8), 300, np.uint16), "has dtype uint16"),
+    ],
+)
+def test_a_value_that_its_space_does_not_have_is_never_stored(
+    space: spaces.Space[Any], observation: Any, message: str
+) -> None:
+    layout = spec_of_spaces(spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": space}), _CHOICE, "X", None).observation
+    codec, rows = ObservationCodec(layout), np.zeros((2, layout.row_size), dtype=layout.row_dtype)
+    with pytest.raises(ObservationMismatch, match=f"b {message}"):
+        codec.write({"a": np.zeros(3), "b": observation}, rows[0])
+    with pytest.raises(ObservationMismatch, match=r"b (has|is) "):
+        codec.write_batch({"a": np.zeros((2, 3)), "b": np.stack([np.asarray(observation)] * 2)}, rows)
+
+
+def test_choices_of_every_dtype_that_holds_integers_are_taken() -> None:
+    layout = spec_of_spaces(spaces.Discrete(3, start=1), _CHOICE, "X", None).observation
+    codec, row = ObservationCodec(layout), np.zeros(3, dtype=np.float32)
+    for value in (2, 2.0, np.uint8(2), np.float32(2.0)):
+        codec.write(value, row)
+        assert codec.read(row) == 2
+
+
+@pytest.mark.parametrize(
     "space",
     [
         spaces.Text(5),
