@@ -91,6 +91,7 @@ _READ_WITH: dict[str, Condition] = {
     "recurrence": _MEMORY,
     "actor_critic_share_weights": _TRAJECTORIES,
     "adaptive_stddev": _TRAJECTORIES,
+    "action_unit": {**_TRAJECTORIES, "squash_actions": (False,)},
     "squash_actions": _TRAJECTORIES,
 }
 

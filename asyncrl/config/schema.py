@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from asyncrl.config.algorithms import OFF_POLICY
 
 Auto = Literal["auto"]
+ActionMapping = Literal["raw", "rescaled", "squashed"]
+"""How continuous actions of the policy become the environment's, see `asyncrl.envs.actions`."""
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -23,6 +25,10 @@ ATARI_FRAMESKIP = 4
 """Frames of a game for which an action is held, unless env_kwargs say otherwise."""
 
 
+_BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw"}
+"""What runs did whose saved settings lack a name, where that is not today's default."""
+
+
 def _setting(default: Any, section: str, description: str) -> Any:
     return Field(default=default, description=description, json_schema_extra={"section": section})
 
@@ -31,6 +37,15 @@ class TrainConfig(BaseModel):
     """All settings of a training run, as the user gave them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
+
+    @classmethod
+    def from_saved(cls, values: Any) -> TrainConfig:
+        """The settings that a run or a checkpoint was saved with, perhaps by a version that had fewer of them.
+
+        Raises:
+            pydantic.ValidationError: they are not possible.
+        """
+        return cls.model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values} if isinstance(values, dict) else values)
 
     # What to train
     env: str = _setting("", "run", "Gymnasium id, or module:Id for an environment that its module registers")
@@ -296,7 +311,15 @@ class TrainConfig(BaseModel):
         "orthogonal", "model", "initial weights of the network"
     )
     adaptive_stddev: bool = _setting(False, "model", "continuous actions: the deviation depends on the observation")
-    initial_stddev: PositiveFloat = _setting(1.0, "model", "continuous actions: deviation at the start")
+    initial_stddev: PositiveFloat = _setting(
+        1.0, "model", "continuous actions: deviation at the start, in the unit of action_unit"
+    )
+    action_unit: Literal["bounds", "raw"] = _setting(
+        "bounds",
+        "model",
+        "continuous actions: the policy's -1 and 1 are the environment's bounds, for each number of which both are "
+        "finite (bounds), or the policy gives the environment's own numbers (raw)",
+    )
     squash_actions: bool = _setting(
         False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
     )
@@ -365,6 +388,13 @@ class TrainConfig(BaseModel):
     def squashes(self) -> bool:
         """Whether continuous actions are squashed to their bounds, as SAC's always are."""
         return self.squash_actions or self.algo == "sac"
+
+    @property
+    def action_mapping(self) -> ActionMapping:
+        """How continuous actions become the environment's."""
+        if self.squashes:
+            return "squashed"
+        return "rescaled" if self.action_unit == "bounds" else "raw"
 
     @property
     def best_metric(self) -> Literal["none", "eval", "train"]:

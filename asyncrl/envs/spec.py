@@ -174,7 +174,7 @@ class BoxAction:
 
     Attributes:
         shape: shape of one action as the environment takes it.
-        low, high: bounds of the flattened action; unbounded ones are infinite.
+        low, high: bounds of the flattened action, as its space gives them.
         dtype: NumPy dtype name in which the environment takes it.
     """
 
@@ -197,11 +197,6 @@ class BoxAction:
     def num_parameters(self) -> int:
         """Parameters of a distribution: means and log-deviations."""
         return 2 * self.size
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether every bound is finite."""
-        return all(abs(bound) != float("inf") for bound in self.low + self.high)
 
     def __str__(self) -> str:
         return f"Box {self.shape} {self.dtype}"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, split_rows
 from asyncrl.envs.spaces import spec_of_spaces
@@ -77,9 +78,11 @@ def test_stored_actions_become_members_of_the_space(space: spaces.Space[Any], se
     dtype, shape = stored_action(spec.action)
     random = np.random.default_rng(seed)
     stored = np.concatenate([_stored(leaf, random) for leaf in _leaves(spec.action)], axis=1).astype(dtype)
-    actions = ActionAdapter(spec, squash=False).to_env_batch(stored.reshape(20, *shape))
-    assert len(actions) == 20
-    assert all(space.contains(action) for action in actions)
+    mappings: tuple[ActionMapping, ...] = ("raw", "rescaled", "squashed")
+    for mapping in mappings:
+        actions = ActionAdapter(spec, mapping).to_env_batch(stored.reshape(20, *shape))
+        assert len(actions) == 20
+        assert all(space.contains(action) for action in actions)
 
 
 def test_a_mask_is_not_seen_as_a_feature_and_only_fits_its_choices() -> None:

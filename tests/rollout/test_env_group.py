@@ -66,7 +66,7 @@ class Filled:
             return 1000 * env_idx + steps
 
         renewal = None if renewed is None else Renewal(log, make, seed)
-        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, squash=False, renewal=renewal)
+        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, mapping="raw", renewal=renewal)
         self.split = Split(0, self.group, self.slots, make_actions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_filled)]
 
