@@ -85,6 +85,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None) -> Preflight:
                 config.env_kwargs,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
+                image_channels=config.image_channels,
             )
         except EnvironmentFailed as error:
             failure = str(error)

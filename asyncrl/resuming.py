@@ -219,12 +219,20 @@ def _checkpoints(config: TrainConfig) -> Path:
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     if _shape_of(saved) == _shape_of(present):
         return
-    raise UsageError(
+    text = (
         f"cannot go on from {path}: it was trained on {saved.observation} and {saved.action}, "
         f"but {present.env_id} has {present.observation} and {present.action}"
     )
+    channels = {part.channels for part in saved.observation.parts if part.has_pixels}
+    if len(channels) == 1 and channels != {part.channels for part in present.observation.parts if part.has_pixels}:
+        text += f"; --image_channels={channels.pop()} may be what is missing"
+    raise UsageError(text)
 
 
 def _shape_of(spec: EnvSpec) -> tuple[object, ...]:
     """What networks depend on: not the dtypes of numbers, which are stored as float32 in any case."""
-    return [(part.path, part.kind, part.size, part.shape) for part in spec.observation.parts], spec.action
+    parts = [
+        (part.path, part.kind, part.size, part.shape, part.channels if part.has_pixels else None)
+        for part in spec.observation.parts
+    ]
+    return parts, spec.action

@@ -17,7 +17,16 @@ from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.plan import resolve
 from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import Action, BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import (
+    Action,
+    BoxAction,
+    Channels,
+    DiscreteAction,
+    EnvSpec,
+    ObservationLayout,
+    ObservationPart,
+    vector_observation,
+)
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
 
@@ -189,6 +198,17 @@ def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match="cannot go on from"):
             resuming.find_checkpoint(tmp_path, other)
+
+
+def test_an_image_that_was_looked_at_along_other_axes_is_refused_with_the_flag_for_them(tmp_path: Path) -> None:
+    def board(channels: Channels) -> EnvSpec:
+        image = ObservationPart((), "image", (9, 9, 17), "uint8", channels=channels)
+        return EnvSpec("Board-v0", ObservationLayout((image,)), SPEC.action, None)
+
+    save(tmp_path, 100, board("first"))
+    assert resuming.find_checkpoint(tmp_path, board("first")) is not None
+    with pytest.raises(UsageError, match="--image_channels=first"):
+        resuming.find_checkpoint(tmp_path, board("last"))
 
 
 def test_a_checkpoint_without_units_of_actions_is_started_from_where_they_make_no_difference(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ _READ_WITH: dict[str, Condition] = {
     "encoder": _TRAJECTORIES,
     "core": _MEMORY,
     "model": _TRAJECTORIES,
+    "image_channels": _TRAJECTORIES,
     "encoder_conv_architecture": _TRAJECTORIES,
     "encoder_conv_mlp_layers": _TRAJECTORIES,
     "rnn_type": _MEMORY,

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from asyncrl.config.algorithms import OFF_POLICY
 
 Auto = Literal["auto"]
+ImageChannels = Literal["auto", "first", "last"]
 ActionMapping = Literal["raw", "rescaled", "squashed"]
 """How continuous actions of the policy become the environment's, see `asyncrl.envs.actions`."""
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -291,6 +292,13 @@ class TrainConfig(BaseModel):
     encoder: str = _setting("default", "model", "name of a registered encoder")
     core: str = _setting("default", "model", "name of a registered recurrent core (use_rnn)")
     model: str = _setting("default", "model", "name of a registered model of actor and critic")
+    image_channels: ImageChannels = _setting(
+        "auto",
+        "model",
+        "where observed arrays of three or four axes have the channels of an image: before height and width (first) or "
+        "behind them (last); auto takes two neighbouring axes of one size for height and width, else the smaller end "
+        "for channels",
+    )
     encoder_conv_architecture: Literal["auto", "nature", "impala"] = _setting(
         "auto", "model", "convolutions over images; auto is nature from 36 x 36 pixels on, and impala for smaller ones"
     )

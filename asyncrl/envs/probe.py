@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ImageChannels
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.lifeline import end_with
@@ -31,6 +32,7 @@ def probe(
     timeout_s: float = 60.0,
     env_backend: str = "gym",
     atari_preprocessing: bool = True,
+    image_channels: ImageChannels = "auto",
 ) -> EnvSpec:
     """Makes and resets the environment once, in a child process, and returns what it is.
 
@@ -45,6 +47,7 @@ def probe(
             "env_kwargs": dict(env_kwargs or {}),
             "env_backend": env_backend,
             "atari_preprocessing": atari_preprocessing,
+            "image_channels": image_channels,
         }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         exit_code = _run_child(folder, env_id, timeout_s)
@@ -98,7 +101,13 @@ def _describe_exit(exit_code: int) -> str:
     return f"signal {signal.Signals(-exit_code).name}"
 
 
-def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_preprocessing: bool) -> dict[str, Any]:
+def _answer(
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    env_backend: str,
+    atari_preprocessing: bool,
+    image_channels: ImageChannels,
+) -> dict[str, Any]:
     """The child's work: what the parent is told, as JSON values."""
     from asyncrl.envs.making import make_env, why_not_vectorized
     from asyncrl.envs.single import SingleEnv
@@ -106,7 +115,7 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_
 
     try:
         env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
-        spec = read_spec(env, env_id)
+        spec = read_spec(env, env_id, image_channels)
         observation, _ = env.reset(seed=0)
         check_observation(observation, spec)
         if env_backend == "tensor":
