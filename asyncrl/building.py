@@ -217,7 +217,9 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[Learner
     agreement = Agreement(Ranks())
     learner = _make_on_policy_learner(setup, saved, agreement.ranks)
     env = make_run_vector_env(config, plan.num_envs)
-    group = TensorEnvGroup(env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.squashes, device)
+    group = TensorEnvGroup(
+        env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.action_mapping, device
+    )
     seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
     worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
     stopping = _stop_condition(setup, saved)

@@ -86,6 +86,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None, *, checks_env: boo
                 config.env_kwargs,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
+                image_channels=config.image_channels,
                 warn=(lambda text: warnings.append(Problem(("env",), text))) if checks_env else None,
             )
         except EnvironmentFailed as error:

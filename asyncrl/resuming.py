@@ -16,6 +16,7 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.runtime import checkpoint
@@ -36,6 +37,7 @@ FIXED = (
     "nonlinearity",
     "actor_critic_share_weights",
     "adaptive_stddev",
+    "action_unit",
     "squash_actions",
     "normalize_input",
     "normalize_returns",
@@ -164,7 +166,7 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
         return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
     try:
         content = checkpoint.load(path)
-        before = TrainConfig.model_validate(content.state["config"])
+        before = TrainConfig.from_saved(content.state["config"])
         _check_spaces(EnvSpec.from_data(content.state["spec"]), spec, path)
     except (checkpoint.CheckpointError, UsageError) as error:
         return [Problem(("init_from",), f"--init_from: {error}")]
@@ -174,7 +176,8 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     if not content.optimizer:
         text = f"--init_from={path} is the policy of an evaluation, without an optimizer: take one that training saved."
         return [Problem(("init_from",), text)]
-    differing = [change for change in _fixed_changes(before, config) if change.name != "env"]
+    irrelevant = {"env"} if has_own_unit(spec.action) else {"env", "action_unit"}
+    differing = [change for change in _fixed_changes(before, config) if change.name not in irrelevant]
     if before.is_off_policy != config.is_off_policy:
         differing.append(Change("algo", before.algo, config.algo))
     if not differing:
@@ -216,12 +219,20 @@ def _checkpoints(config: TrainConfig) -> Path:
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     if _shape_of(saved) == _shape_of(present):
         return
-    raise UsageError(
+    text = (
         f"cannot go on from {path}: it was trained on {saved.observation} and {saved.action}, "
         f"but {present.env_id} has {present.observation} and {present.action}"
     )
+    channels = {part.channels for part in saved.observation.parts if part.has_pixels}
+    if len(channels) == 1 and channels != {part.channels for part in present.observation.parts if part.has_pixels}:
+        text += f"; --image_channels={channels.pop()} may be what is missing"
+    raise UsageError(text)
 
 
 def _shape_of(spec: EnvSpec) -> tuple[object, ...]:
     """What networks depend on: not the dtypes of numbers, which are stored as float32 in any case."""
-    return [(part.path, part.kind, part.size, part.shape) for part in spec.observation.parts], spec.action
+    parts = [
+        (part.path, part.kind, part.size, part.shape, part.channels if part.has_pixels else None)
+        for part in spec.observation.parts
+    ]
+    return parts, spec.action

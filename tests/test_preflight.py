@@ -31,7 +31,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvSpec]:
         "Bounded-v0": EnvSpec("Bounded-v0", vector_observation(4), BoxAction((1,), (-1.0,), (1.0,), "float32"), None),
         "Free-v0": EnvSpec("Free-v0", vector_observation(4), BoxAction((1,), (-INF,), (INF,), "float32"), None),
     }
-    screen = ObservationLayout((ObservationPart((), "image", (4, 84, 84), "uint8"),))
+    screen = ObservationLayout((ObservationPart((), "image", (4, 84, 84), "uint8", channels="first"),))
     specs["Screen-v0"] = EnvSpec("Screen-v0", screen, DiscreteAction(2, 0), None)
     picture = ObservationLayout((ObservationPart((), "numbers", (84, 84), "float32"),))
     specs["Picture-v0"] = EnvSpec("Picture-v0", picture, DiscreteAction(2, 0), None)

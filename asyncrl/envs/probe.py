@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ImageChannels
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.lifeline import end_with
@@ -31,6 +32,7 @@ def probe(
     timeout_s: float = 60.0,
     env_backend: str = "gym",
     atari_preprocessing: bool = True,
+    image_channels: ImageChannels = "auto",
     warn: Callable[[str], None] | None = None,
 ) -> EnvSpec:
     """Makes, resets and steps the environment, in a child process, and returns what it is.
@@ -41,6 +43,7 @@ def probe(
         timeout_s: seconds for all of it.
         env_backend: as for `make_env`.
         atari_preprocessing: likewise.
+        image_channels: as for `read_spec`.
         warn: takes each finding of Gymnasium's checker, which runs only if this is given.
 
     Raises:
@@ -55,6 +58,7 @@ def probe(
             "env_backend": env_backend,
             "atari_preprocessing": atari_preprocessing,
             "is_checked": warn is not None,
+            "image_channels": image_channels,
         }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         exit_code = _run_child(folder, timeout_s)
@@ -121,7 +125,12 @@ def _describe_exit(exit_code: int | None) -> str:
 
 
 def _answers(
-    env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_preprocessing: bool, is_checked: bool
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    env_backend: str,
+    atari_preprocessing: bool,
+    image_channels: ImageChannels,
+    is_checked: bool,
 ) -> Iterator[tuple[str, Any]]:
     """The child's work: names of files and what the parent is told in them, as JSON values."""
     from asyncrl.envs.interface import checker_findings, try_out
@@ -137,7 +146,7 @@ def _answers(
 
     try:
         env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
-        spec = read_spec(env, env_id)
+        spec = read_spec(env, env_id, image_channels)
         try_out(env, spec, enter)
         if env_backend == "tensor":
             from asyncrl.envs.tensors import check_spaces

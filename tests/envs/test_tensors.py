@@ -10,6 +10,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
@@ -20,7 +21,7 @@ CPU = torch.device("cpu")
 VECTOR = Box(-1, 1, (3,), np.float64)
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("mapping", ["raw", "rescaled", "squashed"])
 @pytest.mark.parametrize(
     "space",
     [
@@ -31,7 +32,7 @@ VECTOR = Box(-1, 1, (3,), np.float64)
     ],
     ids=str,
 )
-def test_actions_are_those_that_arrays_become(space: Space[Any], squash: bool) -> None:
+def test_actions_are_those_that_arrays_become(space: Space[Any], mapping: ActionMapping) -> None:
     spec = spec_of_spaces(VECTOR, space, "X", None)
     rng = np.random.default_rng(0)
     if isinstance(space, Box):
@@ -40,8 +41,8 @@ def test_actions_are_those_that_arrays_become(space: Space[Any], squash: bool) -
         actions = rng.integers(0, 4, 5)
     else:
         actions = rng.integers(0, 2, (5, 2)).astype(np.float32)
-    expected = ActionAdapter(spec, squash and isinstance(space, Box)).to_env_batch(actions)
-    found = TensorActions(spec, squash and isinstance(space, Box), CPU).to_env(torch.from_numpy(actions))
+    expected = ActionAdapter(spec, mapping).to_env_batch(actions)
+    found = TensorActions(spec, mapping, CPU).to_env(torch.from_numpy(actions))
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
     assert found.shape == expected.shape
     assert all(space.contains(action.astype(space.dtype)) for action in found.numpy())

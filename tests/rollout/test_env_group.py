@@ -69,7 +69,7 @@ class Filled:
             return 1000 * env_idx + steps
 
         renewal = None if renewed is None else Renewal(log, make, seed)
-        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, squash=False, renewal=renewal)
+        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, mapping="raw", renewal=renewal)
         self.split = Split(0, self.group, self.slots, make_actions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_filled)]
 
@@ -296,7 +296,7 @@ def test_a_memory_goes_on_from_slot_to_slot_and_begins_anew_with_each_episode() 
 def test_gymnasiums_time_limit_truncates_where_it_would(rollout: int) -> None:
     limit, kwargs = 5, {"max_episode_steps": 5, "disable_env_checker": True}
     spec = probe("Pendulum-v1")
-    group = EnvGroup([gymnasium.make("Pendulum-v1", **kwargs)], [7], 0, spec, False)
+    group = EnvGroup([gymnasium.make("Pendulum-v1", **kwargs)], [7], 0, spec, "raw")
     plain = gymnasium.make("Pendulum-v1", **kwargs)
     expected, _ = plain.reset(seed=7)
     last = np.empty((1, 3), np.float32)
