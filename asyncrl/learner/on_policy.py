@@ -35,7 +35,7 @@ from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 
-_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: 2 ms for 17 squashed actions, by quadrature
+_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
 
 MODEL = "model"
 """Name of the trained weights in a `Storage`."""
