@@ -145,7 +145,7 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
         waker: wakes the learner.
         workers: wakes all rollout workers, by their number.
     """
-    torch.manual_seed(setup.config.seed)
+    torch.manual_seed(setup.seed)
     phases, plan = PhaseTimer(), setup.plan
     device = _own_device(plan.device)
     agreement = Agreement(Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device))

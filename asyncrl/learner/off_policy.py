@@ -29,6 +29,7 @@ from asyncrl.models.flat import block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.reports import SacMetrics
+from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
 _CRITIC_FIGURES = ("critic_loss", "q_mean", "sum of inputs", "grad_norm_critic")
 _ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
@@ -81,7 +82,8 @@ class OffPolicyLearner:
         self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", actor.observation_size, device)
-        self._generator = torch.Generator(device).manual_seed(config.seed + self.ranks.rank)
+        own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
+        self._generator = torch.Generator(device).manual_seed(own_seed)
         self._skipped_critic = SkippedSteps(config.max_skipped_steps)
         self._skipped_actor = SkippedSteps(config.max_skipped_steps)
         self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)

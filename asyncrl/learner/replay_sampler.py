@@ -12,6 +12,7 @@ import torch
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.learner.transfer import to_device
 from asyncrl.learner.transitions import Transitions
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 _MOST_ROUNDS = 1000
 
@@ -40,7 +41,7 @@ class ReplaySampler:
         Batches are put on `device`; they stay on the host if it is not given.
         """
         self._device = device or torch.device("cpu")
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(derive_seed(seed, Stream.REPLAY))
         self._stripes = stripes
         self._n_step = n_step
         self._gamma = gamma

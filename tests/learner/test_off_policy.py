@@ -55,7 +55,7 @@ class Reference:
         alpha = 1.0 if config.ent_coef == "auto" else config.ent_coef
         self.log_alpha = torch.tensor(math.log(alpha), dtype=torch.float64, requires_grad=config.ent_coef == "auto")
         self.target_entropy = -2.0 if self.is_box else 0.5 * math.log(4)
-        self.generator = torch.Generator().manual_seed(config.seed)
+        self.generator = torch.Generator().set_state(learner._generator.get_state())
         self.optimizers = [
             torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps)
             for parameters in (self.critics.parameters(), self.actor.parameters(), [self.log_alpha])
