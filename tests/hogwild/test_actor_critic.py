@@ -66,6 +66,9 @@ class Pair:
         )
         self.workers = [build_hogwild_worker(self.setup, plan.hogwild, idx, self.wakers[0]) for idx in range(2)]
         self.shared = SharedTensor(self.setup.arena, "critic" if config.is_off_policy else "model")
+        if not config.is_off_policy:
+            self.shared.value += np.linspace(-0.5, 0.5, len(self.shared.value))  # a new critic says 0 everywhere
+            self.keeper._publish()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -249,7 +252,6 @@ def values_of(worker: Any, obs: torch.Tensor) -> torch.Tensor:
 
 
 def test_values_in_a_slot_and_what_is_learned_from_them_fit_units_that_move_meanwhile(pair: Pair) -> None:
-    pair.shared.value[:] = np.linspace(-1.0, 1.0, len(pair.shared.value))
     still, moving = pair.workers
     obs = torch.tensor([[1.0, 0.0], [0.0, 0.0]])  # EndlessReward shows nothing else
     still._learner.begin(still._pull)
