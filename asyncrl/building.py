@@ -159,7 +159,7 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     else:
         slots = DeviceSlots(TrajectorySlots(setup.arena), device, setup.arena)
         exchange = _build_exchange(setup, slots, workers)
-        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence)
+        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound)
         datasets = SlotDatasets(exchange, batcher, phases)
         learner = _make_on_policy_learner(setup, saved, agreement.ranks)
         trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement)

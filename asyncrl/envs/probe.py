@@ -100,7 +100,7 @@ def _describe_exit(exit_code: int) -> str:
 
 def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_preprocessing: bool) -> dict[str, Any]:
     """The child's work: what the parent is told, as JSON values."""
-    from asyncrl.envs.making import make_env, why_not_vectorized
+    from asyncrl.envs.making import make_env, make_vector_env, resets_within_step, why_not_vectorized
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import check_observation, read_spec
 
@@ -122,6 +122,12 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_
             if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
+        if isinstance(env, SingleEnv):
+            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
+        elif spec.is_vectorized:
+            vector_env = make_vector_env(env_id, env_kwargs, 1, atari_preprocessing)
+            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(vector_env))
+            vector_env.close()
         answer = {"spec": spec.to_data()}
         env.close()
     except UsageError as error:
