@@ -149,7 +149,7 @@ def build_learner(
         workers: wakes all rollout workers, by their number.
         look: called during updates, for a process that has other things to look after.
     """
-    torch.manual_seed(setup.config.seed)
+    torch.manual_seed(setup.seed)
     phases, plan = PhaseTimer(), setup.plan
     device = _own_device(plan.device)
     agreement = Agreement(Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device))
@@ -164,7 +164,7 @@ def build_learner(
     else:
         slots = DeviceSlots(TrajectorySlots(setup.arena), device, setup.arena)
         exchange = _build_exchange(setup, slots, workers)
-        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence)
+        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound)
         datasets = SlotDatasets(exchange, batcher, phases)
         learner = _make_on_policy_learner(setup, saved, agreement.ranks)
         trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement, stopping, look)

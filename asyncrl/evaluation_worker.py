@@ -28,10 +28,10 @@ from asyncrl.models.making import make_acting_model
 from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 POLL_S = 0.2
 _LOOK_EVERY_S = 0.2
-_SEED = 1_000_000  # other episodes than those of `python -m asyncrl.evaluate`, for the best is chosen by these
 
 log = logging.getLogger(__name__)
 
@@ -106,11 +106,13 @@ class EvaluationWorker:
             if self._control.stop_requested:
                 raise _Abandoned
 
+        # Other episodes than those of `python -m asyncrl.evaluate`, for the best is chosen by these.
+        seed = derive_seed(self._config.seed, Stream.EVALUATION)
         try:
             result = evaluate(
-                Policy(self._model, self._spec, self._config, seed=self._config.seed),
+                Policy(self._model, self._spec, self._config, seed=seed),
                 episodes=self._config.eval_episodes,
-                seed=_SEED + self._config.seed,
+                seed=seed,
                 deterministic=self._config.eval_deterministic,
                 report=look_around,
                 report_every_s=_LOOK_EVERY_S,

@@ -327,6 +327,7 @@ class _Attempt:
             started_at=started_at,
             earlier=beginning.earlier,
             restarts=self.num_restarts,
+            training_returns_mislead=preflight.training_returns_mislead(config, self.spec),
         )
         if not config.quiet:
             monitor.say(f"run {folder.path}")

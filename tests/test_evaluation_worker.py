@@ -149,3 +149,22 @@ def test_the_best_policy_that_was_evaluated_is_kept(tmp_path: Path, monkeypatch:
     resumed = Evaluating(tmp_path, env_steps=4000)
     resumed.publish(5000)
     assert len(resumed.worker.run()) == 1
+
+
+def test_evaluations_of_neighbouring_seeds_play_and_draw_differently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+
+    def noting_evaluate(policy: Policy, *, seed: int, **rest: Any) -> EvaluationResult:
+        given.append((seed, policy._generator.initial_seed()))
+        return EvaluationResult((1.0,), (1,))
+
+    monkeypatch.setattr(module, "evaluate", noting_evaluate)
+    for seed in range(3):
+        run = Evaluating(tmp_path, seed=seed, save_best_metric="none")
+        run.publish(1000)
+        run.worker.run()
+    for seeds in zip(*given, strict=True):
+        assert len(set(seeds)) == 3
+        assert set(seeds).isdisjoint(range(1_000_010))  # those of `evaluate --seed`, and of a sum

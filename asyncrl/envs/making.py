@@ -168,6 +168,11 @@ def why_not_vectorized(
         vector_env.close()
 
 
+def resets_within_step(vector_env: VectorEnv[Any, Any, Any]) -> bool:
+    """Whether a vectorized environment is reset before the step after an episode's end (see `VectorEnvGroup`)."""
+    return bool(vector_env.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP)
+
+
 def _problem_of_mode(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
     mode = vector_env.metadata.get("autoreset_mode")
     if isinstance(mode, AutoresetMode):

@@ -134,7 +134,7 @@ def _answers(
 ) -> Iterator[tuple[str, Any]]:
     """The child's work: names of files and what the parent is told in them, as JSON values."""
     from asyncrl.envs.interface import checker_findings, try_out
-    from asyncrl.envs.making import make_env, why_not_vectorized
+    from asyncrl.envs.making import make_env, make_vector_env, resets_within_step, why_not_vectorized
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import read_spec
 
@@ -161,6 +161,12 @@ def _answers(
             if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
+        if isinstance(env, SingleEnv):
+            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
+        elif spec.is_vectorized:
+            vector_env = make_vector_env(env_id, env_kwargs, 1, atari_preprocessing)
+            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(vector_env))
+            vector_env.close()
         enter("close()")
         env.close()
     except UsageError as error:

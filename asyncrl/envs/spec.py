@@ -331,6 +331,8 @@ class EnvSpec:
         action: meaning of an action.
         max_episode_steps: time limit in steps, None if there is none or it is not known.
         is_vectorized: whether a vectorized implementation is used.
+        resets_within_step: whether that is reset before the step after an episode's end, so that the first step after a
+            truncation is lost to training (Gymnasium's autoreset modes SAME_STEP and DISABLED).
     """
 
     env_id: str
@@ -338,6 +340,7 @@ class EnvSpec:
     action: Action
     max_episode_steps: int | None
     is_vectorized: bool = False
+    resets_within_step: bool = False
 
     @property
     def observation_size(self) -> int:

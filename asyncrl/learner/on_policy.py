@@ -34,6 +34,7 @@ from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
+from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
 _MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
 
@@ -82,7 +83,8 @@ class OnPolicyLearner:
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._most_samples = 0  # of a minibatch
-        self._generator = torch.Generator().manual_seed(config.seed + self.ranks.rank)
+        own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
+        self._generator = torch.Generator().manual_seed(own_seed)
         self._skipped = SkippedSteps(config.max_skipped_steps)
         self._recurrence = 0
         if model.rnn_state_size > 0:

@@ -82,6 +82,7 @@ class Monitor:
         progress: Progress | None = None,
         earlier: Earlier | None = None,
         restarts: int = 0,
+        training_returns_mislead: bool = False,
     ) -> None:
         """Opens nothing yet.
 
@@ -94,8 +95,13 @@ class Monitor:
             progress: what to show; what suits the terminal if None.
             earlier: what the run had come to before, if it goes on.
             restarts: processes that were started again before.
+            training_returns_mislead: whether returns of training are not those of the policy, so that they do not
+                decide which checkpoint is the best unless the user has asked for that.
         """
         self._earlier = earlier
+        self._best_is_by_training = config.best_metric == "train"
+        if training_returns_mislead and config.save_best_metric == "auto":
+            self._best_is_by_training = False
         self._folder, self._config, self._plan, self._clock = folder, config, plan, clock
         self._started_at = clock() if started_at is None else started_at
         self._progress = make_progress(config.quiet, plan.serial_mode) if progress is None else progress
@@ -189,7 +195,7 @@ class Monitor:
     def best_so_far(self) -> float | None:
         """The mean return of the last training episodes, if it is better than that of any saved best policy."""
         mean = self._episodes.mean_return
-        if self._config.best_metric != "train" or mean is None or not math.isfinite(mean):
+        if not self._best_is_by_training or mean is None or not math.isfinite(mean):
             return None
         return mean if self._best_return is None or mean > self._best_return else None
 
@@ -405,6 +411,7 @@ class Monitor:
             lag_p95=None if lag is None else lag.p95,
             lag_max=None if lag is None else lag.max,
             lag_bound=self._plan.lag_bound,
+            lag_over_bound=None if lag is None else lag.over_bound,
             lag_age_ms=None if lag is None else lag.age_ms,
             dropped_samples=self._dropped_samples,
             env_failures=self._failures.num_failures,

@@ -47,6 +47,7 @@ class Summary:
         lag_mean, lag_p95: means over all datasets of the policy lag at first use, and of its 95th percentile.
         lag_max: the largest policy lag of any sample at first use.
         lag_bound: the bound that the plan gave.
+        lag_over_bound: share of samples whose lag at first use was more than the plan expects while workers keep pace.
         lag_age_ms: mean age of the samples at first use, in milliseconds.
         dropped_samples: samples that were too old to train on, or of environments that failed or whose worker died.
         env_failures: environments that failed and were made anew.
@@ -73,6 +74,7 @@ class Summary:
     lag_p95: float | None
     lag_max: int | None
     lag_bound: int
+    lag_over_bound: float | None
     lag_age_ms: float | None
     dropped_samples: int
     env_failures: int

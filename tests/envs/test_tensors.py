@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from gymnasium.vector import AutoresetMode
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec
-from asyncrl.envs.probe import probe
+from asyncrl.envs.probe import _answer, probe
 from asyncrl.envs.spaces import spec_of_spaces
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows, check_spaces
 
 CPU = torch.device("cpu")
@@ -76,6 +78,15 @@ def test_the_probe_finds_spaces_and_limit_of_what_is_vectorized_alone() -> None:
     assert (spec.is_vectorized, spec.observation_size, spec.max_episode_steps) == (True, 4, 500)
     arrays = probe("tensor_envs:ArrayCartPole-v0", env_backend="gym_vector")
     assert (arrays.is_vectorized, arrays.observation_size) == (True, 4)
+
+
+def test_the_probe_finds_whether_environments_are_reset_within_a_step() -> None:
+    assert probe("tensor_envs:TensorCartPole-v0", env_backend="tensor").resets_within_step
+    for mode in AutoresetMode:
+        kwargs = {"autoreset_mode": mode.value, "terminates": True}
+        answer = _answer("probe_envs:VectorEndlessReward-v0", kwargs, "gym_vector", True)
+        assert EnvSpec.from_data(answer["spec"]).resets_within_step == (mode != AutoresetMode.NEXT_STEP)
+    assert not probe("CartPole-v1", env_backend="gym").resets_within_step
 
 
 def test_what_is_vectorized_alone_is_never_stepped_one_by_one() -> None:

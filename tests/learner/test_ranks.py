@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from child_targets import exchange_once
+from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, nothing
 from small_runs import planned, small_arena
 from thread_ranks import ThreadRanks, together
@@ -53,7 +54,7 @@ def on_policy(spec: EnvSpec, ranks: Ranks, **settings: Any) -> OnPolicyLearner:
     given = {"encoder_mlp_layers": [16], "num_epochs": 2, "shuffle_minibatches": False, **settings}
     config = TrainConfig(**given)
     with ONE_AT_A_TIME:
-        return OnPolicyLearner(ActorCritic(spec, config), config, CPU, Storage(ranks))
+        return OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU, Storage(ranks))
 
 
 def collect(spec: EnvSpec, settings: dict[str, Any], ends: bool) -> Dataset:

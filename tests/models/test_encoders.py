@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from critics import with_values
 from gymnasium import spaces
 
 from asyncrl.config.errors import UsageError
@@ -94,7 +95,7 @@ def test_a_new_stack_leaves_room_in_the_tanh_behind_it(shape: tuple[int, ...], a
 @pytest.mark.parametrize("settings", [{}, {"use_rnn": True, "rnn_size": 6}, {"actor_critic_share_weights": True}])
 def test_sizes_are_known_before_anything_is_built(space: spaces.Space[Any], settings: dict[str, Any]) -> None:
     spec, config = spec_of(space), TrainConfig(encoder_conv_mlp_layers=[8], **settings)
-    model = ActorCritic(spec, config)
+    model = with_values(ActorCritic(spec, config))
     assert num_model_parameters(spec, config) == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -104,7 +105,7 @@ def test_sizes_are_known_before_anything_is_built(space: spaces.Space[Any], sett
 @pytest.mark.parametrize("shared", [False, True])
 def test_arrays_act_as_tensors_do_on_nested_numbers(space: spaces.Space[Any], shared: bool) -> None:
     spec = spec_of(space)
-    model = ActorCritic(spec, TrainConfig(actor_critic_share_weights=shared))
+    model = with_values(ActorCritic(spec, TrainConfig(actor_critic_share_weights=shared)))
     flat = FlatParameters(model, with_grad=False)
     flat.data.add_(torch.randn_like(flat.data) * 0.1)
     size = model.observation_size
@@ -118,7 +119,7 @@ def test_arrays_act_as_tensors_do_on_nested_numbers(space: spaces.Space[Any], sh
 
 
 def test_choices_and_masks_are_not_normalized() -> None:
-    model = ActorCritic(spec_of(MASKED), TrainConfig())
+    model = with_values(ActorCritic(spec_of(MASKED), TrainConfig()))
     model.set_obs_statistics(torch.full((7,), 3.0), torch.full((7,), 2.0))
     normalized = [part.kind == "numbers" for part in model.layout.parts for _ in range(part.size)]
     assert model.obs_mean.tolist() == [3.0 if own else 0.0 for own in normalized]

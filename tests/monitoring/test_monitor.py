@@ -56,7 +56,7 @@ class Run:
 
     def __init__(self, path, **settings):
         settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
-        earlier = settings.pop("earlier", None)
+        earlier, mislead = settings.pop("earlier", None), settings.pop("training_returns_mislead", False)
         hogwild = HogwildPlan("synced", 2) if settings.get("backend") == "hogwild" else None
         self.folder = SimpleNamespace(
             metrics=path / "metrics.jsonl",
@@ -73,6 +73,7 @@ class Run:
             started_at=self.clock.now - 3.0,
             progress=self.progress,
             earlier=earlier,
+            training_returns_mislead=mislead,
         )
 
     def at(self, seconds, *reports):
@@ -118,7 +119,7 @@ def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1
 def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     run.at(1, rollout(0, 100, wall_s=1.0, busy_s=0.9), rollout(1, 100, wall_s=3.0, busy_s=0.3))
     run.at(2, InferenceReport(0, 1.0, 0.25, 10, 400), InferenceReport(1, 1.0, 0.75, 30, 400))
-    run.at(3, learner(1000, 8, LagMetrics(4.0, 6.0, 12, 10.0), loss=1.0, learning_rate=2e-3))
+    run.at(3, learner(1000, 8, LagMetrics(4.0, 6.0, 12, 10.0, 0.25), loss=1.0, learning_rate=2e-3))
     run.at(
         4, learner(2000, 16, LagMetrics(8.0, 10.0, 11, 30.0), loss=3.0, learning_rate=1e-3, dropped=5, slots_ready=3)
     )
@@ -141,6 +142,7 @@ def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
         "train/n_updates": 16.0,
         "lag/mean": 6.0,
         "lag/p95": 8.0,
+        "lag/over_bound": 0.125,
         "lag/max": 12.0,
         "lag/age_ms": 20.0,
     }
@@ -303,6 +305,14 @@ def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path)
     assert by_evaluation.monitor.take_new_best() is None
 
 
+@pytest.mark.parametrize(("asked", "is_chosen"), [("auto", False), ("train", True)])
+def test_training_returns_that_mislead_choose_the_best_only_if_the_user_asks(tmp_path, asked, is_chosen):
+    run = Run(tmp_path, save_best_metric=asked, training_returns_mislead=True)
+    run.at(50, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 100))
+    assert (run.monitor.take_new_best() == 9.0) == is_chosen
+    assert (run.monitor.best_so_far == 9.0) == is_chosen
+
+
 def test_a_tensorboard_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else(tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     run = Run(tmp_path, with_tensorboard=True)
@@ -341,6 +351,7 @@ def test_the_summary_says_how_the_run_ended(run):
             "lag_p95": 4.0,
             "lag_max": 9,
             "lag_bound": 77,
+            "lag_over_bound": 0.0,
             "lag_age_ms": 20.0,
             "dropped_samples": 64,
             "env_failures": 0,

@@ -27,14 +27,14 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")
 
 SUMMARY_NAMES = {
     *("status", "env_steps", "wall_s", "startup_s", "fps", "ep_rew_mean", "restarts", "checkpoint"),
-    *("lag_mean", "lag_p95", "lag_max", "lag_age_ms", "lag_bound", "dropped_samples", "error"),
+    *("lag_mean", "lag_p95", "lag_max", "lag_over_bound", "lag_age_ms", "lag_bound", "dropped_samples", "error"),
 }
 METRIC_NAMES = {
     *("rollout/ep_rew_mean", "rollout/ep_len_mean", "time/fps", "time/total_env_steps"),
     *("train/loss", "train/policy_gradient_loss", "train/value_loss", "train/entropy_loss", "train/entropy"),
     *("train/approx_kl", "train/clip_fraction", "train/explained_variance", "train/learning_rate"),
     *("train/grad_norm", "train/n_updates"),
-    *("lag/mean", "lag/p95", "lag/max", "lag/age_ms"),
+    *("lag/mean", "lag/p95", "lag/max", "lag/over_bound", "lag/age_ms"),
     *("perf/rollout_busy", "perf/learner_busy", "perf/slots_ready", "perf/dropped_samples", "perf/restarts"),
 }
 CENTRAL_METRIC_NAMES = {"perf/inference_busy", "perf/inference_batch_size"}
