@@ -17,12 +17,13 @@ NUM_KILLED = 2
 
 _ON_POLICY: dict[str, Any] = {"train_for_env_steps": 1500, "learning_rate": 0.003, "normalize_input": True}
 _A2C: dict[str, Any] = {**_ON_POLICY, "backend": "hogwild", "algo": "a2c", "num_epochs": 1}
+# A Hogwild worker throws away, without a report, each rollout during which returns were rescaled.
+_A2C["normalize_returns"] = False
 _SAC: dict[str, Any] = {
     "algo": "sac",
     "num_envs_per_worker": 2,
     "batch_size": 32,
     "replay_size": 20_000,
-    "save_replay": True,
     "warmup_env_steps": 200,
     "updates_per_env_step": 0.25,
     "lr_schedule": "constant",
@@ -33,7 +34,7 @@ _SAC: dict[str, Any] = {
 }
 LEARNERS: dict[str, dict[str, Any]] = {
     "ppo": {**_ON_POLICY, "normalize_returns": True},
-    "sac": _SAC,
+    "sac": {**_SAC, "save_replay": True},
     "a2c-synced": {**_A2C, "hogwild_mode": "synced"},
     "a2c-shared": {**_A2C, "hogwild_mode": "shared"},
     "a2c-gradients": {**_A2C, "hogwild_mode": "gradients"},
@@ -92,7 +93,8 @@ class Case:
         if self.mode.endswith("central"):
             settings |= {"worker_num_splits": 2, "num_inference_workers": 2}
         if self.memory:
-            settings |= {"use_rnn": True, "rnn_type": self.memory, "rnn_size": 6, "recurrence": 4}
+            settings |= {"use_rnn": True, "rnn_type": self.memory, "rnn_size": 6}
+            settings["recurrence"] = 2 if self.memory == "gru" else "auto"
         if self.is_off_policy:
             settings["n_step"] = self.n_step
         elif self.mode.startswith("async") and self.learner == "ppo":

@@ -118,7 +118,7 @@ def check_on_policy(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | 
     """
     lives, plan = read_ledgers(ledgers), finished.plan
     expected = {number: ExpectedRows(life, mode) for number, life in lives.items()}
-    states: dict[int, np.ndarray] = {}
+    states: dict[tuple[int, ...], np.ndarray] = {}
     trained = gaps = 0
     policies = Policies(finished)
     for data in finished.datasets:
@@ -207,12 +207,12 @@ class Policies:
         return dict.fromkeys(np.unique(data["policy_version"]).tolist(), policy)
 
     @torch.inference_mode()
-    def check(self, data: Fields, states: dict[int, np.ndarray]) -> None:
+    def check(self, data: Fields, states: dict[tuple[int, ...], np.ndarray]) -> None:
         """Fails unless parameters, log-probs and values are those of the version that a row names.
 
         Args:
             data: one dataset.
-            states: by life, the memory before the observation that its last column ended with; updated.
+            states: see `_check_first_states`.
         """
         valid = data["valid"]
         parameters, action = (torch.from_numpy(data[name][valid]) for name in ("action_parameters", "action"))
@@ -223,15 +223,13 @@ class Policies:
         policies = self.of(data)
         num_rows, versions = len(valid), data["policy_version"]
         length = num_rows // len(data["rnn_state"])
-        begins = np.concatenate((np.zeros_like(valid[:1]), data["terminated"] | ~valid))
+        begins = _begins(data)
         state = np.zeros_like(data["rnn_state"][0])
         for row in range(num_rows):
             if row % length == 0:
                 stored = data["rnn_state"][row // length]
                 if row > 0:
                     _assert_close(state, stored, "the memory of a sequence is that of the row before")
-                else:
-                    _check_first_states(data, stored, states)
                 state = stored.copy()
             after, value, parameters = self._step(policies, versions[row], data["obs"][row], state)
             is_step = valid[row]
@@ -239,9 +237,9 @@ class Policies:
             _assert_close(parameters[is_step], data["action_parameters"][row][is_step], "so are the distributions")
             state = after
             state[begins[row + 1]] = 0.0
-        for column, life in enumerate(data["obs"][0, :, 0].astype(int).tolist()):
-            states[life] = state[column]
+        _check_first_states(data, state, states)
         self._check_last_values(policies, data, state)
+        self._check_estimated_values(data)
 
     def _step(
         self, policies: Mapping[int, ActorCritic], versions: np.ndarray, obs: np.ndarray, state: np.ndarray
@@ -268,18 +266,45 @@ class Policies:
         assert is_explained.all(), "the last observation was valued by a policy of its time"
 
 
-def _check_first_states(data: Fields, stored: np.ndarray, states: Mapping[int, np.ndarray]) -> None:
-    for column, obs in enumerate(data["obs"][0]):
-        life, _, step = obs[:3].astype(int).tolist()
-        if step == 0:
-            assert not stored[column].any(), "an episode begins without memory"
-        elif life in states:
-            _assert_close(states[life], stored[column], "memory crosses from one trajectory to the next")
+    def _check_estimated_values(self, data: Fields) -> None:
+        """Estimates start from the stored values, or from those of the critic that is trained if samples are old."""
+        used = data["estimated_value"]
+        if not (self._finished.config.recompute_values and (data["policy_version"] < data["learner_version"]).any()):
+            np.testing.assert_array_equal(used, data["value"], "estimates start from the stored values")
+            return
+        policies, versions = {0: self._policy_of(data["block"])}, np.zeros(used.shape[1])
+        state, begins = data["rnn_state"][0].copy(), _begins(data)
+        for row, obs in enumerate(data["obs"]):
+            state[begins[row]] = 0.0
+            state, value, _ = self._step(policies, versions, obs, state)
+            _assert_close(value, used[row], "estimates start from what the present critic says")
+
+
+def _begins(data: Fields) -> np.ndarray:
+    """Rows behind which the memory of the row before does not reach, as far as a dataset shows it."""
+    return np.concatenate((np.zeros_like(data["valid"][:1]), data["terminated"] | ~data["valid"]))
+
+
+def _check_first_states(data: Fields, last: np.ndarray, states: dict[tuple[int, ...], np.ndarray]) -> None:
+    """Compares the memory with which columns begin with that of the columns before, and notes how these end.
+
+    Args:
+        data: one dataset, in which an environment may have several columns.
+        last: memory before the last observation of each column.
+        states: memory before the last observations of earlier columns, by life, episode and step.
+    """
+    for column, stored in enumerate(data["rnn_state"][0]):
+        first, shown = (tuple(data["obs"][row, column, :3].astype(int).tolist()) for row in (0, -1))
+        if first[2] == 0:
+            assert not stored.any(), "an episode begins without memory"
+        elif first in states:
+            _assert_close(states[first], stored, "memory crosses from one trajectory to the next")
+        states[shown] = last[column]
 
 
 def check_estimates(data: Fields, lives: Mapping[int, Life], gamma: float, gae_lambda: float) -> None:
     """Fails unless advantages are sums over the rest of each episode, of which only a termination makes a value 0."""
-    value, valid, reward = data["value"].astype(float), data["valid"], data["reward"].astype(float)
+    value, valid, reward = data["estimated_value"].astype(float), data["valid"], data["reward"].astype(float)
     advantage = np.zeros(reward.shape)
     for row, column in np.argwhere(valid).tolist():
         weight = 1.0

@@ -235,13 +235,13 @@ def recording(folder: Path) -> Iterator[None]:
     def keep(name: str, tensor: torch.Tensor) -> None:
         made_of_dataset.setdefault(name, []).append(tensor.detach().numpy().copy())
 
-    def recording_train(learner: OnPolicyLearner, dataset: Any, *args: Any) -> Any:
+    def recording_train(learner: OnPolicyLearner, dataset: Any, *args: Any, **more: Any) -> Any:
         made_of_dataset.clear()
         fields = {field.name: getattr(dataset, field.name).numpy().copy() for field in dataclasses.fields(dataset)}
         fields["learner_version"] = np.array(learner.policy_version)
         block = torch.empty(learner.block_size)
         write_block(learner.model, learner._flat, block)
-        metrics = train(learner, dataset, *args)
+        metrics = train(learner, dataset, *args, **more)
         fields |= {name: np.concatenate(parts) for name, parts in made_of_dataset.items()}
         name = f"{os.getpid()}-{next(numbers):08}"
         np.savez(datasets / f"{name}.unfinished", **fields, block=block.numpy())
@@ -259,6 +259,7 @@ def recording(folder: Path) -> Iterator[None]:
 
     def recording_gae(*args: Any) -> GaeResult:
         result = gae(*args)
+        keep("estimated_value", args[1])
         keep("advantage", result.advantages)
         keep("return", result.returns)
         return result
