@@ -265,7 +265,6 @@ class Policies:
                 is_explained |= is_possible & np.isclose(value, values, rtol=1e-4, atol=1e-4)
         assert is_explained.all(), "the last observation was valued by a policy of its time"
 
-
     def _check_estimated_values(self, data: Fields) -> None:
         """Estimates start from the stored values, or from those of the critic that is trained if samples are old."""
         used = data["estimated_value"]
@@ -461,9 +460,7 @@ def _drawn(finished: FinishedRun) -> list[Path]:
     return sorted((finished.folder / "batches").glob("*.drawn"))
 
 
-def _check_drawn(
-    path: Path, finished: FinishedRun, lives: Mapping[int, Life], cuts: Mapping[int, Row]
-) -> set[int]:
+def _check_drawn(path: Path, finished: FinishedRun, lives: Mapping[int, Life], cuts: Mapping[int, Row]) -> set[int]:
     """Checks the transitions that a process has drawn; returns the lives that they are of."""
     sizes = (5, 2, 1, 5, 1)
     content = np.fromfile(path, np.float32)

@@ -32,8 +32,9 @@ def test_every_row_is_a_step_with_its_own_action_reward_end_policy_and_advantage
 
 
 @each(Case("ppo", "async-local", DISABLED, drops_old=True))
-def test_rows_that_are_not_trained_on_are_reported_as_dropped(case: Case, tmp_path: Path) -> None:
+def test_rows_that_are_too_old_are_not_trained_on_and_reported_as_dropped(case: Case, tmp_path: Path) -> None:
     finished, _ = run_case(case, tmp_path)
+    assert 0 < finished.largest_lag <= finished.plan.lag_bound == 10
     assert finished.learner_reports[-1].dropped_samples > 0
 
 
