@@ -11,8 +11,11 @@ from killing import Killer
 from row_checks import Counts, check_lag, check_on_policy, check_replay
 from run_helper import MODES, PARALLEL_MODES, FinishedRun, run
 
+from asyncrl.envs.probe import probe
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import RestartReport
 
+ENV = "ledger_envs:Ledgered-v0"
 NUM_KILLED = 2
 
 _ON_POLICY: dict[str, Any] = {
@@ -83,6 +86,13 @@ class Case:
         """Whether it learns from a replay."""
         return self.learner.endswith("sac")
 
+    def spec(self, folder: Path) -> EnvSpec:
+        """What the environment is. To find out a few steps are made, whose ledgers are in `folder`."""
+        kwargs = {"folder": str(folder)}
+        if self.autoreset is None:
+            return probe(ENV, kwargs)
+        return probe(ENV, {**kwargs, "autoreset_mode": self.autoreset.value}, env_backend="gym_vector")
+
     def settings(self, folder: Path) -> dict[str, Any]:
         """Settings of the run, whose ledgers are in `folder`."""
         kwargs: dict[str, Any] = {"folder": str(folder)}
@@ -109,13 +119,15 @@ class Case:
 
 def run_case(case: Case, folder: Path) -> tuple[FinishedRun, Counts]:
     """Makes a run in `folder`, which is empty, and checks all its rows."""
-    ledgers = folder / "ledgers"
+    ledgers, ledgers_of_probe = folder / "ledgers", folder / "ledgers_of_probe"
     ledgers.mkdir()
+    ledgers_of_probe.mkdir()
+    spec = case.spec(ledgers_of_probe)
     killer = None
     if case.killed:
         killer = Killer(folder, f"{case.killed}-*.log", NUM_KILLED, ledgers / "gate")
         killer.start()
-    finished = run(folder, case.mode, "ledger_envs:Ledgered-v0", recorded=True, **case.settings(ledgers))
+    finished = run(folder, case.mode, ENV, recorded=True, spec=spec, **case.settings(ledgers))
     deaths = 0
     if killer is not None:
         killer.join()

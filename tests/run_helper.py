@@ -131,7 +131,14 @@ class FinishedRun:
 
 
 def run(
-    folder: Path, mode: str, env: str, *, recorded: bool = False, resume_from: Path | None = None, **settings: Any
+    folder: Path,
+    mode: str,
+    env: str,
+    *,
+    recorded: bool = False,
+    resume_from: Path | None = None,
+    spec: EnvSpec | None = None,
+    **settings: Any,
 ) -> FinishedRun:
     """Trains to the end.
 
@@ -141,6 +148,7 @@ def run(
         env: a class of `probe_envs`, or any registered id.
         resume_from: the checkpoint that the run goes on from.
         recorded: keep every dataset; the learner's publications then take their time.
+        spec: what the environment is, if it is known.
         settings: what differs from `SMALL`.
     """
     env_id = env if "-v" in env else f"probe_envs:{env}-v0"
@@ -148,12 +156,7 @@ def run(
     plan = resolve(config, _TWO_CORES)
     problems = [str(problem) for problem in find_problems(config, plan, _TWO_CORES)]
     assert not problems, problems
-    if "env_backend" in settings:
-        spec = probe(config.env, config.env_kwargs, env_backend=config.env_backend)
-    else:
-        example = make_env(config.env, config.env_kwargs)
-        spec = read_spec(example, config.env, config.image_channels)
-        example.close()
+    spec = spec or _spec_of(config)
     reports: list[Report] = []
     folder.mkdir(parents=True, exist_ok=True)
     setup = RunSetup.create(config, plan, spec, folder / "checkpoints", resume_from)
@@ -162,6 +165,15 @@ def run(
     finally:
         setup.arena.close()
     return FinishedRun(config, plan, spec, outcome, reports, folder)
+
+
+def _spec_of(config: TrainConfig) -> EnvSpec:
+    if config.env_backend != "gym":
+        return probe(config.env, config.env_kwargs, env_backend=config.env_backend)
+    example = make_env(config.env, config.env_kwargs)
+    spec = read_spec(example, config.env, config.image_channels)
+    example.close()
+    return spec
 
 
 def _mode_settings(mode: str) -> dict[str, Any]:
