@@ -22,10 +22,11 @@ from asyncrl.runtime.processes import process_context, start_loading_modules
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 130, 143
 
+_EXAMPLES = ("python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3 --output=bench",)
 _DESCRIPTION = (
-    "Measure pure simulation, then each combination of modes, inference modes, workers and environments, and report. "
-    "--num_workers and --num_envs_per_worker take lists; with --train_for_env_steps=N runs that learn are measured as "
-    "well. All other flags of training are passed on to every run."
+    "Measure pure simulation, then each combination of modes, inference modes, workers and environments, and write a "
+    "report. --num_workers and --num_envs_per_worker take lists; --train_for_env_steps=N measures learning runs, too. "
+    "All other flags of training are passed on to every run."
 )
 
 
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if {"--help", "-h"} & set(arguments):
-        print(format_help("python -m asyncrl.benchmark", _DESCRIPTION, all_settings(), FLAGS))
+        print(format_help("python -m asyncrl.benchmark", _DESCRIPTION, all_settings(), FLAGS, _EXAMPLES))
         return EXIT_DONE
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -44,6 +44,11 @@ _OF_OTHER_RANKS = {"quiet": True, "eval_every_env_steps": None, "save_milestones
 """Settings of all ranks but the first, which shows, evaluates and saves for all, and has what the others begin with."""
 
 _FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
+_EXAMPLES = (
+    "python -m asyncrl.train --env=CartPole-v1 --train_for_env_steps=200000",
+    "python -m asyncrl.train --env=my_module:MyEnv-v0 --experiment=my_run --num_workers=8",
+    "python -m asyncrl.train --experiment=my_run    (resumes it with its settings; flags override them)",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,12 +103,14 @@ class _Command:
         context = process_context(() if self.peers is None else ("asyncrl.runtime.own_group",))
         if not loaded.problems and not loaded.config.serial_mode and not loaded.cli.get("print_config"):
             start_loading_modules(context)
-        checked = preflight.run(loaded, self._machine())
+        is_first_rank = self.peers is None or self.peers.is_first
+        checked = preflight.run(loaded, self._machine(), is_first_rank)
+        loaded = dataclasses.replace(loaded, config=checked.config)
         if loaded.cli.get("print_config"):
             print(format_settings(loaded, checked.plan))
             return preflight.print_findings(checked)
         if loaded.preset is not None and not loaded.config.quiet:
-            print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none turns it off", flush=True)
+            print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none for defaults instead", flush=True)
         if (code := preflight.print_findings(checked)) != EXIT_DONE or checked.spec is None:
             return code
         try:
@@ -119,7 +126,12 @@ class _Command:
         if self.peers is None or self.peers.is_first:
             find_saved = run_folder.find_saved_config
             return load(
-                self.arguments, _FLAGS, description="Train a policy.", lenient=True, find_saved=find_saved
+                self.arguments,
+                _FLAGS,
+                description="Train a policy on a Gymnasium environment.",
+                examples=_EXAMPLES,
+                lenient=True,
+                find_saved=find_saved,
             ), EXIT_DONE
         told = self.peers.ask()
         if "exit_code" in told:
@@ -145,7 +157,7 @@ class _Command:
         assert config.experiment is not None
         if self.peers is None or self.peers.is_first:
             return RunFolder.create(config.train_dir, config.experiment, config.restart_behavior)
-        folder = Path(config.train_dir).expanduser() / config.experiment / run_folder.RANKS
+        folder = run_folder.run_path(config.train_dir, config.experiment) / run_folder.RANKS
         behavior: run_folder.RestartBehavior = "overwrite" if self.first_env_steps is None else "resume"
         return RunFolder.create(str(folder), str(self.peers.address.rank), behavior)
 
@@ -174,8 +186,8 @@ class _Command:
                         if self.peers is not None:
                             failure = self.peers.explain(failure)
                         return _explain_failure(failure, config.train_dir, experiment, folder)
-                    where = "anew" if latest(folder.checkpoints) is None else "again from its last checkpoint"
-                    print(f"{failure.summary}; the run begins {where}", file=sys.stderr, flush=True)
+                    where = "at step 0" if latest(folder.checkpoints) is None else "from its last checkpoint"
+                    print(f"{failure.summary}; the run starts again {where}", file=sys.stderr, flush=True)
                 num_deaths += 1
                 started_at = time.monotonic()
                 gc.collect()  # the shared memory of the attempt that failed
@@ -187,16 +199,16 @@ def _explain_failure(failure: RunFailed, train_dir: str, experiment: str, folder
     print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
     if (newest := latest(folder.checkpoints)) is not None:
         command = ["python", "-m", "asyncrl.train", f"--train_dir={train_dir}", f"--experiment={experiment}"]
-        print(f"the last checkpoint is {newest}; to go on from it: {shlex.join(command)}", file=sys.stderr)
+        print(f"the last checkpoint is {newest}; to resume from it: {shlex.join(command)}", file=sys.stderr)
     return failure.exit_code
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:
-    """The limit that a run has reached already, as its flag; none while it owes updates for the last steps."""
+    """What a run has reached already, and the flag that would extend it; None if updates for the last steps are due."""
     if resumption.env_steps >= config.train_for_env_steps and resumption.updates_due == 0:
-        return f"--train_for_env_steps={config.train_for_env_steps}"
+        return f"{resumption.env_steps:,} steps. Give a larger --train_for_env_steps"
     if config.train_for_seconds is not None and resumption.elapsed_s >= config.train_for_seconds:
-        return f"--train_for_seconds={config.train_for_seconds:g}"
+        return f"{resumption.elapsed_s:,.0f} s of training. Give a larger --train_for_seconds"
     return None
 
 
@@ -293,7 +305,7 @@ class _Attempt:
         resuming.check_replay(resumption, self.plan)
         resuming.announce(resumption, self.loaded)
         if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
-            print(f"nothing to do: that is {limit} or more")
+            print(f"Nothing to do: the run already has {limit}.")
             return None
         if self.peers is not None:
             env_steps = None if resumption is None else resumption.env_steps

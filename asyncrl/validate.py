@@ -20,11 +20,10 @@ from asyncrl.runtime.run_folder import find_saved_config
 _FLAGS = (
     ExtraFlag("json", "print one JSON object instead of text"),
     ExtraFlag("print_config", "print each setting and where it came from"),
-    ExtraFlag(
-        "num_ranks", "learners that torchrun will start in all: what they come to together [default 1]", is_bool=False
-    ),
-    ExtraFlag("num_local_ranks", "those of them on this machine, which share what it has [default all]", is_bool=False),
+    ExtraFlag("num_ranks", "learners that torchrun will start, on all machines [default 1]", is_bool=False),
+    ExtraFlag("num_local_ranks", "learners that torchrun will start on this machine [default all]", is_bool=False),
 )
+_EXAMPLES = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _FLAGS,
         program="python -m asyncrl.validate",
         description="Check the settings of a training run and show what it would need. Takes the flags of training.",
+        examples=_EXAMPLES,
         lenient=True,
         find_saved=find_saved_config,
     )
@@ -69,9 +69,7 @@ def _machine(cli: Mapping[str, Any]) -> Machine:
     num_ranks = _count(cli, "num_ranks", 1)
     num_local_ranks = _count(cli, "num_local_ranks", num_ranks)
     if num_ranks % num_local_ranks:
-        raise UsageError(
-            f"--num_ranks={num_ranks} is no multiple of --num_local_ranks={num_local_ranks}: each machine has as many"
-        )
+        raise UsageError(f"--num_ranks={num_ranks} is no multiple of --num_local_ranks={num_local_ranks}.")
     return dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_local_ranks)
 
 
@@ -80,7 +78,7 @@ def _count(cli: Mapping[str, Any], name: str, default: int) -> int:
     if text is None:
         return default
     if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f"--{name}={text} is not possible: expected a whole number, at least 1")
+        raise UsageError(f"--{name}={text} is not possible: expected a whole number at least 1.")
     return int(text)
 
 

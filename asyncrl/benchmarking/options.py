@@ -7,15 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+)
 
 from asyncrl.benchmarking.variants import Mode
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, split_flags
 from asyncrl.config.settings import all_settings
+from asyncrl.runtime.locating import locate
 
 FLAGS = (
-    ExtraFlag("output", "folder of runs, results, report and plots; a benchmark in it is continued", is_bool=False),
+    ExtraFlag(
+        "output",
+        "folder of runs, results, report and plots; a benchmark in it is continued",
+        is_bool=False,
+        is_required=True,
+    ),
     ExtraFlag("json", "also write all figures to this file", is_bool=False),
     ExtraFlag(
         "modes",
@@ -26,16 +41,16 @@ FLAGS = (
     ExtraFlag("inference_modes", "where the policy runs: local, central [default as the settings say]", is_bool=False),
     ExtraFlag(
         "num_ranks",
-        "learners that train together under torchrun, as 1,2,4; each has --num_workers of its own, auto as for the "
-        "most of them [default 1]",
+        "learners that train together under torchrun, such as 1,2,4; each has --num_workers workers; auto is the "
+        "number that fits the most learners [default 1]",
         is_bool=False,
     ),
     ExtraFlag("seeds", "number of seeds, which is the number of rounds [default 3]", is_bool=False),
-    ExtraFlag("thresholds", "returns whose time and steps are reported, as 100,200 [default none]", is_bool=False),
+    ExtraFlag("thresholds", "returns whose time and steps are reported, such as 100,200 [default none]", is_bool=False),
     ExtraFlag("warm_up_s", "seconds after the first step that throughput leaves out [default 25]", is_bool=False),
     ExtraFlag("measure_s", "seconds of throughput after that; 0 measures none [default 30]", is_bool=False),
     ExtraFlag("simulate_s", "seconds of each measurement of pure simulation [default 10]", is_bool=False),
-    ExtraFlag("from_run", "folder of a trained run: throughput with its policy and settings", is_bool=False),
+    ExtraFlag("from_run", "trained run, by path or name: throughput with its policy and settings", is_bool=False),
     ExtraFlag("record_steps", "steps of each environment that --from_run records [default 1000]", is_bool=False),
     ExtraFlag("episodes", "evaluation episodes after each learning run; 0 for none [default 20]", is_bool=False),
     ExtraFlag("config", "YAML file with settings of training", is_bool=False),
@@ -87,7 +102,7 @@ class _Own(BaseModel):
     warm_up_s: _NonNegative = 25.0
     measure_s: _NonNegative = 30.0
     simulate_s: _Positive = 10.0
-    from_run: Path | None = None
+    from_run: Annotated[Path, AfterValidator(locate)] | None = None
     record_steps: PositiveInt = 1000
     episodes: NonNegativeInt = 20
 
@@ -169,7 +184,7 @@ def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:
             name = str(item["loc"][0])
             flag = next((flag for flag, field in _OWN_NAMES.items() if field == name), name)
             if item["type"] == "missing":
-                problems.append(f"--{flag}=DIR is missing: where runs, results, report and plots go.")
+                problems.append(f"--{flag}=DIR is required: the folder of runs, results, report and plots.")
             else:
                 problems.append(f"--{flag}={texts[flag]}: {item['msg'][0].lower()}{item['msg'][1:]}.")
     return None
@@ -178,7 +193,7 @@ def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:
 def _contradictions(own: _Own, learns: bool, texts: Mapping[str, str]) -> list[str]:
     problems = []
     if own.from_run is None and "env" not in texts and "config" not in texts:
-        problems.append("--env=ID is missing: the environment to measure with.")
+        problems.append("--env=ID is required: the environment to measure with.")
     if own.thresholds and not learns:
         problems.append("--thresholds needs --train_for_env_steps=N: runs that learn.")
     if not learns and own.measure_s == 0:

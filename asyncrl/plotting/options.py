@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, nearest, split_flags
+from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, nearest, split_flags
 from asyncrl.plotting.comparison import Metric, XAxis
 
 CommandName = Literal["trial", "compare", "speedup"]
@@ -23,6 +23,7 @@ class _Command:
 
     description: str
     flags: tuple[ExtraFlag, ...]
+    example: str
 
 
 _OUT = ExtraFlag("out", "PNG file to write [default plots/COMMAND.png in the first run's folder]", is_bool=False)
@@ -38,6 +39,7 @@ _COMMANDS: dict[str, _Command] = {
             ),
             _JSON,
         ),
+        "trial train_dir/my_run",
     ),
     "compare": _Command(
         "returns of several runs over one axis; the seeds of a run are one group, with its mean and standard deviation",
@@ -47,22 +49,25 @@ _COMMANDS: dict[str, _Command] = {
                 "per_worker_steps or per_rank_steps (total steps divided by workers or by ranks), total_steps or "
                 "wall_time (since the command)",
                 is_bool=False,
+                is_required=True,
             ),
             ExtraFlag("metric", "train or eval: returns of training or of evaluations [default train]", is_bool=False),
             ExtraFlag(
                 "group",
-                "regular expression: runs in whose names it finds the same text (that of its first parenthesis, if it "
-                "has one) are one group [default names that differ only in a trailing _seedN, -seedN or -N]",
+                "regular expression; runs with the same first capture group, or the same match where it has none, are "
+                "averaged [default: runs whose names differ only in a trailing _seedN, -seedN or -N]",
                 is_bool=False,
             ),
             _OUT,
             _JSON,
         ),
+        "compare train_dir/a_seed1 train_dir/a_seed2 train_dir/b_seed1 --x=wall_time",
     ),
     "speedup": _Command(
         "time to the same number of environment steps, start-up excluded, over the number of ranks where it differs, "
         "else of rollout workers, against the ideal line; runs of one experiment",
         (_OUT, _JSON),
+        "speedup train_dir/workers1 train_dir/workers2 train_dir/workers4",
     ),
 }
 
@@ -99,11 +104,12 @@ def read_options(argv: Sequence[str]) -> Options:
     """
     names = ", ".join(_COMMANDS)
     if not argv:
-        raise UsageError(f"what to draw? The first word is one of {names}; --help tells more")
+        raise UsageError(f"No command was given: the first argument is one of {names}; see --help.")
     name, command = argv[0], _COMMANDS.get(argv[0])
     if command is None:
         near = nearest(name, _COMMANDS)
-        raise UsageError(f"there is no figure {name!r}: choose one of {names}" + (f"; nearest {near}" if near else ""))
+        hint = f"; the nearest is {near}" if near else ""
+        raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
     runs, flag_tokens = _separate(argv[1:], command.flags)
     flags = split_flags(flag_tokens, {}, command.flags)
     problems = [str(problem) for problem in flags.problems]
@@ -114,12 +120,12 @@ def read_options(argv: Sequence[str]) -> Options:
     except ValidationError as error:
         for item in error.errors():
             flag = str(item["loc"][0]).rstrip("_")
-            problems.append(f"--{flag}={item['input']}: {item['msg'][0].lower()}{item['msg'][1:]}")
+            problems.append(f"--{flag}={item['input']}: {item['msg'][0].lower()}{item['msg'][1:]}.")
     if not runs:
-        problems.append(f"which runs? {name} needs at least one folder of a run: TRAIN_DIR/EXPERIMENT")
+        problems.append(f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir.")
     if name == "compare" and "x" not in texts:
         axes = ", ".join(f"--x={axis}" for axis in get_args(XAxis))
-        problems.append(f"over what? compare needs one of {axes}")
+        problems.append(f"--x is required: choose the horizontal axis. Would pass: {axes}.")
     if options is not None:
         problems += _problems_of_output(options)
     if problems or options is None:
@@ -133,11 +139,13 @@ def help_text() -> str:
     lines = [
         usage,
         "",
-        "Draws PNG figures. RUN is the folder of a run, TRAIN_DIR/EXPERIMENT; it may still be training.",
+        "Draw PNG figures. RUN is a run's folder or its name in train_dir; it may still be training.",
+        "",
+        *format_examples([f"python -m asyncrl.plot {command.example}" for command in _COMMANDS.values()]),
     ]
     for name, command in _COMMANDS.items():
         lines += ["", f"{name}: {command.description}"]
-        lines += [f"  --{f.name + ('' if f.is_bool else '=VALUE'):<16}{f.description}" for f in command.flags]
+        lines += format_flags(command.flags)
     return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ def test_flags_of_training_are_passed_on_and_lists_are_not():
     ("flags", "said"),
     [
         (["--env=CartPole-v1"], "--output"),
-        (["--output=out"], "--env=ID is missing"),
+        (["--output=out"], "--env=ID is required"),
         ([*BASE, "--modes=sync,asynk"], "--modes=sync,asynk"),
         ([*BASE, "--num_workers=1,0"], "--num_workers=1,0"),
         ([*BASE, "--num_ranks=1,0"], "--num_ranks=1,0"),
