@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, split_flags
+from asyncrl.config.problems import refused_value
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import find_checkpoint, find_run
 
@@ -149,7 +150,7 @@ def _read_options(argv: Sequence[str]) -> _Options:
     except ValidationError as error:
         for item in error.errors():
             name = str(item["loc"][0]).rstrip("_")
-            problems.append(f"--{name}={item['input']}: {item['msg'][0].lower()}{item['msg'][1:]}.")
+            problems.append(refused_value(name, item["input"], item["msg"]))
     if not problems and options.render and options.video is not None:
         problems.append("--render shows episodes and --video records them: give one of the two.")
     if problems:

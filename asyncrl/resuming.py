@@ -182,7 +182,7 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     if config.init_from is None or _has_checkpoint(config):
         return []
     path = Path(config.init_from)
-    if config.restart_behavior != "resume" and _run_of(config) in path.resolve().parents:
+    if config.restart_behavior != "resume" and _run_of(config).resolve() in path.resolve().parents:
         text = f"--init_from={path} is in the run that --restart_behavior={config.restart_behavior} removes."
         return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
     try:
@@ -195,7 +195,7 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
         text = f"--init_from: the checkpoint {path} is damaged: its state is incomplete ({error})"
         return [Problem(("init_from",), text)]
     if not content.optimizer:
-        text = f"--init_from={path} was saved by an evaluation, without optimizer: give one that training saved."
+        text = f"--init_from={path} was saved by an evaluation, without an optimizer: give one that training saved."
         return [Problem(("init_from",), text)]
     differing = [change for change in _fixed_changes(before, config) if change.name not in ("env", "algo")]
     if before.is_off_policy != config.is_off_policy:
@@ -242,7 +242,7 @@ def _as_given(value: Any) -> str:
 
 
 def _run_of(config: TrainConfig) -> Path:
-    return run_path(config.train_dir, config.experiment or "").resolve()
+    return run_path(config.train_dir, config.experiment or "")
 
 
 def _checkpoints(config: TrainConfig) -> Path:

@@ -165,25 +165,34 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "what to draw?"),
-        (("trail", "{run}"), "no figure 'trail': choose one of trial, compare, speedup; nearest trial"),
-        (("trial",), "which runs? trial needs at least one"),
+        ((), "No command was given"),
+        (
+            ("trail", "{run}"),
+            "There is no command 'trail': the first argument is one of trial, compare, speedup; the nearest is trial",
+        ),
+        (("trial",), "No run was given: trial needs at least one"),
         (("trial", "{run}", "--windw=3"), "the nearest is --window"),
-        (("trial", "{run}", "--window=0"), "--window=0: input should be greater than 0"),
+        (("trial", "{run}", "--window=0"), "--window=0 is not possible: expected a value greater than 0"),
         (("trial", "{run}", "--out=figure.gif"), "must end in .png"),
         (("trial", "{run}", "{other}", "--out=figure.png"), "one file, but there are 2 runs"),
         (("trial", "{run}", "{run}"), "given twice"),
-        (("trial", "{folder}/missing"), "there is no run"),
+        (("trial", "{folder}/missing"), "There is no run"),
         (("trial", "{folder}"), "has no metrics.jsonl"),
         (("trial", "{empty}"), "has no record yet"),
         (("trial", "{other}"), "other has recorded no return yet"),
         (("trial", "{run}", "--out={run}/config.yaml/figure.png"), "cannot write"),
-        (("compare", "{run}"), "compare needs one of --x=per_worker_steps, --x=per_rank_steps, --x=total_steps"),
-        (("compare", "{run}", "--x=steps"), "--x=steps: input should be 'per_worker_steps'"),
-        (("compare", "{run}", "--x=total_steps", "--group=("), "--group=(: input should be a valid regular expression"),
+        (
+            ("compare", "{run}"),
+            "--x is required: choose the horizontal axis. Would pass: --x=per_worker_steps, --x=per_rank_steps",
+        ),
+        (("compare", "{run}", "--x=steps"), "--x=steps is not possible: expected 'per_worker_steps'"),
+        (
+            ("compare", "{run}", "--x=total_steps", "--group=("),
+            "--group=( is not possible: expected a valid regular expression",
+        ),
         (("compare", "{other}", "--x=total_steps", "--metric=eval"), "other has recorded no evaluation"),
         (("speedup", "{run}"), "at least two numbers of workers or ranks, but all have 2 workers"),
-        (("speedup", "{run}", "--window=3"), "there is no setting --window"),
+        (("speedup", "{run}", "--window=3"), "There is no flag --window"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, capsys, arguments, problem):

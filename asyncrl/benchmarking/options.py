@@ -21,6 +21,7 @@ from pydantic import (
 from asyncrl.benchmarking.variants import Mode
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, split_flags
+from asyncrl.config.problems import refused_value
 from asyncrl.config.settings import all_settings
 from asyncrl.runtime.locating import locate
 
@@ -186,7 +187,7 @@ def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:
             if item["type"] == "missing":
                 problems.append(f"--{flag}=DIR is required: the folder of runs, results, report and plots.")
             else:
-                problems.append(f"--{flag}={texts[flag]}: {item['msg'][0].lower()}{item['msg'][1:]}.")
+                problems.append(refused_value(flag, texts[flag], item["msg"]))
     return None
 
 

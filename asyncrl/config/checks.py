@@ -81,7 +81,10 @@ def find_warnings(config: TrainConfig, plan: ResourcePlan, given: Iterable[str])
 
 def _environment(config: TrainConfig) -> Iterator[Problem]:
     if not config.env:
-        yield Problem(("env",), "No environment was given.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
+        text = "No environment was given"
+        if config.experiment is not None and config.restart_behavior == "resume":
+            text += f", and there is no run {config.experiment!r} in {config.train_dir} to resume"
+        yield Problem(("env",), f"{text}.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
 
 
 def _tensors(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:

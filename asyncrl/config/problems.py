@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,6 +31,30 @@ class Problem:
         if not self.suggestions:
             return self.text
         return f"{self.text} {lead}: {', or '.join(self.suggestions)}."
+
+
+_IN_WORDS = {
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+    "a valid boolean": "True or False",
+}
+
+
+def refused_value(flag: str, text: object, message: str) -> str:
+    """The sentence about a flag's value that pydantic refuses.
+
+    Args:
+        flag: the flag's name.
+        text: what was given.
+        message: what pydantic says.
+    """
+    found = re.search(r"pattern '\^\((.*)\)\$'", message)
+    if found is not None:
+        expected = found[1].replace("|", " or ").replace("[1-9][0-9]*", "a whole number at least 1")
+    else:
+        expected = message.removeprefix("Input should be ").partition(", ")[0]
+        expected = _IN_WORDS.get(expected, f"a value {expected}" if expected[:4] in ("grea", "less") else expected)
+    return f"--{flag}={text} is not possible: expected {expected}."
 
 
 class ConfigError(UsageError):

@@ -52,13 +52,13 @@ _Loader.add_constructor("tag:yaml.org,2002:null", _construct_null)
 
 
 def read_scalar(text: str, setting: Setting) -> Any:
-    """Reads the text of a flag: as it stands for a text setting, as a YAML value otherwise.
+    """Reads the text of a flag: unchanged for a text setting unless it is none, as a YAML value otherwise.
 
     Raises:
         UsageError: the text is no YAML value, such as an unclosed bracket.
     """
     if setting.is_text:
-        return text
+        return None if setting.is_nullable and text in ("none", "None") else text
     if setting.is_list and not text.lstrip().startswith("["):
         text = f"[{text}]"
     try:

@@ -89,7 +89,8 @@ def make_env(
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}") from error
+            reason = str(error).partition(" was raised from")[0]  # Gymnasium adds what the sentence says already
+            raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.") from error
 
 
 def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tensors: bool) -> SingleEnv:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, nearest, split_flags
+from asyncrl.config.problems import refused_value
 from asyncrl.plotting.comparison import Metric, XAxis
 
 CommandName = Literal["trial", "compare", "speedup"]
@@ -120,7 +121,7 @@ def read_options(argv: Sequence[str]) -> Options:
     except ValidationError as error:
         for item in error.errors():
             flag = str(item["loc"][0]).rstrip("_")
-            problems.append(f"--{flag}={item['input']}: {item['msg'][0].lower()}{item['msg'][1:]}.")
+            problems.append(refused_value(flag, item["input"], item["msg"]))
     if not runs:
         problems.append(f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir.")
     if name == "compare" and "x" not in texts:
