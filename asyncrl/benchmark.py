@@ -19,6 +19,7 @@ from asyncrl.config.flags import format_help
 from asyncrl.config.settings import all_settings
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.runtime.processes import process_context, start_loading_modules
+from asyncrl.runtime.reader import run_for_a_reader
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 130, 143
 
@@ -73,4 +74,4 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_a_reader(main))

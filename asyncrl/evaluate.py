@@ -19,6 +19,7 @@ from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, split
 from asyncrl.config.problems import refused_value
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import find_checkpoint, find_run
+from asyncrl.runtime.reader import run_for_a_reader
 
 if TYPE_CHECKING:
     import gymnasium
@@ -166,4 +167,4 @@ def _help() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_a_reader(main))

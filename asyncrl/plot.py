@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from asyncrl.config.errors import UsageError
 from asyncrl.plotting.commands import run_command
 from asyncrl.plotting.options import help_text, read_options
+from asyncrl.runtime.reader import run_for_a_reader
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,4 +40,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_a_reader(main))

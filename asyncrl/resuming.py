@@ -58,7 +58,7 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {format_value(self.before)} -> {format_value(self.now)}"
+        return f"{self.name}: {_as_given(self.before)} -> {_as_given(self.now)}"
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_
 from asyncrl.runtime.peers import Peers
 from asyncrl.runtime.processes import LearnerDied, RunFailed, explain, process_context, start_loading_modules
 from asyncrl.runtime.provenance import describe
+from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
 from asyncrl.runtime.torchrun import take_rank
@@ -110,7 +111,7 @@ class _Command:
             print(format_settings(loaded, checked.plan))
             return preflight.print_findings(checked)
         if loaded.preset is not None and not loaded.config.quiet:
-            print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none for defaults instead", flush=True)
+            print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none turns it off", flush=True)
         if (code := preflight.print_findings(checked)) != EXIT_DONE or checked.spec is None:
             return code
         try:
@@ -377,4 +378,4 @@ class _Attempt:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_a_reader(main))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.config.printing import format_plan, format_settings, plan_as_data
+from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import find_saved_config
 
 _FLAGS = (
@@ -99,16 +99,5 @@ def _as_data(loaded: LoadedConfig, result: preflight.Preflight) -> dict[str, obj
     return data
 
 
-def _run_for_a_reader() -> int:
-    """`main`; 1 if whoever reads what it prints, such as `head`, has gone."""
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python flushes once more at its end
-        return 1
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(_run_for_a_reader())
+    sys.exit(run_for_a_reader(main))

@@ -130,7 +130,9 @@ def format_help(
         lines += ["", f"{title}:"]
         for setting in settings.values():
             if setting.section == section:
-                default = "required" if setting.name in REQUIRED else f"default {format_value(setting.default)}"
+                default = (
+                    "required for a new run" if setting.name in REQUIRED else f"default {format_value(setting.default)}"
+                )
                 text = f"{setting.description} [{setting.expected}; {default}]"
                 lines += _format_flag(setting.name, text, width)
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The folder of one run: where each file lies, who may write there, and what may be deleted.
 
 TRAIN_DIR/EXPERIMENT/
-    config.yaml         every setting as the run used it
+    config.yaml         every setting of the run, without those of one start of the program
     environment.json    versions, git commit, machine, number of ranks
     metrics.jsonl       one record a line
     tensorboard/        the same as event files
@@ -108,7 +108,7 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """Every setting, as YAML."""
+        """Every setting of the run, as YAML."""
         return self.path / "config.yaml"
 
     @property

@@ -233,7 +233,7 @@ def test_help_has_examples_required_flags_and_one_word_for_no_value(capsys: pyte
         load(["--help"], examples=("python -m asyncrl.train --env=CartPole-v1",))
     text = capsys.readouterr().out
     assert "example:\n  python -m asyncrl.train --env=CartPole-v1\n" in text
-    assert "[text; required]" in " ".join(text.split())
+    assert "[text; required for a new run]" in " ".join(text.split())
     assert "None" not in text
     assert "default ]" not in text and "default ()" not in text and "default []" in " ".join(text.split())
 
