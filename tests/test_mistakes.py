@@ -162,6 +162,15 @@ MISTAKES = [
 ]
 
 
+UNFINISHED_ENCODER = """
+import asyncrl
+
+@asyncrl.register_encoder("unfinished")
+def make(layout, config):
+    raise NotImplementedError("of my own")
+"""
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A working directory with runs and files that mistakes are made with."""
@@ -170,6 +179,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (place / "typo.yaml").write_text("env: CartPole-v1\nlerning_rate: 1\n")
     (place / "waves.py").write_text("")
     (place / "raises.py").write_text("def fail():\n    raise ValueError('of my own')\n\n\nfail()\n")
+    (place / "unfinished_encoder.py").write_text(UNFINISHED_ENCODER)
     (place / "train_dir" / "foreign").mkdir(parents=True)
     (place / "train_dir" / "foreign" / "thesis.tex").write_text("keep")
     save_run(place / "train_dir", "run")
@@ -235,14 +245,25 @@ def test_there_are_fifty_of_them() -> None:
     assert len(MISTAKES) >= 50
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--import_modules=raises"], "--import_modules: importing a module raised an exception:"),
+        (
+            ["--import_modules=unfinished_encoder", "--encoder=unfinished"],
+            "--encoder: making the network raised an exception:",
+        ),
+    ],
+)
 def test_an_exception_in_a_module_of_the_users_is_shown_without_frames_of_the_package(
-    capfd: pytest.CaptureFixture[str],
+    flags: list[str], said: str, place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main([CART_POLE, "--import_modules=raises"]) == 2
+    assert train.main([CART_POLE, *flags]) == 2
     stderr = capfd.readouterr().err
-    assert "--import_modules: importing a module raised an exception:" in stderr
-    assert "in fail" in stderr and "ValueError: of my own" in stderr
-    assert "user_modules.py" not in stderr and "preflight.py" not in stderr
+    assert stderr.startswith(f"error: {said}\nTraceback")
+    assert "Error: of my own" in stderr.splitlines()[-1]
+    assert f"{place}/" in stderr
+    assert f"{Path(asyncrl.__file__).parent}/" not in stderr
 
 
 def test_a_run_that_is_trained_already_says_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:

@@ -196,3 +196,33 @@ def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_
     assert "no such folder" in problems(tmp_path / "missing")
     other = {**state, "spec": EnvSpec("X", vector_observation(9), SPEC.action, None).to_data()}
     assert "numbers (9,)" in problems(checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, other), 300, 9))
+
+
+def test_a_resumed_run_keeps_its_algorithm_and_says_what_may_change(folder: RunFolder) -> None:
+    save(folder.checkpoints, 100)
+    (problem,) = resuming.find_problems(load_again(folder, "--algo=a2c", "--encoder_mlp_layers=32"))
+    assert problem.text == (
+        "Cannot resume: the checkpoint was made with algo=ppo; you gave a2c, and with encoder_mlp_layers=[64, 64]; "
+        "you gave [32]. Environment, algorithm, network and normalization are fixed; all other settings may change."
+    )
+
+
+def test_changed_settings_are_shown_as_lasting(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load_again(folder, "--learning_rate=0.1", "--train_for_seconds=5")
+    resuming.announce(None, loaded)
+    resuming.announce(resuming.Resumption(Path("somewhere"), 12_000, 1.0), loaded)
+    assert capsys.readouterr().out.splitlines() == [
+        "No checkpoint yet: starting at step 0 with the settings in config.yaml.",
+        *(changed := ["settings changed for this run from now on:", "  learning_rate: 0.5 -> 0.1"]),
+        "resuming from somewhere (12,000 steps)",
+        *changed,
+    ]
+
+
+def test_a_source_is_not_needed_once_the_run_has_a_checkpoint(folder: RunFolder) -> None:
+    config = load_again(folder, "--init_from=gone").config
+    with pytest.raises(UsageError, match="--init_from=gone: There is no run 'gone'"):
+        resuming.resolve_source(config)
+    save(folder.checkpoints, 100)
+    assert resuming.resolve_source(config) == config
+    assert resuming.find_problems_of_source(config, SPEC) == []
