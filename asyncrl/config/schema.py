@@ -37,23 +37,23 @@ class TrainConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
 
     # What to train
-    env: str = _setting("", "run", "Gymnasium id, or module:Id for an environment that its module registers")
+    env: str = _setting("", "run", "Gymnasium id, or MODULE:Id for an environment that this module registers")
     env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
     env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _setting(
         "auto",
         "run",
-        "step environments one by one (gym), or all of a split at once by the vectorized implementation that Gymnasium "
-        "has registered for the id (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
-        "gives tensors on the learner's device (tensor); auto takes Gymnasium's if there is one with the same spaces",
+        "how environments are stepped: one by one (gym); several at once, by the vectorized implementation that is "
+        "registered with Gymnasium (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
+        "returns tensors on the learner's device (tensor). auto is gym_vector where it has the same spaces, else gym",
     )
     atari_preprocessing: bool = _setting(
         True,
         "run",
-        "ids of ALE/: 4 grey frames of 84 x 84, one action for 4 frames, no-op starts, and in training an episode for "
-        "each life",
+        "for ids ALE/*: stack 4 grey frames of 84 x 84, repeat actions for 4 frames, start with no-ops; in training "
+        "end the episode with each life",
     )
     import_modules: list[str] = _setting(
-        [], "run", "modules of your own that register networks; each process that builds them imports these first"
+        [], "run", "modules that register your networks; every process imports them before it builds a network"
     )
     algo: Literal["ppo", "a2c", "sac"] = _setting("ppo", "run", "learning algorithm")
     backend: Literal["actor_learner", "hogwild"] = _setting(
@@ -63,7 +63,7 @@ class TrainConfig(BaseModel):
         "parameters (hogwild); --algo=a3c is short for --backend=hogwild --algo=a2c --hogwild_mode=synced",
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
-        0, "run", "seed of weights, exploration and, one derived seed each, of the environments"
+        0, "run", "seed of weights, exploration and environments, each of which gets a seed derived from it"
     )
     train_for_env_steps: PositiveInt = _setting(
         10_000_000, "run", "stop after training on this many environment steps, resumed runs included"
@@ -89,7 +89,7 @@ class TrainConfig(BaseModel):
         120.0, "folder", "seconds between checkpoints; one is always saved at the end"
     )
     save_every_env_steps: PositiveInt | None = _setting(
-        None, "folder", "environment steps between checkpoints, on top of those of save_every_s"
+        None, "folder", "environment steps between checkpoints, in addition to those of save_every_s"
     )
     keep_checkpoints: PositiveInt = _setting(2, "folder", "how many of the newest checkpoints are kept")
     save_milestones_s: PositiveFloat | None = _setting(
@@ -257,7 +257,9 @@ class TrainConfig(BaseModel):
         "updates for each environment step after the warm-up; whichever of learner and workers is ahead waits",
     )
     replay_ratio_tolerance: NonNegativeFloat = _setting(
-        64.0, "replay", "async: updates by which learning may fall behind, on top of two steps of every environment"
+        64.0,
+        "replay",
+        "async: updates by which learning may fall behind, in addition to two steps of every environment",
     )
     n_step: PositiveInt = _setting(
         1, "replay", "rewards in a target before it is bootstrapped; fewer at an episode's end"
