@@ -18,7 +18,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, split_flags
 from asyncrl.config.problems import refused_value
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import find_checkpoint, find_run
+from asyncrl.runtime.locating import find_checkpoint, find_checkpoint_of, find_run
 from asyncrl.runtime.reader import run_for_a_reader
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _find(options: _Options) -> Path:
     if named not in ("newest", "best"):
         if run is None or Path(named).exists():
             return find_checkpoint(named, train_dir=options.train_dir)
-        return find_checkpoint(find_run(run, options.train_dir) / "checkpoints" / named)
+        return find_checkpoint_of(find_run(run, options.train_dir), named)
     if run is None:
         raise UsageError("No run was given: give --experiment=NAME (of a run in --train_dir), or --checkpoint=PATH.")
     return find_checkpoint(run, named, options.train_dir)

@@ -208,12 +208,8 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
 
 
 def announce(resumption: Resumption | None, loaded: LoadedConfig) -> None:
-    """Tells the user where the run goes on and what is different, on standard output; skipped checkpoints on stderr."""
-    if resumption is None and loaded.saved is None:
-        return
-    for sentence in resumption.skipped if resumption is not None else ():
-        print(f"warning: {sentence}", file=sys.stderr)
-    if loaded.config.quiet:
+    """Tells the user where the run is resumed and what is different, on standard output."""
+    if loaded.config.quiet or (resumption is None and loaded.saved is None):
         return
     if resumption is None:
         print("No checkpoint yet: starting at step 0 with the settings in config.yaml.")

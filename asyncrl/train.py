@@ -304,10 +304,12 @@ class _Attempt:
         config = self.loaded.config
         resumption = resuming.find_checkpoint(self.folder.checkpoints, self.spec)
         resuming.check_replay(resumption, self.plan)
-        resuming.announce(resumption, self.loaded)
+        for sentence in () if resumption is None else resumption.skipped:
+            print(f"warning: {sentence}", file=sys.stderr)
         if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
             print(f"Nothing to do: the run already has {limit}.")
             return None
+        resuming.announce(resumption, self.loaded)
         if self.peers is not None:
             env_steps = None if resumption is None else resumption.env_steps
             self.peers.tell({"config": config.model_dump(mode="json"), "env_steps": env_steps})

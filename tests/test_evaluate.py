@@ -71,7 +71,7 @@ def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys):
         (("--experiment=other",), "no run 'other'"),
         (("--experiment=../run",), "There is no run ../run: no such path"),
         (("--experiment=.run",), "cannot name a run"),
-        (("--experiment=run", "--checkpoint=missing"), "run/checkpoints/missing: no such path"),
+        (("--experiment=run", "--checkpoint=missing"), "There is no checkpoint 'missing' of"),
         (("--checkpoint=missing",), "There is no run 'missing'"),
         (("--experiment=run", "--episodes=0"), "--episodes=0 is not possible: expected a value greater than 0"),
         (("--experiment=run", "--episods=3"), "the nearest is --episodes"),

@@ -139,7 +139,11 @@ MISTAKES = [
     Mistake("evaluate", "", "No run was given: give --experiment=NAME"),
     Mistake("evaluate", "run", "Unexpected argument 'run'. Did you mean --experiment=run?"),
     Mistake("evaluate", "--experiment=rum", "There is no run 'rum' in train_dir; the newest there: "),
-    Mistake("evaluate", "--experiment=run --checkpoint=lastest", "run/checkpoints/lastest: no such path."),
+    Mistake(
+        "evaluate",
+        "--experiment=run --checkpoint=lastest",
+        "There is no checkpoint 'lastest' of train_dir/run: expected newest, best,",
+    ),
     Mistake("evaluate", "--checkpoint=typo.yaml", "There is no run 'typo.yaml'"),
     Mistake("evaluate", "--experiment=empty", "has no newest checkpoint yet: let it train until it has saved one."),
     Mistake(

@@ -71,3 +71,19 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
     if not found:
         raise UsageError(f"{path} has no {which} checkpoint yet: let it train until it has saved one.")
     return found[0]
+
+
+def find_checkpoint_of(run: Path, name: str) -> Path:
+    """Returns the checkpoint of a run that has this name, such as checkpoint_000000100000, best or milestones.
+
+    Raises:
+        UsageError: there is none.
+    """
+    folder = run / "checkpoints"
+    if (folder / name).is_dir():
+        return find_checkpoint(folder / name)
+    near = nearest(name, (*_WHICH, *(path.name for path in checkpoints.newest_first(folder))))
+    hint = f"; the nearest is {near}" if near else ""
+    raise UsageError(
+        f"There is no checkpoint {name!r} of {run}: expected {', '.join(_WHICH)}, a checkpoint's name or path{hint}."
+    )
