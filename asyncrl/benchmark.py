@@ -1,8 +1,8 @@
 """`python -m asyncrl.benchmark`: sync against async, in environment steps, returns, lag, time, CPU and memory.
 
-    python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3 --output=bench
+    python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3
 
-measures pure simulation and then each variant, in rounds. It can be stopped and continued with the same --output.
+measures pure simulation and then each variant, in rounds. When it is stopped, the same command continues it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from asyncrl.benchmarking import session
-from asyncrl.benchmarking.options import FLAGS, read_options
+from asyncrl.benchmarking.options import FLAGS, INSTEAD, read_options
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help
 from asyncrl.config.settings import all_settings
@@ -23,12 +23,13 @@ from asyncrl.runtime.reader import run_for_a_reader
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 130, 143
 
-_EXAMPLES = ("python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3 --output=bench",)
+_EXAMPLES = ("python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3",)
 _DESCRIPTION = (
     "Measure pure simulation, then each combination of modes, inference modes, workers and environments, and write a "
-    "report. --num_workers and --num_envs_per_worker take lists; --train_for_env_steps=N measures learning runs, too. "
-    "All other flags of training are passed on to every run."
+    "report. --env is required, unless --config or --from_run names the environment. --train_for_env_steps=N measures "
+    "runs that learn, too. All other flags of training are passed on to every run."
 )
+_STOPPED = "stopped; the same command continues with the measurements that are missing"
 
 
 class _Terminated(Exception):
@@ -43,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if {"--help", "-h"} & set(arguments):
-        print(format_help("python -m asyncrl.benchmark", _DESCRIPTION, all_settings(), FLAGS, _EXAMPLES))
+        own = {flag.name for flag in FLAGS}
+        settings = {name: item for name, item in all_settings().items() if name not in own and name not in INSTEAD}
+        print(format_help("python -m asyncrl.benchmark --env=ID", _DESCRIPTION, settings, FLAGS, _EXAMPLES))
         return EXIT_DONE
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -53,8 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {line}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
     except KeyboardInterrupt:
+        print(_STOPPED, file=sys.stderr)
         return EXIT_INTERRUPTED
     except _Terminated:
+        print(_STOPPED, file=sys.stderr)
         return EXIT_TERMINATED
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -64,7 +69,10 @@ def _run(arguments: Sequence[str]) -> int:
     options = read_options(arguments)
     start_loading_modules(process_context())
     benchmark = session.prepare(options)
-    print(f"{len(benchmark.tasks)} measurements: {', '.join(v.name for v in benchmark.variants)}", flush=True)
+    variants = ", ".join(variant.name for variant in benchmark.variants)
+    print(
+        f"{len(benchmark.tasks)} measurements of {benchmark.config.env} in {benchmark.output}: {variants}", flush=True
+    )
     is_complete = session.run(benchmark, lambda text: print(text, flush=True))
     return EXIT_DONE if is_complete else EXIT_FAILED
 

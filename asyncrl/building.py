@@ -304,7 +304,6 @@ def _build_off_policy_trainer(
         device=torch.device(plan.device),
     )
     is_free = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
-    is_free = is_free and config.compile != "inductor"  # compiled code is for a number of threads
     share = math.ceil((config.train_for_env_steps - setup.first_env_steps) / ranks.num_ranks)
     most_env_steps = share + stripes.total_env_steps()
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)

@@ -41,10 +41,15 @@ _FLAGS = (
     ExtraFlag("seed", "seed of the episodes and of the sampled actions [default 0]", is_bool=False),
     ExtraFlag("device", "device of the policy: cpu, cuda or cuda:N [default cpu]", is_bool=False),
     ExtraFlag("deterministic", "take the most likely action instead of a sampled one"),
-    ExtraFlag("video", "folder to record the episodes into as videos; needs asyncrl[video]", is_bool=False),
+    ExtraFlag("video", "folder to record the episodes into as videos; needs moviepy", is_bool=False),
     ExtraFlag("render", "show the episodes in a window, one after the other"),
     ExtraFlag("json", "print the result as one JSON object on the last line"),
 )
+_EXPECTED = {
+    "episodes": "a whole number greater than 0",
+    "num_envs": "a whole number greater than 0",
+    "seed": "a whole number",
+}
 _EXAMPLES = (
     "python -m asyncrl.evaluate --experiment=my_run --episodes=50",
     "python -m asyncrl.evaluate --experiment=train_dir/my_run --checkpoint=best --video=videos",
@@ -151,7 +156,7 @@ def _read_options(argv: Sequence[str]) -> _Options:
     except ValidationError as error:
         for item in error.errors():
             name = str(item["loc"][0]).rstrip("_")
-            problems.append(refused_value(name, item["input"], item["msg"]))
+            problems.append(refused_value(name, item["input"], _EXPECTED.get(name, "True or False")))
     if not problems and options.render and options.video is not None:
         problems.append("--render shows episodes and --video records them: give one of the two.")
     if problems:

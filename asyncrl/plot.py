@@ -1,10 +1,10 @@
-"""Command line: draw a run, compare runs, or show what more workers or ranks bring, from what the runs recorded.
+"""Command line: draw a run, compare runs, or show how much faster more workers or ranks are, from what runs recorded.
 
-    python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png]
+    python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png|.pdf|.svg]
     python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|wall_time [--metric=eval]
     python -m asyncrl.plot speedup RUN...
 
-RUN is the folder of a run, TRAIN_DIR/EXPERIMENT. Nothing of it is changed but its plots/ folder.
+RUN is a run's folder or its name in train_dir. Only its plots/ folder is written to.
 """
 
 from __future__ import annotations

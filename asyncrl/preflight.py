@@ -44,10 +44,10 @@ class Preflight:
         plan: what they were resolved to.
         spec: the environment's spaces; None if it could not be made.
         problems: what keeps the run from starting.
-        warnings: what is probably not meant.
+        warnings: what is allowed but probably not meant.
         environment_failure: text with the environment's own traceback, if it raised.
         arena_bytes: shared memory that the run needs; None without a spec.
-        free_bytes: memory that is available.
+        free_bytes: free memory.
     """
 
     config: TrainConfig
@@ -67,13 +67,16 @@ class Preflight:
         return 1 if self.environment_failure else 0
 
 
-def run(loaded: LoadedConfig, machine: Machine | None = None, is_first_rank: bool = True) -> Preflight:
+def run(
+    loaded: LoadedConfig, machine: Machine | None = None, *, is_first_rank: bool = True, checks_env: bool = False
+) -> Preflight:
     """Looks at everything and stops at nothing.
 
     Args:
         loaded: settings, from a strict or a lenient load; the mistakes of a lenient one come first in the result.
         machine: what to plan for; the machine this runs on if not given.
         is_first_rank: whether the run's folder is this process's own, and not that of another rank.
+        checks_env: run Gymnasium's checker on the environment too, whose findings become warnings.
     """
     machine = machine or Machine.detect()
     config, of_names = _resolve_names(loaded.config, is_first_rank)
@@ -89,6 +92,7 @@ def run(loaded: LoadedConfig, machine: Machine | None = None, is_first_rank: boo
                 config.env_kwargs,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
+                warn=(lambda text: warnings.append(Problem(("env",), text))) if checks_env else None,
             )
         except EnvironmentFailed as error:
             failure = str(error)
@@ -188,24 +192,23 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     if config.is_off_policy and not is_simple:
         mask = " with an action mask" if spec.observation.num_mask else ""
         text = (
-            f"--algo={config.algo} needs Box or Discrete actions and no action mask, but those of {spec.env_id} are "
-            f"{spec.action}{mask}."
+            f"--algo={config.algo} needs Box or Discrete actions without a mask; {spec.env_id} has {spec.action}{mask}."
         )
         return [Problem(("algo", "env"), text, ("--algo=ppo",))]
     if config.is_off_policy and spec.observation.num_pixels:
-        text = f"--algo={config.algo} has no convolutions, but {spec.env_id} observes images ({spec.observation})."
+        text = f"--algo={config.algo} cannot learn from images, which {spec.env_id} observes ({spec.observation})."
         return [Problem(("algo", "env"), text, ("--algo=ppo",))]
     if num_deviations(spec.action) > 0:
         fits = not config.squashes or can_squash(spec.action)
-        found = "not all bounds are finite"
+        found = "some bounds are infinite"
     else:
         fits = not config.squash_actions
-        found = "all actions are discrete"
+        found = "its actions are discrete"
     if fits:
         return []
     name, fitting = ("squash_actions", "--squash_actions=False") if config.squash_actions else ("algo", "--algo=ppo")
     value = getattr(config, name)
-    text = f"--{name}={value} needs continuous actions with finite bounds, but in {spec.env_id} {found}."
+    text = f"--{name}={value} needs continuous actions with finite bounds; {spec.env_id} has {spec.action}: {found}."
     return [Problem((name, "env"), text, (fitting,))]
 
 
@@ -216,8 +219,8 @@ def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list
     if steps >= spec.max_episode_steps:
         return []
     text = (
-        f"--checkpoint_resets=True resets every environment after {config.save_every_env_steps} steps of the run, "
-        f"{steps} of each environment, but episodes of {spec.env_id} have up to {spec.max_episode_steps}."
+        f"--checkpoint_resets=True restarts all episodes every {config.save_every_env_steps} steps, after {steps} in "
+        f"each of {plan.num_envs} environments, but an episode of {spec.env_id} may last {spec.max_episode_steps}."
     )
     fitting = (f"--save_every_env_steps={10 * plan.num_envs * spec.max_episode_steps}",)
     return [Problem(("save_every_env_steps", "checkpoint_resets"), text, fitting)]
@@ -227,8 +230,8 @@ def _large_steps(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     if config.learning_rate < _LARGE_LEARNING_RATE_OF_CONVOLUTIONS:
         return []
     text = (
-        f"--learning_rate={config.learning_rate:g} is large for the convolutions over images of {spec.env_id}: it may "
-        "permanently collapse the image features."
+        f"--learning_rate={config.learning_rate:g} is large for the convolutions over images of {spec.env_id}: an "
+        "update may permanently collapse the image features."
     )
     usual = TrainConfig.model_fields["learning_rate"].default
     return [Problem(("learning_rate",), text, (f"--learning_rate={usual:g}",))]
@@ -249,13 +252,13 @@ def _warn_tight(plan: ResourcePlan, needed: int, free: int) -> list[Problem]:
 
 def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
     memory = (
-        f"{format_bytes(needed)} ({needed} bytes) of shared memory, but only "
-        f"{format_bytes(free)} ({free} bytes) are free."
+        f"{format_bytes(needed)} ({needed} bytes) of shared memory, but only {format_bytes(free)} ({free} bytes) are "
+        "free."
     )
     if plan.replay is not None:
         fitting = max(1, int(plan.replay.size * free * 0.9 / needed))
         text = f"a replay of {plan.replay.size} environment steps needs {memory}"
         return Problem(("replay_size",), text, (f"--replay_size={fitting}", _MORE_MEMORY))
-    text = f"{plan.num_slots} slots of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
+    text = f"{plan.num_slots} buffers of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
     names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
     return Problem(names, text, (f"a smaller value of {', '.join('--' + name for name in names)}", _MORE_MEMORY))

@@ -105,7 +105,7 @@ class _Command:
         if not loaded.problems and not loaded.config.serial_mode and not loaded.cli.get("print_config"):
             start_loading_modules(context)
         is_first_rank = self.peers is None or self.peers.is_first
-        checked = preflight.run(loaded, self._machine(), is_first_rank)
+        checked = preflight.run(loaded, self._machine(), is_first_rank=is_first_rank)
         loaded = dataclasses.replace(loaded, config=checked.config)
         if loaded.cli.get("print_config"):
             print(format_settings(loaded, checked.plan))

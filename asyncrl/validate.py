@@ -1,4 +1,7 @@
-"""`python -m asyncrl.validate`: says what is wrong with a run's settings and what it would need, and starts nothing."""
+"""`python -m asyncrl.validate`: says what is wrong with a run's settings, or shows its plan, and starts nothing.
+
+A plan is shown only if the settings are right: with a mistake in them there is no run that it could belong to.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,16 @@ from asyncrl.runtime.run_folder import find_saved_config
 _FLAGS = (
     ExtraFlag("json", "print one JSON object instead of text"),
     ExtraFlag("print_config", "print each setting and where it came from"),
-    ExtraFlag("num_ranks", "learners that torchrun will start, on all machines [default 1]", is_bool=False),
-    ExtraFlag("num_local_ranks", "learners that torchrun will start on this machine [default all]", is_bool=False),
+    ExtraFlag(
+        "num_ranks",
+        "ranks that torchrun will start on all machines; shows one rank's plan and the totals [default 1]",
+        is_bool=False,
+    ),
+    ExtraFlag(
+        "num_local_ranks",
+        "ranks that torchrun will start on this machine, which share its memory [default all]",
+        is_bool=False,
+    ),
 )
 _EXAMPLES = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
 
@@ -30,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Returns:
-        0 if the run could start, 2 if something is wrong with it, 1 if the environment raised.
+        0 if the run could start, 2 if something is wrong with the settings, 1 if the environment raised.
     """
     loaded = load(
         sys.argv[1:] if argv is None else argv,
@@ -46,10 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    result = preflight.run(loaded, machine)
+    result = preflight.run(loaded, machine, checks_env=True)
     if loaded.cli["json"]:
         print(json.dumps(_as_data(loaded, result), indent=2))
         return result.exit_code
+    if not result.problems:
+        _print_plan(loaded, result)
+    code = preflight.print_findings(result)
+    if code == 0:
+        print("ok: this run can start")
+    return code
+
+
+def _print_plan(loaded: LoadedConfig, result: preflight.Preflight) -> None:
     if loaded.preset is not None:
         print(f"{'preset:':<15} {loaded.preset} ({loaded.preset_path})")
     if result.spec is not None:
@@ -58,10 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if loaded.cli["print_config"]:
         print(format_settings(loaded, result.plan))
     sys.stdout.flush()
-    code = preflight.print_findings(result)
-    if code == 0:
-        print("ok: this run can start")
-    return code
 
 
 def _machine(cli: Mapping[str, Any]) -> Machine:
@@ -69,7 +85,10 @@ def _machine(cli: Mapping[str, Any]) -> Machine:
     num_ranks = _count(cli, "num_ranks", 1)
     num_local_ranks = _count(cli, "num_local_ranks", num_ranks)
     if num_ranks % num_local_ranks:
-        raise UsageError(f"--num_ranks={num_ranks} is no multiple of --num_local_ranks={num_local_ranks}.")
+        raise UsageError(
+            f"--num_ranks={num_ranks} must be a multiple of --num_local_ranks={num_local_ranks}: every machine runs "
+            "the same number of ranks."
+        )
     return dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_local_ranks)
 
 
@@ -90,9 +109,9 @@ def _as_data(loaded: LoadedConfig, result: preflight.Preflight) -> dict[str, obj
         "warnings": [dataclasses.asdict(warning) for warning in result.warnings],
         "environment_failure": result.environment_failure,
         "environment": None if result.spec is None else result.spec.to_data(),
-        "plan": plan_as_data(result.plan, result.arena_bytes, result.free_bytes),
+        "plan": None if result.problems else plan_as_data(result.plan, result.arena_bytes, result.free_bytes),
     }
-    if loaded.cli["print_config"]:
+    if loaded.cli["print_config"] and not result.problems:
         data["config"] = {
             name: {"value": value, "origin": loaded.origins[name]} for name, value in loaded.config.model_dump().items()
         }

@@ -1,6 +1,6 @@
 """Measures EnvPool's environments stepped by asyncrl beside EnvPool alone, alternating, and writes one table.
 
-    python scripts/compare_envpool.py --work_dir=peers            # about 6 minutes; needs asyncrl[envpool]
+    python scripts/compare_envpool.py --work_dir=peers            # about 6 minutes; needs envpool
     python scripts/compare_envpool.py --work_dir=peers --table    # only the table of what was measured
 
 Nobody trains: asyncrl's policy chooses the actions, and its learner takes the trajectories and throws them away

@@ -7,7 +7,7 @@
 Each peer gets a virtual environment of its own under --work_dir, which is used again as long as its packages are what
 is asked for here. PyTorch is installed there first, as pip is set up to find it. Pure simulation is measured before
 each round; the systems follow in turn forwards and backwards. Results are appended to results.jsonl as they come, and a
-measurement that has one is not made again. Needs `pip install "asyncrl[mujoco]"` where it is started from.
+measurement that has one is not made again. Needs `pip install -e ".[mujoco]"` where it is started from.
 
 All train the same: 4096 samples a dataset, minibatches of 1024, 2 epochs, a 64-64 network, on the CPU, with a learning
 rate that changes nothing, so that the bodies move as under random actions throughout.

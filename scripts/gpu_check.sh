@@ -15,7 +15,7 @@ if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; 
 fi
 "$python" -c 'import torch; print(torch.__version__, "CUDA", torch.version.cuda, torch.cuda.get_device_name())'
 
-"$python" -m pytest -m gpu
+"$python" -m pytest -m gpu --numprocesses=0
 
 # Training: environment steps/s, updates/s, sizes of inference batches, shares of copies and waiting.
 measure() { # NAME FLAG...

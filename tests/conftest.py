@@ -1,20 +1,23 @@
-"""What tests with processes leave behind is counted here."""
+"""What tests with processes leave behind is counted and cleared here, and which tests may be skipped."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import unavoidable
 
 from asyncrl.runtime.processes import process_context, start_loading_modules
 
@@ -29,6 +32,36 @@ _SHARED_MEMORY = Path("/dev/shm")
 # Memory of faster-fifo queues comes from multiprocessing's heap, which keeps blocks that it has mapped, each with the
 # descriptor of a deleted file, for the next queue.
 _HEAP_BLOCK = "/pym-"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds what CI runs with."""
+    text = "fail if a test is skipped for another reason than what this machine or Python cannot have"
+    parser.addoption("--only-unavoidable-skips", action="store_true", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives all processes of this session one folder for temporary files, which is cleared away; pytest keeps its own.
+
+    It holds what processes that are killed leave, such as the sockets of fork servers.
+    """
+    if hasattr(config, "workerinput"):
+        return  # a process of pytest-xdist: it has the folder of the one that started it
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="asyncrl-tests-")
+    # At the very end: multiprocessing removes its own folder in there with priority -100.
+    util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails the session for tests that were skipped and could have run."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or not session.config.getoption("--only-unavoidable-skips"):
+        return
+    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", ())}
+    if avoidable := sorted(reason for reason in reasons if not reason.startswith(unavoidable.PREFIX)):
+        reporter.write_line(f"\nskipped, but not for a reason that is known as unavoidable: {avoidable}", red=True)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from matplotlib.figure import Figure
 
 from asyncrl import benchmark, plot, train
 from asyncrl.runtime import checkpoint
@@ -30,7 +31,7 @@ TINY = (
 @pytest.fixture
 def fonts_are_open(tmp_path_factory):
     """Matplotlib keeps the files of its fonts open once it has written a letter."""
-    figure = pytest.importorskip("matplotlib.figure").Figure()
+    figure = Figure()
     figure.suptitle("a")
     figure.savefig(tmp_path_factory.mktemp("fonts") / "a.png")
 

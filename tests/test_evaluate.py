@@ -73,7 +73,7 @@ def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys):
         (("--experiment=.run",), "cannot name a run"),
         (("--experiment=run", "--checkpoint=missing"), "There is no checkpoint 'missing' of"),
         (("--checkpoint=missing",), "There is no run 'missing'"),
-        (("--experiment=run", "--episodes=0"), "--episodes=0 is not possible: expected a value greater than 0"),
+        (("--experiment=run", "--episodes=0"), "--episodes=0 is not possible: expected a whole number greater than 0"),
         (("--experiment=run", "--episods=3"), "the nearest is --episodes"),
         (("--experiment=run", "--device=tpu"), "device tpu"),
     ],
@@ -99,8 +99,6 @@ def test_the_best_checkpoint_is_there_by_name(trained, capsys):
 
 
 def test_episodes_are_recorded_as_videos(trained, capsys, tmp_path, monkeypatch):
-    pytest.importorskip("moviepy")
-    pytest.importorskip("pygame")
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=3", "--num_envs=2")
     code, _, err = call(capsys, *arguments, f"--video={tmp_path / 'videos'}")

@@ -134,7 +134,9 @@ MISTAKES = [
     # Other commands
     Mistake("validate", "--env=CartPole-v1 --num_ranks=0", "--num_ranks=0 is not possible"),
     Mistake(
-        "validate", "--env=CartPole-v1 --num_ranks=4 --num_local_ranks=3", "is no multiple of --num_local_ranks=3."
+        "validate",
+        "--env=CartPole-v1 --num_ranks=4 --num_local_ranks=3",
+        "must be a multiple of --num_local_ranks=3: every",
     ),
     Mistake("evaluate", "", "No run was given: give --experiment=NAME"),
     Mistake("evaluate", "run", "Unexpected argument 'run'. Did you mean --experiment=run?"),
@@ -147,22 +149,27 @@ MISTAKES = [
     Mistake("evaluate", "--checkpoint=typo.yaml", "There is no run 'typo.yaml'"),
     Mistake("evaluate", "--experiment=empty", "has no newest checkpoint yet: let it train until it has saved one."),
     Mistake(
-        "evaluate", "--experiment=run --episodes=0", "--episodes=0 is not possible: expected a value greater than 0."
+        "evaluate",
+        "--experiment=run --episodes=0",
+        "--episodes=0 is not possible: expected a whole number greater than 0.",
     ),
     Mistake("evaluate", "--experiment=run --device=tpu", "device tpu is not possible: expected cpu, cuda or cuda:N."),
     Mistake("evaluate", "--experiment=run --render --video=here", "give one of the two."),
-    Mistake("benchmark", "--env=CartPole-v1", "--output=DIR is required"),
-    Mistake("benchmark", "--output=out", "--env=ID is required"),
+    Mistake("benchmark", "--output=out", "--env is required"),
     Mistake("benchmark", "--env=CartPole-v1 --output=out --async_rl=True", "use --modes=sync,async."),
     Mistake("benchmark", "--env=CartPole-v1 --output=out --encoder=waves", "--encoder=waves is not registered"),
-    Mistake("benchmark", "--env=CartPole-v1 --output=out --num_workers=0", "auto or a whole number at least 1."),
+    Mistake(
+        "benchmark",
+        "--env=CartPole-v1 --output=out --num_workers=0",
+        "expected whole numbers greater than 0 or auto, one",
+    ),
     Mistake("benchmark", "--output=out --from_run=rum", "--from_run=rum is not the folder of a run"),
     Mistake("plot", "", "No command was given: the first argument is one of trial, compare, speedup"),
     Mistake("plot", "trail run", "There is no command 'trail'"),
     Mistake("plot", "trial", "No run was given: trial needs at least one"),
     Mistake("plot", "trial rum", "There is no run "),
     Mistake("plot", "compare run", "--x is required: choose the horizontal axis."),
-    Mistake("plot", "compare run --x=steps", "--x=steps is not possible: expected 'per_worker_steps'"),
+    Mistake("plot", "compare run --x=steps", "--x=steps is not possible: expected per_worker_steps, "),
 ]
 
 
@@ -215,7 +222,7 @@ def probe_once(arguments: str) -> EnvSpec:
 
 @pytest.fixture(autouse=True)
 def in_this_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def probe(env_id: str, env_kwargs: Any, **more: Any) -> EnvSpec:
+    def probe(env_id: str, env_kwargs: Any, *, warn: object = None, **more: Any) -> EnvSpec:
         return probe_once(json.dumps({"env_id": env_id, "env_kwargs": env_kwargs, **more}))
 
     monkeypatch.chdir(place)

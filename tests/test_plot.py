@@ -1,6 +1,8 @@
 import importlib.util
 import json
+import re
 
+import matplotlib.image
 import pytest
 import yaml
 
@@ -44,7 +46,7 @@ def numbers(capsys, *arguments):
 
 def assert_is_drawn(path, num_colors):
     """The picture has what it should show: many pixels that are neither white nor grey, in so many lines' colours."""
-    image = pytest.importorskip("matplotlib.image").imread(path)
+    image = matplotlib.image.imread(path)
     pixels = (image[..., :3] * 255).round().astype(int).reshape(-1, 3)
     palette = ((0, 114, 178), (213, 94, 0), (0, 158, 115), (204, 121, 167))
     counts = [int((abs(pixels - color).max(axis=1) <= 2).sum()) for color in palette]
@@ -64,14 +66,16 @@ def test_a_trial_has_mean_and_deviation_over_workers_and_their_moving_average(tm
 
 
 def test_each_run_gets_its_figure_and_one_without_worker_curves_says_so(tmp_path, capsys):
-    path = steady(tmp_path, "run", 2, 100, 1000)
+    path = steady(tmp_path, "run", 2, 100, 1000, first_return=4.0)
     old = write_run(tmp_path, "old", [{"env_steps": n, "rollout/ep_rew_mean": n} for n in (1, 2)])
     code, out, _ = call(capsys, "trial", path, old)
     assert code == 0
     assert out.splitlines() == [
         f"wrote {path}/plots/trial.png",
-        "old has no curves of single workers: its mean over all of them is shown, without a band.",
+        "run: return 14.5 as the mean over workers, each over its last 100 episodes; the progress line shows 14.5, the "
+        "mean over the last 100 episodes of all workers.",
         f"wrote {old}/plots/trial.png",
+        "old has no curves of single workers: the figure shows the mean over all of them, without a band.",
     ]
     assert_is_drawn(old / "plots" / "trial.png", num_colors=2)
 
@@ -80,7 +84,7 @@ def test_a_figure_that_takes_the_place_of_another_says_so(tmp_path, capsys):
     path = steady(tmp_path, "run", 1, 100, 1000)
     out = tmp_path / "new" / "figure.png"
     assert call(capsys, "trial", path, f"--out={out}")[1] == f"wrote {out}\n"
-    assert call(capsys, "trial", path, f"--out={out}")[1] == f"wrote {out}, over the figure that was there\n"
+    assert call(capsys, "trial", path, f"--out={out}")[1] == f"wrote {out} (replaced)\n"
 
 
 def test_seeds_are_compared_as_one_group(tmp_path, capsys):
@@ -165,16 +169,18 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "No command was given"),
+        ((), "No command was given: the first argument is one of trial, compare, speedup"),
         (
             ("trail", "{run}"),
             "There is no command 'trail': the first argument is one of trial, compare, speedup; the nearest is trial",
         ),
         (("trial",), "No run was given: trial needs at least one"),
         (("trial", "{run}", "--windw=3"), "the nearest is --window"),
-        (("trial", "{run}", "--window=0"), "--window=0 is not possible: expected a value greater than 0"),
-        (("trial", "{run}", "--out=figure.gif"), "must end in .png"),
-        (("trial", "{run}", "{other}", "--out=figure.png"), "one file, but there are 2 runs"),
+        (("trial", "{run}", "--window=0"), "--window=0 is not possible: expected a whole number greater than 0."),
+        (("trial", "{run}", "--json=maybe"), "--json=maybe is not possible: expected True or False."),
+        (("trial", "{run}", "--window=11"), "--window=11 is more than the 10 records of run"),
+        (("trial", "{run}", "--out=figure.gif"), "expected a file name that ends in .png, .pdf or .svg"),
+        (("trial", "{run}", "{other}", "--out=figure.png"), "one file, but each of the 2 runs"),
         (("trial", "{run}", "{run}"), "given twice"),
         (("trial", "{folder}/missing"), "There is no run"),
         (("trial", "{folder}"), "has no metrics.jsonl"),
@@ -185,10 +191,10 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
             ("compare", "{run}"),
             "--x is required: choose the horizontal axis. Would pass: --x=per_worker_steps, --x=per_rank_steps",
         ),
-        (("compare", "{run}", "--x=steps"), "--x=steps is not possible: expected 'per_worker_steps'"),
+        (("compare", "{run}", "--x=steps"), "--x=steps is not possible: expected per_worker_steps, per_rank_steps, "),
         (
             ("compare", "{run}", "--x=total_steps", "--group=("),
-            "--group=( is not possible: expected a valid regular expression",
+            "--group=( is not possible: expected a regular expression.",
         ),
         (("compare", "{other}", "--x=total_steps", "--metric=eval"), "other has recorded no evaluation"),
         (("speedup", "{run}"), "at least two numbers of workers or ranks, but all have 2 workers"),
@@ -212,7 +218,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, capsys, 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else find(name))
     code, out, err = call(capsys, "trial", path)
     assert (code, out) == (2, "")
-    assert err == 'error: figures need matplotlib, which is not installed: pip install "asyncrl[plot]"\n'
+    assert err == "error: figures need matplotlib, which is not installed: pip install matplotlib\n"
 
 
 def test_help_names_every_command_and_flag(capsys):
@@ -220,3 +226,44 @@ def test_help_names_every_command_and_flag(capsys):
     assert code == 0
     for text in ("trial:", "compare:", "speedup:", "--window", "--x", "--metric", "--group", "--out", "--json"):
         assert text in out
+
+
+def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
+    out = call(capsys, "--help")[1]
+    for command in ("trial", "compare", "speedup"):
+        assert f"\n  python -m asyncrl.plot {command} train_dir/" in out
+    (axis,) = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
+    assert axis.startswith("horizontal axis: ") and axis.endswith(" (required)")
+
+
+@pytest.mark.parametrize(("suffix", "beginning"), [("pdf", b"%PDF-"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")])
+def test_the_name_of_the_file_chooses_the_format(tmp_path, capsys, suffix, beginning):
+    path = steady(tmp_path, "run", 2, 100, 1000)
+    out = tmp_path / f"figure.{suffix}"
+    assert call(capsys, "compare", path, "--x=total_steps", f"--out={out}")[0] == 0
+    assert out.read_bytes().startswith(beginning)
+
+
+def test_a_comparison_has_the_environment_and_the_number_of_runs_as_its_title(tmp_path, capsys):
+    runs = [steady(tmp_path, f"a_seed{seed}", 2, 100, 1000) for seed in (0, 1)]
+    out = tmp_path / "figure.svg"
+    result = numbers(capsys, "compare", *runs, "--x=total_steps", f"--out={out}")
+    assert result["env"] == "Walker-v9"
+    assert "<!-- Walker-v9: 2 runs -->" in out.read_text()
+
+
+def test_the_moving_average_is_drawn_where_its_window_is_full(tmp_path, capsys, monkeypatch):
+    drawn = {}
+    axes = pytest.importorskip("matplotlib.axes").Axes
+    plot = axes.plot
+
+    def recording_plot(self, x, y, **style):
+        drawn[style["label"]] = (list(x), list(y))
+        return plot(self, x, y, **style)
+
+    monkeypatch.setattr(axes, "plot", recording_plot)
+    path = steady(tmp_path, "run", 1, 100, 1000)
+    assert call(capsys, "trial", path, "--window=4")[0] == 0
+    steps, average = drawn["moving average of 4 records"]
+    assert steps == [100.0 * idx for idx in range(4, 11)]
+    assert average == pytest.approx([idx - 1.5 for idx in range(4, 11)])

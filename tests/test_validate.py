@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_ranks_are_shown_one_by_one_and_together(capsys: pytest.CaptureFixture[s
     ("flags", "said"),
     [
         (["--num_ranks=0"], "--num_ranks=0 is not possible"),
-        (["--num_ranks=4", "--num_local_ranks=3"], "no multiple of"),
+        (["--num_ranks=4", "--num_local_ranks=3"], "must be a multiple of"),
     ],
 )
 def test_a_number_of_ranks_that_cannot_be_is_refused(
@@ -78,8 +79,8 @@ def test_a_number_of_ranks_that_cannot_be_is_refused(
 def test_the_environment_is_shown_with_dtypes_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--env=space_envs:SeeAndTell-v0"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment:")]
-    assert "image (8, 8, 1) uint8, vector numbers (2,) float64 (72 bytes a row)" in line
-    assert line.endswith("takes 0 one of 2, 1 Box (1,) float32")
+    assert "image (8, 8, 1) uint8, vector numbers (2,) float64 (72 bytes each)" in line
+    assert line.endswith("actions: 0 one of 2, 1 Box (1,) float32")
     assert main(["--env=CartPole-v1", "--json"]) == 0
     environment = json.loads(capsys.readouterr().out)["environment"]
     assert environment["is_vectorized"] and environment["observation"][0]["dtype"] == "float32"
@@ -91,9 +92,68 @@ def test_every_problem_is_reported_and_the_exit_code_is_2(capsys: pytest.Capture
     printed = capsys.readouterr()
     assert printed.err.count("error: ") == 3
     assert "512 x 3 = 1536" in printed.err and "--gamma=7" in printed.err and "squash_actions" in printed.err
-    assert "samples" in printed.out
     assert main([*argv, "--json"]) == 2
     assert len(json.loads(capsys.readouterr().out)["problems"]) == 3
+
+
+@pytest.mark.parametrize(
+    "mistake", ["--num_workers=-2", "--batch_size=100", "--env=CartPol-v1", "--config=missing.yaml", "--wrokers=2"]
+)
+def test_a_mistake_is_shown_without_a_plan(capsys: pytest.CaptureFixture[str], mistake: str) -> None:
+    argv = ["--env=CartPole-v1", mistake, "--print_config"]
+    assert main(argv) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert main([*argv, "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["plan"], "config" in report) == (False, None, False)
+
+
+def test_an_environment_that_raises_leaves_the_memory_unknown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_module.py").write_text("import gymnasium\nraise ValueError('broken')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--env=broken_module:Broken-v0"]) == 1
+    printed = capsys.readouterr()
+    (line,) = [line for line in printed.out.splitlines() if line.startswith("shared memory:")]
+    assert "unknown (the environment could not be loaded); " in line and line.endswith(" free")
+    assert "error: " in printed.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "lines"),
+    [
+        (
+            ["--num_workers=2", "--num_envs_per_worker=8", "--rollout=16", "--batch_size=128"],
+            [
+                "environments:   2 workers x 8 = 16",
+                "iteration:      4 x 128 = 512 samples, from 32 trajectories of 16 steps",
+                "buffers:        6, of 8 trajectories each; one iteration uses 4",
+                "policy lag:     normally up to 8 updates; samples older than 1000 are dropped",
+            ],
+        ),
+        (["--async_rl=False"], ["policy lag:     none: the policy that is trained collected every sample"]),
+        (
+            ["--algo=sac", "--num_workers=1", "--warmup_env_steps=10000"],
+            [
+                "replay:         1,000,000 environment steps; updates begin after 10,000",
+                "updates:        1 for each environment step, from batches of 256 transitions; 9,990,000 in the run",
+            ],
+        ),
+        (
+            ["--algo=a3c", "--num_workers=2", "--num_envs_per_worker=4", "--rollout=5"],
+            ["gradients:      each from 4 x 5 = 20 samples; an update combines 1"],
+        ),
+    ],
+)
+def test_the_plan_is_told_in_the_terms_of_the_documents(
+    capsys: pytest.CaptureFixture[str], flags: list[str], lines: list[str]
+) -> None:
+    assert main(["--env=CartPole-v1", "--preset=none", "--num_epochs=2", *flags]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line not in shown] == [], shown
 
 
 def test_print_config_says_where_each_value_came_from(capsys: pytest.CaptureFixture[str]) -> None:

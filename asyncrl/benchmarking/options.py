@@ -28,48 +28,78 @@ from asyncrl.runtime.locating import locate
 FLAGS = (
     ExtraFlag(
         "output",
-        "folder of runs, results, report and plots; a benchmark in it is continued",
+        "folder for runs, results, report and plots; a benchmark that it holds is continued [default bench/ENV]",
         is_bool=False,
-        is_required=True,
     ),
-    ExtraFlag("json", "also write all figures to this file", is_bool=False),
+    ExtraFlag("json", "file to write all figures to, in addition to the report", is_bool=False),
     ExtraFlag(
         "modes",
-        "what to compare: sync, async, sampling (collecting without training), hogwild [default sync,async; hogwild "
-        "with --backend=hogwild]",
+        "list of what to compare: sync, async, sampling (collecting without training), hogwild [default sync,async; "
+        "hogwild with --backend=hogwild]",
         is_bool=False,
     ),
-    ExtraFlag("inference_modes", "where the policy runs: local, central [default as the settings say]", is_bool=False),
+    ExtraFlag(
+        "inference_modes", "list of where the policy runs: local, central [default as for training]", is_bool=False
+    ),
     ExtraFlag(
         "num_ranks",
-        "learners that train together under torchrun, such as 1,2,4; each has --num_workers workers; auto is the "
-        "number that fits the most learners [default 1]",
+        "list of numbers of ranks that train together under torchrun, such as 1,2,4; each rank has --num_workers "
+        "workers, and auto is resolved for the largest number [default 1]",
         is_bool=False,
     ),
-    ExtraFlag("seeds", "number of seeds, which is the number of rounds [default 3]", is_bool=False),
-    ExtraFlag("thresholds", "returns whose time and steps are reported, such as 100,200 [default none]", is_bool=False),
+    ExtraFlag(
+        "num_workers", "list of numbers of rollout workers, such as 1,2,4 [default as for training]", is_bool=False
+    ),
+    ExtraFlag(
+        "num_envs_per_worker", "list of numbers of environments in each worker [default as for training]", is_bool=False
+    ),
+    ExtraFlag("seeds", "number of seeds; each seed is one round of all measurements [default 3]", is_bool=False),
+    ExtraFlag(
+        "thresholds",
+        "list of returns, such as 100,200: report the time and steps to reach each [default none]",
+        is_bool=False,
+    ),
     ExtraFlag("warm_up_s", "seconds after the first step that throughput leaves out [default 25]", is_bool=False),
-    ExtraFlag("measure_s", "seconds of throughput after that; 0 measures none [default 30]", is_bool=False),
+    ExtraFlag("measure_s", "seconds of throughput to measure after that; 0 for none [default 30]", is_bool=False),
     ExtraFlag("simulate_s", "seconds of each measurement of pure simulation [default 10]", is_bool=False),
-    ExtraFlag("from_run", "trained run, by path or name: throughput with its policy and settings", is_bool=False),
-    ExtraFlag("record_steps", "steps of each environment that --from_run records [default 1000]", is_bool=False),
+    ExtraFlag(
+        "from_run", "trained run, by path or name: measure throughput with its policy and settings", is_bool=False
+    ),
+    ExtraFlag("record_steps", "steps of each environment to record for --from_run [default 1000]", is_bool=False),
     ExtraFlag("episodes", "evaluation episodes after each learning run; 0 for none [default 20]", is_bool=False),
     ExtraFlag("config", "YAML file with settings of training", is_bool=False),
     ExtraFlag("preset", "preset of training settings, or none", is_bool=False),
 )
 
-_INSTEAD = {
+INSTEAD = {
     "async_rl": "use --modes=sync,async",
     "inference_mode": "use --inference_modes=local,central",
     "serial_mode": "a serial run has no roles to compare",
-    "train_dir": "runs lie in --output",
-    "experiment": "runs are named after what they measure",
+    "train_dir": "the runs are in --output",
+    "experiment": "each run is named after what it measures",
     "restart_behavior": "finished measurements in --output are kept",
     "train_for_seconds": "use --warm_up_s and --measure_s",
     "report_every_s": "the benchmark needs a record every second",
     "with_tensorboard": "throughput is measured without it",
     "profile": "the benchmark always shows where the time goes",
     "quiet": "the output of each run goes to a file",
+}
+"""Settings of training that the benchmark makes itself, and what to do instead."""
+
+_A_LIST = ", one or several separated by commas"
+_EXPECTED = {
+    "modes": f"sync, async, sampling or hogwild{_A_LIST}",
+    "inference_modes": f"auto, local or central{_A_LIST}",
+    "num_ranks": f"whole numbers greater than 0{_A_LIST}",
+    "num_workers": f"whole numbers greater than 0 or auto{_A_LIST}",
+    "num_envs_per_worker": f"whole numbers greater than 0 or auto{_A_LIST}",
+    "seeds": "a whole number greater than 0",
+    "thresholds": f"numbers{_A_LIST}",
+    "warm_up_s": "a number of seconds, 0 or more",
+    "measure_s": "a number of seconds, 0 or more",
+    "simulate_s": "a number of seconds greater than 0",
+    "record_steps": "a whole number greater than 0",
+    "episodes": "a whole number, 0 or more",
 }
 _LISTS = ("num_workers", "num_envs_per_worker")
 _OWN_NAMES = {"json": "json_path"}
@@ -91,7 +121,7 @@ class _Own(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    output: Path
+    output: Path | None = None
     json_path: Path | None = None
     modes: Annotated[tuple[Mode, ...], _Split, Field(min_length=1)] = ("sync", "async")
     inference_modes: Annotated[tuple[_InferenceMode, ...], _Split] = ()
@@ -144,7 +174,7 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
     settings = all_settings()
     given = split_flags(argv, settings, FLAGS)
     problems = [str(problem) for problem in given.problems]
-    problems += [f"--{name} cannot be set here: {_INSTEAD[name]}." for name in given.texts if name in _INSTEAD]
+    problems += [f"--{name} cannot be set here: {INSTEAD[name]}." for name in given.texts if name in INSTEAD]
     own = _read_own(_with_modes(given.texts, problems), problems)
     seed = given.texts.get("seed", "0")
     if not seed.isdigit():
@@ -171,7 +201,7 @@ def _with_modes(texts: Mapping[str, str], problems: list[str]) -> Mapping[str, s
     if "modes" not in texts:
         return {**texts, "modes": "hogwild"}
     if "backend" in texts:
-        problems.append("--backend=hogwild is short for --modes=hogwild: give one of them.")
+        problems.append("--backend=hogwild means --modes=hogwild: give only one of them.")
     return texts
 
 
@@ -184,21 +214,20 @@ def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:
         for item in error.errors():
             name = str(item["loc"][0])
             flag = next((flag for flag, field in _OWN_NAMES.items() if field == name), name)
-            if item["type"] == "missing":
-                problems.append(f"--{flag}=DIR is required: the folder of runs, results, report and plots.")
-            else:
-                problems.append(refused_value(flag, texts[flag], item["msg"]))
+            problem = refused_value(flag, texts[flag], _EXPECTED.get(flag, "a path"))
+            if problem not in problems:
+                problems.append(problem)
     return None
 
 
 def _contradictions(own: _Own, learns: bool, texts: Mapping[str, str]) -> list[str]:
     problems = []
     if own.from_run is None and "env" not in texts and "config" not in texts:
-        problems.append("--env=ID is required: the environment to measure with.")
+        problems.append("--env is required: give the environment to measure with, such as --env=Humanoid-v5.")
     if own.thresholds and not learns:
-        problems.append("--thresholds needs --train_for_env_steps=N: runs that learn.")
+        problems.append("--thresholds needs runs that learn: give --train_for_env_steps=N.")
     if not learns and own.measure_s == 0:
-        problems.append("--measure_s=0 without --train_for_env_steps=N leaves nothing to measure.")
+        problems.append("--measure_s=0 leaves nothing to measure: give --train_for_env_steps=N too.")
     if own.from_run is not None and (learns or own.measure_s == 0):
         problems.append("--from_run measures throughput only: leave out --train_for_env_steps and give --measure_s.")
     if own.from_run is not None and {"config", "preset"} & set(texts):

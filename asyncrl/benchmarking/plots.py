@@ -16,7 +16,7 @@ from asyncrl.benchmarking.variants import Unit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_LEFT_OUT = 'Plots were left out because matplotlib is not installed: pip install "asyncrl[plot]", then run this again.'
+_LEFT_OUT = "There are no plots because matplotlib is not installed: pip install matplotlib, then run this again."
 _LAG_NAMES = ("mean", "95th percentile", "largest")
 
 

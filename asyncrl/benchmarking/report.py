@@ -82,8 +82,8 @@ def _heading(results: Results) -> str:
         f"device {machine['device']}. Python {about.provenance['python']}, {versions}. "
         f"Code: {', '.join(about.code) or 'nothing measured yet'}.",
         f"`{' '.join(about.provenance['command'])}`",
-        "Steps are environment steps (one `env.step` of one environment); there are no frames anywhere here. Figures "
-        "are medians over seeds; in brackets the 95 % bootstrap interval of the median over several.",
+        "Steps are environment steps (one `env.step` of one environment), not frames. Figures are medians over seeds; "
+        "in brackets is the 95 % bootstrap interval of the median where there are several seeds.",
     ]
     return "\n\n".join(paragraphs)
 
@@ -141,8 +141,8 @@ def _speedups_over_ranks(results: Results) -> str:
     how = (
         "Environment steps a second of all ranks against those of the fewest with as many workers and environments "
         "each, within a seed; efficiency is that divided by the ratio of ranks. A minibatch is of `batch_size` samples "
-        "from each rank, so SGD steps are larger, not more. `python -m asyncrl.plot trial`, `compare` and `speedup` "
-        "take the folders in `runs/`."
+        "from each rank, so SGD steps use larger minibatches, not more of them. `python -m asyncrl.plot trial`, "
+        "`compare` and `speedup` take the folders in `runs/`."
     )
     return _speedups(results, "ranks", how)
 
@@ -213,8 +213,8 @@ def _lag(results: Results) -> str:
     mean, p95, largest = results.lag_within_dataset
     how = (
         "Age of samples when they are first used: in policy versions (optimizer steps), and in milliseconds where the "
-        f"name ends in `_ms`. Apart from it, each sample ages inside its dataset's {results.about.updates_per_dataset} "
-        f"optimizer steps by {mean:.1f} versions on average (95th percentile {p95:.1f}, at most {largest})."
+        f"name ends in `_ms`. During the {results.about.updates_per_dataset} optimizer steps on its dataset, each "
+        f"sample ages by another {mean:.1f} versions on average (95th percentile {p95:.1f}, at most {largest})."
     )
     return f"## Lag at first use\n\n{how}\n\n{table(['variant', *names], rows)}"
 
@@ -262,7 +262,7 @@ def _reached(results: Results) -> str:
         return ""
     how = (
         "First record whose mean return of the last 100 training episodes is at least the threshold. Seeds that never "
-        "came to it are censored: they count as later than all others."
+        "reach it are censored: they count as later than all others."
     )
     header = ["variant", "return", "environment steps", "seconds"]
     return f"## Time and steps to a return\n\n{how}\n\n{table(header, rows)}"
@@ -279,7 +279,7 @@ def _missing(results: Results) -> str:
     if not results.missing:
         return ""
     lines = "\n".join(f"* {name}: {' '.join(reason.split())}" for name, reason in results.missing.items())
-    return f"## Without a result\n\n{lines}"
+    return f"## Measurements without a result\n\n{lines}"
 
 
 def _measured(results: Results) -> list[tuple[str, Throughput]]:

@@ -2,7 +2,8 @@
 
     options -> variants (each checked as `validate` would) -> tasks -> results.jsonl -> report.md, plots, JSON
 
-Whatever ends it, the report is written from what has been measured; the next call with the same output goes on.
+Whatever ends it, the report is written from what has been measured; the next call with the same output makes the
+measurements that are missing.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.provenance import describe, git_commit
+from asyncrl.runtime.run_folder import as_folder_name
 
 # The learner's clock starts a little before the first step of the environments.
 _START_ALLOWANCE_S = 2.0
 _ENDLESS_STEPS = 10**15
+_DEFAULT_OUTPUT = Path("bench")
 
 Say = Callable[[str], None]
 
@@ -58,8 +61,8 @@ class Benchmark:
 
     @property
     def output(self) -> Path:
-        """Folder of everything."""
-        return self.options.own.output
+        """Folder of everything; one for each environment if none is given."""
+        return self.options.own.output or _DEFAULT_OUTPUT / as_folder_name(self.config.env)
 
 
 def prepare(options: BenchmarkOptions) -> Benchmark:
@@ -127,7 +130,7 @@ def run(benchmark: Benchmark, say: Say) -> bool:
 def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, str], say: Say) -> None:
     todo = [task for task in benchmark.tasks if store.get(task) is None]
     if kept := len(benchmark.tasks) - len(todo):
-        say(f"{kept} of {len(benchmark.tasks)} measurements are there already")
+        say(f"{kept} of {len(benchmark.tasks)} measurements were made before and are kept")
     own = benchmark.options.own
     layouts = layouts_of(benchmark.variants)
     recording = _record(benchmark, layouts, say) if todo and benchmark.checkpoint is not None else None

@@ -166,9 +166,6 @@ def _compile(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.compile == "cuda_graph" and not plan.device.startswith("cuda"):
         text = f"--compile=cuda_graph needs a CUDA device, but updates run on --device={plan.device}."
         yield Problem(("compile", "device"), text, ("--compile=auto",))
-    if config.compile == "inductor" and not config.is_off_policy:
-        text = f"--compile=inductor is for --algo=sac; updates of --algo={config.algo} run plain or as CUDA graphs."
-        yield Problem(("compile", "algo"), text, ("--compile=auto",))
 
 
 def _saving(config: TrainConfig) -> Iterator[Problem]:

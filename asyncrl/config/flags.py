@@ -123,18 +123,18 @@ def format_help(
     examples: Sequence[str],
 ) -> str:
     """The text of --help: examples, the command's own flags, then every setting by section."""
-    width = min(120, max(60, shutil.get_terminal_size().columns))
+    width = help_width()
     lines = [f"usage: {usage} --name=value ...", "", *textwrap.wrap(description, width), "", *format_examples(examples)]
     lines += ["", "flags of this command:", *format_flags([ExtraFlag("help", "show this text"), *extra_flags])]
     for section, title in SECTION_TITLES.items():
-        lines += ["", f"{title}:"]
-        for setting in settings.values():
-            if setting.section == section:
-                default = (
-                    "required for a new run" if setting.name in REQUIRED else f"default {format_value(setting.default)}"
-                )
-                text = f"{setting.description} [{setting.expected}; {default}]"
-                lines += _format_flag(setting.name, text, width)
+        shown = [setting for setting in settings.values() if setting.section == section]
+        lines += ["", f"{title}:"] if shown else []
+        for setting in shown:
+            default = (
+                "required for a new run" if setting.name in REQUIRED else f"default {format_value(setting.default)}"
+            )
+            text = f"{setting.description} [{setting.expected}; {default}]"
+            lines += _format_flag(setting.name, text, width)
     return "\n".join(lines)
 
 
@@ -145,12 +145,26 @@ def format_examples(examples: Sequence[str]) -> list[str]:
 
 def format_flags(flags: Iterable[ExtraFlag]) -> list[str]:
     """Flags of one command, as lines of --help."""
-    width = min(120, max(60, shutil.get_terminal_size().columns))
+    width = help_width()
     lines: list[str] = []
     for flag in flags:
         text = flag.description + (" (required)" if flag.is_required else "")
         lines += _format_flag(flag.name if flag.is_bool else f"{flag.name}=VALUE", text, width)
     return lines
+
+
+def help_width() -> int:
+    """Columns of --help on this terminal."""
+    return min(120, max(60, shutil.get_terminal_size().columns))
+
+
+def _format_flag(name: str, text: str, width: int) -> list[str]:
+    indent = 30
+    head = f"  --{name}"
+    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
+    if len(head) < indent - 1:
+        return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
+    return [head, *(" " * indent + line for line in lines)]
 
 
 def format_value(value: Any) -> str:
@@ -172,12 +186,3 @@ def _take_values(rest: list[str], several: bool) -> str:
     while rest and (several or not values) and not rest[0].startswith("--"):
         values.append(rest.pop(0))
     return ", ".join(values)
-
-
-def _format_flag(name: str, text: str, width: int) -> list[str]:
-    indent = 30
-    head = f"  --{name}"
-    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
-    if len(head) < indent - 1:
-        return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
-    return [head, *(" " * indent + line for line in lines)]

@@ -93,21 +93,27 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     inference = ""
     if plan.inference_mode == "central":
         others = [device for device in plan.inference_devices if device != plan.device]
-        inference = f"; inference workers: {plan.num_inference_workers}"
+        inference = f"; {_count(plan.num_inference_workers, 'inference worker')}"
         inference += f" on {', '.join(plan.inference_devices)}" if others else ""
-    memory = "not known without the environment's spaces" if arena_bytes is None else format_bytes(arena_bytes)
-    if plan.num_local_ranks > 1 and arena_bytes is not None:
-        memory += f" for the {plan.num_local_ranks} ranks of this machine"
+    memory = "unknown (the environment could not be loaded)"
+    if arena_bytes is not None:
+        ranks = f" for the {plan.num_local_ranks} ranks of this machine" if plan.num_local_ranks > 1 else ""
+        memory = f"{format_bytes(arena_bytes)} needed{ranks}"
+    workers = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker}"
+    threads = f"at most {_count(plan.num_threads, 'busy thread')} ({plan.learner_threads} of the learner)"
     lines = {
         **_rank_lines(plan),
         "mode": f"{mode}, {plan.inference_mode} inference, device {plan.device}",
-        "environments": f"{plan.num_workers} workers x {plan.num_envs_per_worker} = {plan.num_envs}{splits}{inference}",
+        "environments": f"{workers} = {plan.num_envs}{splits}{inference}",
         **_sample_lines(plan),
-        "shared memory": f"{memory} of {format_bytes(free_bytes)} free",
-        "processes": f"{plan.num_processes}; {plan.num_threads} busy threads at most on {plan.cores} cores "
-        f"({plan.learner_threads} of the learner)",
+        "shared memory": f"{memory}; {format_bytes(free_bytes)} free",
+        "processes": f"{plan.num_processes}, with {threads} on {_count(plan.cores, 'core')}",
     }
     return "\n".join(f"{title + ':':<15} {text}" for title, text in lines.items())
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def _rank_lines(plan: ResourcePlan) -> dict[str, str]:
@@ -118,7 +124,7 @@ def _rank_lines(plan: ResourcePlan) -> dict[str, str]:
     text = f"{plan.num_ranks} ({plan.num_local_ranks} on this machine) with {environments}, minibatches of {batch}"
     if plan.replay is not None:
         text += f", replays of {plan.num_ranks * plan.replay.size:,} environment steps"
-    return {"ranks": f"{text}; what follows is one rank's"}
+    return {"ranks": f"{text}; the lines below describe one rank"}
 
 
 def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
@@ -131,29 +137,36 @@ def _hogwild_lines(plan: ResourcePlan, hogwild: HogwildPlan) -> dict[str, str]:
     rollout = f"{plan.num_envs_per_worker} x {plan.rollout} = {plan.num_envs_per_worker * plan.rollout} samples"
     combined = hogwild.num_gradients_to_combine if hogwild.mode == "gradients" else 1
     return {
-        "gradient": f"of {rollout}; {combined} for each step",
-        "SGD steps": f"{plan.num_updates:,} in the run",
+        "gradients": f"each from {rollout}; an update combines {combined}",
+        "updates": f"{plan.num_updates:,} in the run",
     }
 
 
 def _trajectory_lines(plan: ResourcePlan) -> dict[str, str]:
     return {
-        "iteration": f"{plan.batch_size} x {plan.num_batches_per_epoch} = {plan.dataset_size} samples, "
-        f"{plan.columns_per_dataset} trajectories of {plan.rollout} steps",
-        "slots": "none, samples stay on the device"
+        "iteration": f"{plan.num_batches_per_epoch} x {plan.batch_size} = {plan.dataset_size} samples, from "
+        f"{plan.columns_per_dataset} trajectories of {_count(plan.rollout, 'step')}",
+        "buffers": "none, samples stay on the device"
         if plan.steps_tensors
-        else f"{plan.num_slots} of {plan.envs_per_split} trajectories; "
-        f"an iteration takes {float(plan.slots_per_dataset):g}",
-        "policy lag": f"at most {plan.steady_lag_bound} versions while workers keep pace, never above {plan.lag_bound}",
-        "SGD steps": f"{plan.updates_per_dataset} for each iteration, {plan.num_updates:,} in the run's "
-        f"{plan.num_datasets:,} iterations",
+        else f"{plan.num_slots}, of {plan.envs_per_split} trajectories each; "
+        f"one iteration uses {float(plan.slots_per_dataset):g}",
+        "policy lag": _lag(plan),
+        "updates": f"{plan.updates_per_dataset} in each iteration, {plan.num_updates:,} in the run "
+        f"({_count(plan.num_datasets, 'iteration')})",
     }
+
+
+def _lag(plan: ResourcePlan) -> str:
+    usual = _count(plan.steady_lag_bound, "update")
+    if plan.async_rl:
+        return f"normally up to {usual}; samples older than {plan.lag_bound} are dropped"
+    return usual if plan.forced_lag else "none: the policy that is trained collected every sample"
 
 
 def _replay_lines(plan: ResourcePlan, replay: ReplayPlan) -> dict[str, str]:
     return {
-        "replay": f"{replay.size:,} environment steps; the first {replay.warmup_env_steps:,} before any update",
-        "SGD steps": f"{replay.updates_per_env_step:g} for each environment step after that, of {plan.batch_size} "
+        "replay": f"{replay.size:,} environment steps; updates begin after {replay.warmup_env_steps:,}",
+        "updates": f"{replay.updates_per_env_step:g} for each environment step, from batches of {plan.batch_size} "
         f"transitions; {plan.num_updates:,} in the run",
     }
 

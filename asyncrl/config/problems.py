@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -33,27 +32,8 @@ class Problem:
         return f"{self.text} {lead}: {', or '.join(self.suggestions)}."
 
 
-_IN_WORDS = {
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "True or False",
-}
-
-
-def refused_value(flag: str, text: object, message: str) -> str:
-    """The sentence about a flag's value that pydantic refuses.
-
-    Args:
-        flag: the flag's name.
-        text: what was given.
-        message: what pydantic says.
-    """
-    found = re.search(r"pattern '\^\((.*)\)\$'", message)
-    if found is not None:
-        expected = found[1].replace("|", " or ").replace("[1-9][0-9]*", "a whole number at least 1")
-    else:
-        expected = message.removeprefix("Input should be ").partition(", ")[0]
-        expected = _IN_WORDS.get(expected, f"a value {expected}" if expected[:4] in ("grea", "less") else expected)
+def refused_value(flag: str, text: object, expected: str) -> str:
+    """The sentence about a value that a flag does not take."""
     return f"--{flag}={text} is not possible: expected {expected}."
 
 

@@ -159,12 +159,11 @@ class TrainConfig(BaseModel):
         "number format of matrix products in training; weights and losses are always float32. auto is bf16 for SAC "
         "where the hardware multiplies it faster, otherwise float32",
     )
-    compile: Literal["auto", "off", "inductor", "cuda_graph"] = _setting(
+    compile: Literal["auto", "off", "cuda_graph"] = _setting(
         "auto",
         "roles",
-        "run each update, and each batch of central inference, as one CUDA graph (cuda_graph), or updates of SAC by "
-        "torch.compile (inductor); auto is cuda_graph on a CUDA device and off on a CPU, where torch.compile made "
-        "updates slower",
+        "run each update, and each batch of central inference, as one CUDA graph (cuda_graph); auto is cuda_graph on a "
+        "CUDA device and off on a CPU",
     )
     learner_threads: AutoPositiveInt = _setting("auto", "roles", "CPU threads of the learner")
     max_policy_lag: PositiveInt = _setting(

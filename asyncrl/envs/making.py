@@ -27,10 +27,10 @@ from asyncrl.envs.spaces import has_action_mask
 from asyncrl.runtime.user_modules import import_user_module
 
 _INSTALL = {
-    "mujoco": 'pip install "asyncrl[mujoco]"',
+    "mujoco": 'pip install "gymnasium[mujoco]"',
     "box2d": 'pip install "gymnasium[box2d]"',
-    "ale": 'pip install "asyncrl[atari]"',
-    "opencv": 'pip install "asyncrl[atari]"',
+    "ale": "pip install ale-py opencv-python-headless",
+    "opencv": "pip install opencv-python-headless",
     "pygame": 'pip install "gymnasium[classic-control]"',
 }
 
@@ -144,7 +144,7 @@ def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, nu
             )
     except gymnasium_error.DependencyNotInstalled as error:
         env.close()
-        raise UsageError('recording videos needs moviepy: pip install "asyncrl[video]"') from error
+        raise UsageError("recording videos needs moviepy: pip install moviepy") from error
 
 
 def make_vector_env(

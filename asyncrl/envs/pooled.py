@@ -70,7 +70,7 @@ class PooledVectorEnv(VectorEnv[Any, Any, Any]):
             import envpool
         except ImportError as error:
             raise UsageError(
-                '--env_backend=envpool needs EnvPool, which is not installed: pip install "asyncrl[envpool]"'
+                "--env_backend=envpool needs EnvPool, which is not installed: pip install envpool"
             ) from error
         known = envpool.list_all_envs()
         if self._env_id not in known:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,17 @@ def probe(
     timeout_s: float = 60.0,
     env_backend: str = "gym",
     atari_preprocessing: bool = True,
+    warn: Callable[[str], None] | None = None,
 ) -> EnvSpec:
-    """Makes and resets the environment once, in a child process, and returns what it is.
+    """Makes, resets and steps the environment, in a child process, and returns what it is.
+
+    Args:
+        env_id: as for `make_env`.
+        env_kwargs: likewise.
+        timeout_s: seconds for all of it.
+        env_backend: as for `make_env`.
+        atari_preprocessing: likewise.
+        warn: takes each finding of Gymnasium's checker, which runs only if this is given.
 
     Raises:
         UsageError: the environment cannot be made, or its spaces are not supported.
@@ -45,23 +54,33 @@ def probe(
             "env_kwargs": dict(env_kwargs or {}),
             "env_backend": env_backend,
             "atari_preprocessing": atari_preprocessing,
+            "is_checked": warn is not None,
         }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        exit_code = _run_child(folder, env_id, timeout_s)
-        try:
-            answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            output = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")[-_OUTPUT_SHOWN:].strip()
-            death = f"{env_id}: the process that made it died ({_describe_exit(exit_code)})"
-            raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}") from None
+        exit_code = _run_child(folder, timeout_s)
+        answer, findings = _read(folder / "answer.json"), _read(folder / "findings.json")
+        output = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")[-_OUTPUT_SHOWN:].strip()
+    if answer is None and exit_code is None:
+        raise EnvironmentFailed(f"{env_id} was not made, reset and stepped within {timeout_s:g} s.")
+    if answer is None:
+        death = f"{env_id}: the process that made it died ({_describe_exit(exit_code)})"
+        raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}")
     if "usage_error" in answer:
         raise UsageError(answer["usage_error"])
     if "traceback" in answer:
-        raise EnvironmentFailed(f"{env_id} raised an exception while it was made and reset:\n{answer['traceback']}")
+        raise EnvironmentFailed(f"{env_id} raised an exception in {answer['raised_in']}:\n{answer['traceback']}")
+    if warn is not None:
+        for finding in [f"it did not end ({_describe_exit(exit_code)})"] if findings is None else findings:
+            warn(f"gymnasium.utils.env_checker.check_env on {env_id}: {finding}")
     return EnvSpec.from_data(answer["spec"])
 
 
-def _run_child(folder: Path, env_id: str, timeout_s: float) -> int:
+def _read(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _run_child(folder: Path, timeout_s: float) -> int | None:
+    """Returns the child's exit code, None if it was killed because time was up."""
     # The child finds modules where this process finds them; "" is the working directory for both.
     search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     lifeline, held_open = os.pipe()
@@ -78,7 +97,7 @@ def _run_child(folder: Path, env_id: str, timeout_s: float) -> int:
         try:
             return child.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise EnvironmentFailed(f"{env_id} was not made and reset within {timeout_s:g} s.") from None
+            return None
         finally:
             # The environment may have started processes of its own; they share the child's session.
             _kill_group(child)
@@ -92,23 +111,33 @@ def _kill_group(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _describe_exit(exit_code: int) -> str:
+def _describe_exit(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "time was up"
     if exit_code >= 0:
         return f"exit code {exit_code}"
     return f"signal {signal.Signals(-exit_code).name}"
 
 
-def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_preprocessing: bool) -> dict[str, Any]:
-    """The child's work: what the parent is told, as JSON values."""
+def _answers(
+    env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_preprocessing: bool, is_checked: bool
+) -> Iterator[tuple[str, Any]]:
+    """The child's work: names of files and what the parent is told in them, as JSON values."""
+    from asyncrl.envs.interface import checker_findings, try_out
     from asyncrl.envs.making import make_env, why_not_vectorized
     from asyncrl.envs.single import SingleEnv
-    from asyncrl.envs.spaces import check_observation, read_spec
+    from asyncrl.envs.spaces import read_spec
+
+    raised_in = "its module or when it was made"
+
+    def enter(method: str) -> None:
+        nonlocal raised_in
+        raised_in = method
 
     try:
         env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
         spec = read_spec(env, env_id)
-        observation, _ = env.reset(seed=0)
-        check_observation(observation, spec)
+        try_out(env, spec, enter)
         if env_backend == "tensor":
             from asyncrl.envs.tensors import check_spaces
 
@@ -122,21 +151,25 @@ def _answer(env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_
             if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
-        answer = {"spec": spec.to_data()}
+        enter("close()")
         env.close()
     except UsageError as error:
-        return {"usage_error": str(error)}
+        yield "answer.json", {"usage_error": str(error)}
     except Exception as error:
-        return {"traceback": environment_traceback(error)}
-    return answer
+        yield "answer.json", {"traceback": environment_traceback(error), "raised_in": raised_in}
+    else:
+        yield "answer.json", {"spec": spec.to_data()}
+        if is_checked:
+            env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
+            yield "findings.json", checker_findings(env)
 
 
 def _main(folder: Path) -> None:
     request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-    answer = _answer(**request)
-    unfinished = folder / "answer.unfinished"
-    unfinished.write_text(json.dumps(answer), encoding="utf-8")
-    unfinished.rename(folder / "answer.json")
+    for name, answer in _answers(**request):
+        unfinished = folder / "unfinished"
+        unfinished.write_text(json.dumps(answer), encoding="utf-8")
+        unfinished.rename(folder / name)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
 
+from asyncrl.envs.interface import five_values
 from asyncrl.envs.observations import one_of_batch
 
 VECTOR_SEEDS = 2**30
@@ -32,7 +33,8 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes a step. After the last of an episode the observation means nothing."""
-        obs, reward, terminated, truncated, _ = self._env.step(self._batch_of(action))
+        result = self._env.step(self._batch_of(action))
+        obs, reward, terminated, truncated, _ = five_values(result, self.spec_id)
         return self._observe(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
     def _observe(self, observations: Any) -> Any:

@@ -168,8 +168,13 @@ def _where(path: Path) -> str:
     return "/".join(map(str, path)) + ": " if path else ""
 
 
-def check_observation(observation: Any, spec: EnvSpec) -> None:
-    """Compares what `reset` returned with what the space promised.
+def check_observation(observation: Any, spec: EnvSpec, source: str) -> None:
+    """Compares an observation with its space.
+
+    Args:
+        observation: what `source`, "reset()" or "step()", returned.
+        spec: what the space promised.
+        source: for the error's text.
 
     Raises:
         UsageError: a part is missing, has another shape, or holds no numbers.
@@ -179,5 +184,5 @@ def check_observation(observation: Any, spec: EnvSpec) -> None:
         ObservationCodec(spec.observation).write(observation, row)
     except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
         raise UsageError(
-            f"{spec.env_id} returned an observation from reset() that is not of its observation_space: {error}."
+            f"{spec.env_id} returned an observation from {source} that is not of its observation_space: {error}."
         ) from error

@@ -160,7 +160,10 @@ class ObservationLayout:
         return tuple(part.kind == "numbers" for part in self.parts if part.kind != "image" for _ in range(part.size))
 
     def __str__(self) -> str:
-        return ", ".join(f"{part.name} {part.kind} {part.shape} {part.dtype}" for part in self.parts)
+        names = (f"{part.name} " if part.path else "" for part in self.parts)
+        return ", ".join(
+            f"{name}{part.kind} {part.shape} {part.dtype}" for name, part in zip(names, self.parts, strict=True)
+        )
 
 
 def vector_observation(size: int, dtype: str = "float32") -> ObservationLayout:
@@ -343,7 +346,7 @@ class EnvSpec:
         row = self.observation
         size = row.row_size * (1 if row.num_pixels else FLOAT_BYTES)
         vectorized = ", vectorized" if self.is_vectorized else ""
-        return f"{self.env_id}{vectorized}: observes {row} ({size} bytes a row); takes {self.action}"
+        return f"{self.env_id}{vectorized}; observations: {row} ({size} bytes each); actions: {self.action}"
 
     def to_data(self) -> dict[str, Any]:
         """The same as JSON values; infinite bounds become Python's `Infinity`."""

@@ -50,9 +50,6 @@ class FlatAdam:
             learning_rate: its size.
             found_inf: float32 scalar on the parameters' device; where it is 1 the step is left out, and not counted.
         """
-        if torch.compiler.is_compiling():
-            self._step_by_elements(learning_rate, found_inf)
-            return
         adam(
             self.parameters,
             self._gradients,
@@ -70,16 +67,3 @@ class FlatAdam:
             eps=self._config.adam_eps,
             maximize=False,
         )
-
-    def _step_by_elements(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
-        """The same step in operations that `torch.compile` makes one kernel of; the fused kernel is closed to it."""
-        beta1, beta2 = self._config.adam_beta1, self._config.adam_beta2
-        is_left_out = found_inf > 0.0
-        tensors = (self.parameters, self._gradients, self.exp_avgs, self.exp_avg_sqs, self.steps)
-        for parameter, gradient, mean, square, steps in zip(*tensors, strict=True):
-            steps.add_(1.0 - found_inf)
-            mean.copy_(torch.where(is_left_out, mean, torch.lerp(mean, gradient, 1.0 - beta1)))
-            square.copy_(torch.where(is_left_out, square, beta2 * square + (1.0 - beta2) * gradient * gradient))
-            deviation = (square / (1.0 - beta2**steps)).sqrt_().add_(self._config.adam_eps)
-            change = learning_rate / (1.0 - beta1**steps) * mean / deviation
-            parameter.copy_(torch.where(is_left_out, parameter, parameter - change))

@@ -35,6 +35,8 @@ from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 
+_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: 2 ms for 17 squashed actions, by quadrature
+
 MODEL = "model"
 """Name of the trained weights in a `Storage`."""
 
@@ -161,7 +163,10 @@ class OnPolicyLearner:
             were_taken += self._look_at(steps[num_before:], samples)
             after_epoch()
         steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
-        return self._metrics(steps, learning_rates, raw_values, raw_returns) if steps else None
+        if not steps:
+            return None
+        behaviour = dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()]
+        return self._metrics(steps, learning_rates, raw_values, raw_returns, behaviour)
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another."""
@@ -417,31 +422,52 @@ class OnPolicyLearner:
         return were_taken
 
     def _metrics(
-        self, steps: list[_Step], learning_rates: list[float], raw_values: Tensor, raw_returns: Tensor
+        self,
+        steps: list[_Step],
+        learning_rates: list[float],
+        raw_values: Tensor,
+        raw_returns: Tensor,
+        behaviour: Tensor,
     ) -> TrainMetrics:
-        """Bring every figure to the host in one transfer; those that are not of all ranks anyway are their means."""
+        """Bring every figure to the host in one transfer; those that are not of all ranks anyway are their means.
+
+        `behaviour` are the parameters of the distributions that the actions were drawn from, `[N, P]`.
+        """
         means = torch.stack([torch.stack(column) for column in list(zip(*steps, strict=True))[:6]]).mean(1)
         log_ratio = torch.cat([step.log_ratio for step in steps])
-        own = means.new_zeros(4)
+        own = means.new_zeros(6)
         if log_ratio.numel() > 0:
             ratio = log_ratio.exp()
             clipped = ((ratio < self._loss.clip.low) | (ratio > self._loss.clip.high)).float().mean()
             first_deviation = steps[0].log_ratio.expm1().abs().amax(0)
             variance = explained_variance(raw_values, raw_returns)
-            own = torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation))
+            entropy, std = self._spread_of(behaviour)
+            own = torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation, entropy, std))
         self.ranks.average([own], log_ratio.numel())
-        figures = torch.cat((means, own))
-        loss, policy, value, entropy, kl, grad_norm, approx_kl, clip_fraction, explained, deviation = figures.tolist()
+        figures: list[float] = torch.cat((means, own)).tolist()
+        loss, policy, value, entropy_loss, kl, grad_norm, *rest = figures
+        approx_kl, clip_fraction, explained, ratio_deviation, mean_entropy, mean_std = rest
         return TrainMetrics(
             loss=loss,
             policy_gradient_loss=policy,
             value_loss=value,
-            entropy_loss=entropy,
+            entropy_loss=entropy_loss,
             kl_loss=kl,
             approx_kl=approx_kl,
             clip_fraction=clip_fraction,
             explained_variance=explained,
             learning_rate=sum(learning_rates) / len(learning_rates),
             grad_norm=grad_norm,
-            max_ratio_deviation_first_batch=deviation,
+            max_ratio_deviation_first_batch=ratio_deviation,
+            entropy=mean_entropy,
+            std=mean_std if self.model.distribution.num_deviations > 0 else None,
         )
+
+    @torch.no_grad()
+    def _spread_of(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean entropy and mean standard deviation of distributions, of evenly spaced ones where there are many."""
+        distribution = self.model.distribution
+        parameters = parameters[:: -(-len(parameters) // _MOST_DISTRIBUTIONS)]
+        entropy = distribution.entropy(parameters).mean()
+        positions = distribution.deviation_positions
+        return entropy, parameters[:, positions].exp().mean() if positions else torch.zeros_like(entropy)

@@ -1,6 +1,6 @@
-"""How an update is run: operation by operation, compiled, or as a CUDA graph. All of them compute the same.
+"""How an update is run: operation by operation, or as a CUDA graph. Both compute the same.
 
-A fast way that fails gives way to the plain one for the rest of the run, and the user is told.
+A graph that fails gives way to plain updates for the rest of the run, and the user is told.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ call, such as buffers, it makes in the first.
 
 
 class UpdateRunner:
-    """Runs updates in the way that `compile` names: auto is a CUDA graph on such a device, and plain elsewhere.
-
-    On a CPU `torch.compile` made SAC's update slower: its passes leave little to fuse.
-    """
+    """Runs updates in the way that `compile` names: auto is a CUDA graph on a CUDA device, and plain elsewhere."""
 
     def __init__(self, update: Update, compile: Compile, device: torch.device) -> None:
-        """Compiles nothing yet.
+        """Captures nothing yet.
 
         Args:
             update: what to run.
@@ -43,7 +40,7 @@ class UpdateRunner:
         self._plain = update
         self._device = device
         self._way = compile if compile != "auto" else ("cuda_graph" if device.type == "cuda" else "off")
-        self._fast: Update | None = None
+        self._graphs: _Graphed | None = None
         self._notice: str | None = None
 
     @property
@@ -56,35 +53,20 @@ class UpdateRunner:
         if self._way == "off":
             return self._plain(inputs, trains_actor)
         try:
-            if self._fast is None:
-                self._fast = _Compiled(self._plain) if self._way == "inductor" else _Graphed(self._plain, self._device)
-            return self._fast(inputs, trains_actor)
+            if self._graphs is None:
+                self._graphs = _Graphed(self._plain, self._device)
+            return self._graphs(inputs, trains_actor)
         except Exception as error:
-            # Tracing, compiling and capturing come before anything is computed, so the update is still to be made.
+            # Capturing comes before anything is computed, so the update is still to be made.
             self._notice = f"updates run without --compile={self._way}, which failed: {short_reason(error)}"
             log.warning("--compile=%s failed", self._way, exc_info=True)
-            self._way, self._fast = "off", None
+            self._way, self._graphs = "off", None
             return self._plain(inputs, trains_actor)
 
     def take_notice(self) -> str | None:
         """What the user should know of, once."""
         notice, self._notice = self._notice, None
         return notice
-
-
-class _Compiled:
-    """By `torch.compile`, after a first plain update of each kind, which makes the buffers."""
-
-    def __init__(self, update: Update) -> None:
-        self._plain = update
-        self._compiled: Update = torch.compile(update, fullgraph=True, dynamic=False)
-        self._seen: set[bool] = set()
-
-    def __call__(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        if trains_actor not in self._seen:
-            self._seen.add(trains_actor)
-            return self._plain(inputs, trains_actor)
-        return self._compiled(inputs, trains_actor)
 
 
 class _Graphed:

@@ -7,7 +7,7 @@ from typing import Generic, Literal, TypeVar
 
 import torch
 
-Compile = Literal["auto", "off", "inductor", "cuda_graph"]
+Compile = Literal["auto", "off", "cuda_graph"]
 """How updates, and batches of inference, are run; as in the settings."""
 
 LONGEST_REASON = 300

@@ -20,6 +20,7 @@ from asyncrl.monitoring.reports import (
     RolloutReport,
     SacMetrics,
     TrainMetrics,
+    mean_metrics,
 )
 
 EPISODE_WINDOW = 100
@@ -235,8 +236,9 @@ class Interval:
         if self._num_forward_passes > 0:
             named["perf/inference_batch_size"] = self._num_observations / self._num_forward_passes
         if self._train:
-            for item in dataclasses.fields(self._train[-1]):
-                named[f"train/{item.name}"] = _mean([getattr(metrics, item.name) for metrics in self._train])
+            means = mean_metrics(self._train)
+            assert means is not None
+            named.update({f"train/{name}": value for name, value in dataclasses.asdict(means).items()})
             named["train/learning_rate"] = self._train[-1].learning_rate
         if self._replay is not None:
             named["replay/size"] = self._replay.size

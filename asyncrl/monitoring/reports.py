@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from asyncrl.monitoring.phases import Phase
 
@@ -37,7 +38,11 @@ class InferenceReport:
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """Means over the optimizer steps of one dataset, in Stable-Baselines3's terms; losses as they enter the total."""
+    """Means over the optimizer steps of one dataset, in Stable-Baselines3's terms.
+
+    Losses are what they add to `loss`, each with its coefficient; so `entropy_loss` is 0 without an entropy bonus.
+    `entropy` and `std` have no coefficient. They are those of the policy that acted.
+    """
 
     loss: float
     policy_gradient_loss: float
@@ -51,6 +56,10 @@ class TrainMetrics:
     grad_norm: float
     max_ratio_deviation_first_batch: float
     """Largest |ratio - 1| in the first minibatch: 0 but for rounding if the dataset is of the current policy."""
+    entropy: float
+    """Mean entropy of the action distributions, in nats; of squashed actions as a density in [-1, 1]."""
+    std: float | None = None
+    """Mean standard deviation of continuous actions, before squashing; None for discrete ones."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +86,8 @@ def mean_metrics(metrics: Sequence[TrainMetrics | SacMetrics]) -> TrainMetrics |
     if not metrics:
         return None
     columns = zip(*(dataclasses.astuple(each) for each in metrics), strict=True)
-    return type(metrics[0])(*(sum(column) / len(metrics) for column in columns))
+    means: list[Any] = [None if None in column else sum(column) / len(metrics) for column in columns]
+    return type(metrics[0])(*means)
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ def _draw_trials(runs: list[Run], options: Options, say: Say) -> dict[str, Any]:
     trials = [trial.make_trial(run, options.window) for run in runs]
     found = []
     for run, item in zip(runs, trials, strict=True):
-        for note in trial.notes(run, item):
-            say(note)
         path = _path(options, run)
         _write(path, partial(drawing.draw_trial, item), say)
+        for note in trial.notes(run, item):
+            say(note)
         found.append({**item.to_json(), "file": str(path)})
     return {"trials": found}
 
@@ -61,9 +61,9 @@ def _draw_comparison(runs: list[Run], options: Options, say: Say) -> dict[str, A
 def _draw_speedup(runs: list[Run], options: Options, say: Say) -> dict[str, Any]:
     unit = speedup.unit_of(runs)
     result = speedup.measure_speedup(speedup.read_paces(runs), unit)
-    differing = speedup.differing_settings(runs)
+    differing = speedup.unexpected_differences(runs)
     if differing:
-        say(f"The runs differ not only in their {unit}s, but also in {', '.join(differing)}.")
+        say(f"warning: besides the number of {unit}s, the runs differ in {', '.join(differing)}")
     say(result.table())
     path = _path(options, runs[0])
     _write(path, partial(drawing.draw_speedup, result), say)
@@ -77,4 +77,4 @@ def _path(options: Options, run: Run) -> Path:
 def _write(path: Path, draw: Callable[[Path], None], say: Say) -> None:
     existed = path.exists()
     draw(path)
-    say(f"wrote {path}" + (", over the figure that was there" if existed else ""))
+    say(f"wrote {path}" + (" (replaced)" if existed else ""))

@@ -11,14 +11,14 @@ import numpy as np
 
 from asyncrl.config.errors import UsageError
 from asyncrl.plotting.curves import Band, Curve, make_curve, mean_band
-from asyncrl.plotting.runs import EVAL_RETURN, TRAIN_RETURN, Run
+from asyncrl.plotting.runs import EVAL_RETURN, TRAIN_RETURN, Run, differing_settings
 
 XAxis = Literal["per_worker_steps", "per_rank_steps", "total_steps", "wall_time"]
 Metric = Literal["train", "eval"]
 
 _METRICS: dict[Metric, str] = {"train": TRAIN_RETURN, "eval": EVAL_RETURN}
-# The ends of lr1e-3 and of a name that was made of date and time are no seeds.
-_SEED = re.compile(r"(?:[_-]seed|(?<!\de)(?<!_\d{8})-)\d+$")
+# Date and time of a name that the program chose, or a number. The 3 of lr1e-3 is neither.
+_SUFFIX = re.compile(r"_\d{8}-\d{6}$|(?:[_-]seed[_-]?|_|(?<!\de)-)\d+$")
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,21 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The figure: returns by `metric` of every group, over `x` in environment steps or seconds."""
+    """The figure: returns by `metric` of every group of runs in `env`, over `x` in environment steps or seconds."""
 
+    env: str
     x: XAxis
     metric: Metric
     groups: tuple[Group, ...]
 
     def to_json(self) -> dict[str, Any]:
         """The numbers of all lines."""
-        return {"x": self.x, "metric": self.metric, "groups": [group.to_json() for group in self.groups]}
+        return {
+            "env": self.env,
+            "x": self.x,
+            "metric": self.metric,
+            "groups": [group.to_json() for group in self.groups],
+        }
 
 
 def compare(runs: Sequence[Run], x: XAxis, metric: Metric, pattern: re.Pattern[str] | None) -> Comparison:
@@ -68,42 +74,53 @@ def compare(runs: Sequence[Run], x: XAxis, metric: Metric, pattern: re.Pattern[s
         runs: what they recorded.
         x: the axis, see `curve_over`.
         metric: returns of training or of evaluations.
-        pattern: what groups runs, see `group_names`.
+        pattern: what groups runs, see `group_runs`.
 
     Raises:
         UsageError: a run lacks what the axis or the metric needs, or a group's curves have no range in common.
     """
-    by_name = {run.name: run for run in runs}
     groups = []
-    for name, members in group_names(by_name, pattern).items():
-        curves = tuple(curve_over(by_name[member], x, metric) for member in members)
+    for name, of_group in group_runs(runs, pattern).items():
+        members = [run.name for run in of_group]
+        curves = tuple(curve_over(run, x, metric) for run in of_group)
         band = mean_band(curves, ddof=1)
         if len(band.positions) == 0:
             raise UsageError(
-                f"the curves of {', '.join(members)} have no range in common, so that group {name} has no mean: "
+                f"group {name} has no mean, because the curves of {', '.join(members)} have no range in common; "
                 "choose other runs or another --group"
             )
         groups.append(Group(name, tuple(members), curves, band))
-    return Comparison(x, metric, tuple(groups))
+    envs = dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
+    return Comparison(", ".join(envs), x, metric, tuple(groups))
 
 
-def group_names(names: Iterable[str], pattern: re.Pattern[str] | None) -> dict[str, list[str]]:
-    """Puts names into groups, in the order in which they come.
+def group_runs(runs: Iterable[Run], pattern: re.Pattern[str] | None) -> dict[str, list[Run]]:
+    """Puts runs that are averaged into groups, in the order in which they come.
 
     Args:
-        names: of runs, each once.
-        pattern: names in which it finds the same text (that of its first parenthesis, if it has one) are one group, and
-            a name in which it finds nothing stands alone. None for names that differ only in a trailing `_seed3`,
-            `-seed3` or `-3`.
+        runs: each with a name that no other has.
+        pattern: runs whose names have the same first capture group (without one, the same match) are a group; a run in
+            whose name it finds nothing is alone. None: a group is runs with the same settings, but for seed, length and
+            place, and with names that differ only in a number or in date and time at the end.
 
     Returns:
-        Names by group; a name that is alone without a pattern names its group in full.
+        Runs by the name of their group. Without a pattern that is what their names have in common, with the settings in
+        which it differs from others of that name; a run that is alone in that keeps its full name.
     """
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(_SEED.sub("", name) if pattern is None else _found(pattern, name), []).append(name)
-    if pattern is None:
-        return {members[0] if len(members) == 1 else stem: members for stem, members in groups.items()}
+    groups: dict[str, list[Run]] = {}
+    if pattern is not None:
+        for run in runs:
+            groups.setdefault(_found(pattern, run.name), []).append(run)
+        return groups
+    by_stem: dict[str, list[Run]] = {}
+    for run in runs:
+        by_stem.setdefault(_SUFFIX.sub("", run.name), []).append(run)
+    for stem, of_stem in by_stem.items():
+        differing = differing_settings(of_stem)
+        for run in of_stem:
+            values = ", ".join(f"{name}={run.config.get(name)}" for name in differing)
+            name = run.name if len(of_stem) == 1 else stem
+            groups.setdefault(f"{name} ({values})" if values else name, []).append(run)
     return groups
 
 
@@ -123,8 +140,8 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
     curve = run.curve(_METRICS[metric])
     if len(curve) == 0:
         missing = "return of training episodes" if metric == "train" else "evaluation"
-        instead = "let it train on" if metric == "train" else "choose --metric=train"
-        raise UsageError(f"{run.name} has recorded no {missing}: {instead}")
+        instead = "wait until an episode has ended" if metric == "train" else "choose --metric=train"
+        raise UsageError(f"{run.name} has recorded no {missing}; {instead}")
     if x == "total_steps":
         return curve
     if x == "per_rank_steps":
@@ -132,20 +149,20 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
     if x == "per_worker_steps":
         if run.num_workers is None:
             raise UsageError(
-                f"the number of workers of {run.name} cannot be known, for its config.yaml does not say a number and "
-                "metrics.jsonl has no curves of workers: choose --x=total_steps"
+                f"the number of workers of {run.name} is unknown: config.yaml has no number and metrics.jsonl no "
+                "curves of workers; choose --x=total_steps"
             )
         return Curve(curve.positions / run.num_workers, curve.values)
     elapsed = run.elapsed()
     if len(elapsed) == 0:
-        raise UsageError(f"{run.name} has recorded no time/time_elapsed: choose --x=total_steps")
+        raise UsageError(f"{run.name} has recorded no time/time_elapsed; choose --x=total_steps")
     seconds = np.interp(curve.positions, elapsed.positions, elapsed.values)
     # Before the first and after the last record times are equal: the last of such points stays.
     return make_curve(zip(seconds.tolist(), curve.values.tolist(), strict=True))
 
 
 def summary_lines(comparison: Comparison) -> list[str]:
-    """One sentence for each group: which runs it is of, how far, and where it ended."""
+    """One line for each group: its number of runs, and its return at the end."""
     unit = "s" if comparison.x == "wall_time" else "steps"
     lines = []
     for group in comparison.groups:
@@ -153,7 +170,7 @@ def summary_lines(comparison: Comparison) -> list[str]:
         last = f"{band.mean[-1]:,.1f}" + ("" if band.std is None else f" +- {band.std[-1]:,.1f}")
         count = f"{len(group.runs)} run" + ("s" if len(group.runs) > 1 else "")
         longest = max(curve.positions[-1] for curve in group.curves)
-        end = ", where its shortest run ends" if longest > 1.05 * band.positions[-1] else ""
+        end = " (end of its shortest run)" if longest > 1.05 * band.positions[-1] else ""
         lines.append(f"{group.name} ({count}): return {last} at {band.positions[-1]:,.0f} {unit}{end}")
     return lines
 

@@ -1,4 +1,4 @@
-"""PNG figures, through matplotlib's object interface: no window system, no state left behind."""
+"""PNG, PDF and SVG figures, through matplotlib's object interface: no window system, no state left behind."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ _X_LABELS: dict[XAxis, str] = {
     "per_worker_steps": "environment steps of each worker",
     "per_rank_steps": "environment steps of each rank",
     "total_steps": "environment steps of all workers",
-    "wall_time": "time since the command",
+    "wall_time": "time since the start",
 }
 _Y_LABELS: dict[Metric, str] = {
     "train": "return of training episodes (reward)",
     "eval": "return of evaluation episodes (reward)",
 }
 _DPI = 120
+FORMATS = (".png", ".pdf", ".svg")
+"""Ends of file names that say the format."""
 
 
 def check_can_draw() -> None:
-    """Raises UsageError, with what to install, if matplotlib is not there."""
+    """Raises UsageError, with what to install, if matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError('figures need matplotlib, which is not installed: pip install "asyncrl[plot]"')
+        raise UsageError("figures need matplotlib, which is not installed: pip install matplotlib")
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
@@ -46,13 +48,14 @@ def draw_trial(trial: Trial, path: Path) -> None:
     if count:
         label = f"mean of {count} {trial.unit}{'s' if count > 1 else ''}"
     else:
-        label = "mean over all workers (no curves of single workers, so no band)"
+        label = "mean over the last 100 episodes of all workers"
     _draw_band(upper, trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
     upper.set_title(trial.run)
     steps, average = trial.returns.positions, trial.average
     lower.plot(steps, trial.returns.mean, color=_COLORS[0], lw=0.8, alpha=0.35, label=label if count else "mean")
-    label = f"moving average of {trial.window:,} records"
-    lower.plot(steps, average, color=_COLORS[1], lw=1.8, label=label, **_marker(len(steps), most=1))
+    full = trial.window - 1  # before it, the mean is over fewer records than the label says
+    label = f"moving average of {trial.window:,} records" if trial.window > 1 else "each record (too few to average)"
+    lower.plot(steps[full:], average[full:], color=_COLORS[1], lw=1.8, label=label, **_marker(len(steps), most=1))
     lower.set_xlabel(_X_LABELS["total_steps"])
     for axes in (upper, lower):
         _count_in_thousands(axes)
@@ -80,6 +83,8 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
         axes.set_xlabel(_X_LABELS[comparison.x])
         _count_in_thousands(axes)
     axes.set_ylabel(_Y_LABELS[comparison.metric])
+    count = sum(len(group.runs) for group in comparison.groups)
+    axes.set_title(f"{comparison.env or 'comparison'}: {count} run{'s' if count > 1 else ''}")
     _finish(axes)
     _save(figure, path)
 
@@ -175,6 +180,6 @@ def _finish(axes: Axes) -> None:
 def _save(figure: Figure, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=_DPI, format="png")
+        figure.savefig(path, dpi=_DPI, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --out") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +12,20 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, nearest, split_flags
+from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, help_width, nearest, split_flags
 from asyncrl.config.problems import refused_value
 from asyncrl.plotting.comparison import Metric, XAxis
+from asyncrl.plotting.drawing import FORMATS
 
 CommandName = Literal["trial", "compare", "speedup"]
+
+_EXPECTED = {
+    "window": "a whole number greater than 0",
+    "x": " or ".join((", ".join(get_args(XAxis)[:-1]), get_args(XAxis)[-1])),
+    "metric": "train or eval",
+    "group": "a regular expression",
+    "out": "a path",
+}
 
 
 @dataclass(frozen=True)
@@ -23,52 +33,58 @@ class _Command:
     """A command, for --help and for reading its flags."""
 
     description: str
-    flags: tuple[ExtraFlag, ...]
     example: str
+    flags: tuple[ExtraFlag, ...]
 
 
-_OUT = ExtraFlag("out", "PNG file to write [default plots/COMMAND.png in the first run's folder]", is_bool=False)
+def _out(default: str) -> ExtraFlag:
+    return ExtraFlag("out", f"file to write, ending in .png, .pdf or .svg [default {default}]", is_bool=False)
+
+
 _JSON = ExtraFlag("json", "print the figure's numbers as one JSON object on the last line")
+_IN_FIRST = "plots/{}.png in the first run's folder"
 _COMMANDS: dict[str, _Command] = {
     "trial": _Command(
-        "for each run: mean return over its workers or ranks with a band of one standard deviation, and its moving "
-        "average",
+        "Draw each run in its own figure: the mean return over its workers or ranks, a band of one standard "
+        "deviation, and a moving average of the mean.",
+        "trial train_dir/my_run",
         (
-            ExtraFlag("window", "records in the moving average [default 100]", is_bool=False),
             ExtraFlag(
-                "out", "PNG file to write, of one run [default plots/trial.png in each run's folder]", is_bool=False
+                "window", "records in the moving average [default a tenth of the records, at most 100]", is_bool=False
             ),
+            _out("plots/trial.png in each run's folder"),
             _JSON,
         ),
-        "trial train_dir/my_run",
     ),
     "compare": _Command(
-        "returns of several runs over one axis; the seeds of a run are one group, with its mean and standard deviation",
+        "Draw the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
+        "and a band of one standard deviation.",
+        "compare train_dir/a_seed* train_dir/b_seed* --x=total_steps",
         (
             ExtraFlag(
                 "x",
-                "per_worker_steps or per_rank_steps (total steps divided by workers or by ranks), total_steps or "
-                "wall_time (since the command)",
+                "horizontal axis: total_steps, per_worker_steps or per_rank_steps (total steps divided "
+                "by the number of workers or ranks), or wall_time, since the start",
                 is_bool=False,
                 is_required=True,
             ),
             ExtraFlag("metric", "train or eval: returns of training or of evaluations [default train]", is_bool=False),
             ExtraFlag(
                 "group",
-                "regular expression; runs with the same first capture group, or the same match where it has none, are "
-                "averaged [default: runs whose names differ only in a trailing _seedN, -seedN or -N]",
+                "regular expression; runs with the same first capture group, or the same match if it has none, are "
+                "averaged [default: runs with the same settings, except seed and length, whose names differ only in a "
+                "number or date at the end]",
                 is_bool=False,
             ),
-            _OUT,
+            _out(_IN_FIRST.format("compare")),
             _JSON,
         ),
-        "compare train_dir/a_seed1 train_dir/a_seed2 train_dir/b_seed1 --x=wall_time",
     ),
     "speedup": _Command(
-        "time to the same number of environment steps, start-up excluded, over the number of ranks where it differs, "
-        "else of rollout workers, against the ideal line; runs of one experiment",
-        (_OUT, _JSON),
+        "Draw how much faster more ranks or more rollout workers are: the time to the same number of environment "
+        "steps, start-up excluded, against the ideal line. Takes runs of one experiment.",
         "speedup train_dir/workers1 train_dir/workers2 train_dir/workers4",
+        (_out(_IN_FIRST.format("speedup")), _JSON),
     ),
 }
 
@@ -79,9 +95,9 @@ class Options(BaseModel):
     Attributes:
         command: what to draw.
         runs: folders of runs.
-        out: PNG file; None for the default place.
+        out: file to write; None for the default place.
         json_: whether to print the numbers.
-        window: records in the moving average.
+        window: records in the moving average; None for as many as fit the run.
         x, metric, group: axis, returns and regular expression of groups of `compare`.
     """
 
@@ -91,7 +107,7 @@ class Options(BaseModel):
     runs: tuple[Path, ...]
     out: Path | None = None
     json_: bool = False
-    window: PositiveInt = 100
+    window: PositiveInt | None = None
     x: XAxis = "total_steps"
     metric: Metric = "train"
     group: re.Pattern[str] | None = None
@@ -105,7 +121,9 @@ def read_options(argv: Sequence[str]) -> Options:
     """
     names = ", ".join(_COMMANDS)
     if not argv:
-        raise UsageError(f"No command was given: the first argument is one of {names}; see --help.")
+        raise UsageError(
+            f"No command was given: the first argument is one of {names}; --help shows an example of each."
+        )
     name, command = argv[0], _COMMANDS.get(argv[0])
     if command is None:
         near = nearest(name, _COMMANDS)
@@ -121,7 +139,7 @@ def read_options(argv: Sequence[str]) -> Options:
     except ValidationError as error:
         for item in error.errors():
             flag = str(item["loc"][0]).rstrip("_")
-            problems.append(refused_value(flag, item["input"], item["msg"]))
+            problems.append(refused_value(flag, item["input"], _EXPECTED.get(flag, "True or False")))
     if not runs:
         problems.append(f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir.")
     if name == "compare" and "x" not in texts:
@@ -136,16 +154,22 @@ def read_options(argv: Sequence[str]) -> Options:
 
 def help_text() -> str:
     """The text of --help."""
-    usage = "usage: python -m asyncrl.plot COMMAND RUN... [--name=value ...]"
+    width = help_width()
     lines = [
-        usage,
+        "usage: python -m asyncrl.plot COMMAND RUN... --name=value ...",
         "",
-        "Draw PNG figures. RUN is a run's folder or its name in train_dir; it may still be training.",
+        *textwrap.wrap(
+            "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training.",
+            width,
+        ),
         "",
         *format_examples([f"python -m asyncrl.plot {command.example}" for command in _COMMANDS.values()]),
     ]
     for name, command in _COMMANDS.items():
-        lines += ["", f"{name}: {command.description}"]
+        lines += ["", f"{name}:"]
+        lines += textwrap.wrap(
+            command.description, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        )
         lines += format_flags(command.flags)
     return "\n".join(lines)
 
@@ -166,11 +190,11 @@ def _separate(tokens: Sequence[str], flags: Sequence[ExtraFlag]) -> tuple[list[s
 def _problems_of_output(options: Options) -> list[str]:
     if options.out is None:
         return []
-    if options.out.suffix.lower() != ".png":
-        return [f"--out={options.out}: figures are PNG files, so its name must end in .png"]
+    if options.out.suffix.lower() not in FORMATS:
+        return [f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."]
     if options.command == "trial" and len(options.runs) > 1:
         return [
-            f"--out={options.out} is one file, but there are {len(options.runs)} runs with a figure each: "
-            "leave it out, and each lies in plots/ of its run's folder"
+            f"--out={options.out} is one file, but each of the {len(options.runs)} runs has a figure; without --out, "
+            "each is written to plots/ in its run's folder."
         ]
     return []

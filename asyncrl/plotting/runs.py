@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,11 @@ from asyncrl.runtime.run_folder import RunFolder
 TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
 _STEPS, _ELAPSED = "env_steps", "time/time_elapsed"
 _OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
+
+# What may differ between runs of one experiment.
+_MAY_DIFFER = frozenset(
+    {"seed", "experiment", "train_dir", "train_for_env_steps", "train_for_seconds", "restart_behavior", "quiet"}
+)
 
 Record = Mapping[str, Any]
 Unit = Literal["worker", "rank"]
@@ -88,6 +93,13 @@ class Run:
     def _workers(self) -> list[int]:
         names = {name for record in self.records for name in record}
         return sorted({int(match[1]) for name in names if (match := _OF_WORKER.fullmatch(name))})
+
+
+def differing_settings(runs: Iterable[Run]) -> list[str]:
+    """Names of settings, other than seed, length and place, in which those runs differ that have a config."""
+    configs = [run.config for run in runs if run.config]
+    names = {name for config in configs for name in config} - _MAY_DIFFER
+    return sorted(name for name in names if len({repr(config.get(name)) for config in configs}) > 1)
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

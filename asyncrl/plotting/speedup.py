@@ -12,18 +12,14 @@ import numpy as np
 
 from asyncrl.config.errors import UsageError
 from asyncrl.plotting.curves import Curve
-from asyncrl.plotting.runs import Run, Unit
+from asyncrl.plotting.runs import Run, Unit, differing_settings
 
-# What may differ between runs of one experiment without a word, beside what they are compared by.
-_MAY_DIFFER = frozenset(
-    {"seed", "experiment", "train_dir", "train_for_env_steps", "train_for_seconds", "restart_behavior"}
-)
 _SAME = ("env", "algo")
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How a run went on.
+    """How fast a run was.
 
     Attributes:
         run: its name.
@@ -138,20 +134,17 @@ def read_paces(runs: Sequence[Run]) -> list[Pace]:
         count = run.count(unit)
         if count is None:
             raise UsageError(
-                f"the number of workers of {run.name} cannot be known, for its config.yaml does not say a number and "
-                "metrics.jsonl has no curves of workers: leave it out"
+                f"the number of workers of {run.name} is unknown: config.yaml has no number and metrics.jsonl no "
+                "curves of workers; leave this run out"
             )
         paces.append(Pace(run.name, count, run.elapsed()))
     return paces
 
 
-def differing_settings(runs: Sequence[Run]) -> list[str]:
-    """Names of settings, other than what they are compared by, seed, length and place, in which the runs differ."""
-    configs = [run.config for run in runs if run.config]
-    names = {name for config in configs for name in config} - _MAY_DIFFER
-    if unit_of(runs) == "worker":
-        names.discard("num_workers")
-    return sorted(name for name in names if len({repr(config.get(name)) for config in configs}) > 1)
+def unexpected_differences(runs: Sequence[Run]) -> list[str]:
+    """Names of settings, other than what runs are compared by, seed, length and place, in which they differ."""
+    compared = {"num_workers"} if unit_of(runs) == "worker" else set()
+    return [name for name in differing_settings(runs) if name not in compared]
 
 
 def speed_of(pace: Pace, until: float) -> float:
@@ -170,12 +163,12 @@ def speed_of(pace: Pace, until: float) -> float:
     steps, seconds = pace.elapsed.positions[trained], pace.elapsed.values[trained]
     if len(steps) == 0 or steps[0] >= until:
         raise UsageError(
-            f"{pace.run} has no time on record before {until:,.0f} environment steps, the smallest total of the runs: "
-            "its speed cannot be measured; use longer runs or a smaller report_every_s"
+            f"the speed of {pace.run} cannot be measured: it has no record before {until:,.0f} environment steps, the "
+            "smallest total of the runs; use longer runs or a smaller report_every_s"
         )
     window_s = float(np.interp(until, steps, seconds)) - float(seconds[0])
     if window_s <= 0:
-        raise UsageError(f"the times on record of {pace.run} do not go forward: its speed cannot be measured")
+        raise UsageError(f"the speed of {pace.run} cannot be measured: the times in its records do not increase")
     return (until - float(steps[0])) / window_s
 
 
@@ -195,12 +188,12 @@ def measure_speedup(paces: Sequence[Pace], unit: Unit = "worker") -> Speedup:
     counts = sorted({pace.count for pace in paces})
     if len(counts) < 2:
         raise UsageError(
-            f"a speed-up needs runs with at least two numbers of workers or ranks, but all have {counts[0]} {unit}s: "
-            "add another run"
+            f"a speed-up needs runs with at least two numbers of workers or ranks, but all have {counts[0]} {unit}s; "
+            "add a run with another number"
         )
     for pace in paces:
         if len(pace.elapsed) == 0:
-            raise UsageError(f"{pace.run} has recorded no time/time_elapsed: leave it out")
+            raise UsageError(f"{pace.run} has recorded no time/time_elapsed; leave this run out")
     common, base = min(float(pace.elapsed.positions[-1]) for pace in paces), counts[0]
     seconds = {pace.run: common / speed_of(pace, common) for pace in paces}
     base_s = statistics.median(seconds[pace.run] for pace in paces if pace.count == base)

@@ -1,4 +1,9 @@
-"""One run: what the returns of its workers or ranks are on average and how far apart, and their moving average."""
+"""One run: mean and deviation of the returns over its workers or ranks, and the moving average of the mean.
+
+Each worker's or rank's return is the mean over its own last 100 episodes, and counts the same in the mean over them. So
+that mean differs from the run's own return, as the progress line shows it: the mean over the last 100 episodes of all
+workers, of which those with short episodes have more. `notes` says both.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.config.errors import UsageError
+from asyncrl.monitoring.metrics import EPISODE_WINDOW
 from asyncrl.plotting.curves import Array, Band, mean_band, moving_average
 from asyncrl.plotting.runs import TRAIN_RETURN, Run, Unit
+
+_MOST_IN_WINDOW = 100
 
 
 @dataclass(frozen=True)
@@ -19,7 +27,7 @@ class Trial:
         unit: whose returns these are: workers' or ranks'.
         members: their numbers; empty if it is the run's own curve of all of them.
         returns: over environment steps of all of them; the deviation is over them.
-        window: records in the moving average.
+        window: records in the moving average; 1 where there is none to speak of.
         average: [G] float64, the moving average of the mean return.
     """
 
@@ -43,35 +51,58 @@ class Trial:
         }
 
 
-def make_trial(run: Run, window: int) -> Trial:
+def make_trial(run: Run, window: int | None) -> Trial:
     """Computes the figure of a run.
 
     Args:
         run: what it recorded.
-        window: records in the moving average, at least 1.
+        window: records in the moving average, at least 1 and fewer than the run has; None for a tenth of those, at most
+            100.
 
     Raises:
-        UsageError: it has no returns, or the curves of its workers or ranks have no steps in common.
+        UsageError: it has no returns, the curves of its workers or ranks have no steps in common, or there are no more
+            records than the window has.
     """
     members = run.returns_by_unit()
     if members:
         returns = mean_band(list(members.values()), ddof=0)
         if len(returns.positions) == 0:
             whose = f"{run.name}'s {run.unit}s"
-            raise UsageError(f"the curves of {whose} have no range of steps in common: let it train on")
+            raise UsageError(
+                f"the curves of {whose} have no range of steps in common; wait until it has trained longer"
+            )
     else:
         curve = run.curve(TRAIN_RETURN)
         if len(curve) == 0:
-            raise UsageError(f"{run.name} has recorded no return yet: let it train until an episode has ended")
+            raise UsageError(f"{run.name} has recorded no return yet; wait until an episode has ended")
         returns = Band(curve.positions, curve.values, None)
+    count = len(returns.positions)
+    if window is None:
+        window = min(_MOST_IN_WINDOW, max(1, count // 10))
+    elif window > count:
+        raise UsageError(
+            f"--window={window} is more than the {count} records of {run.name}: the result would be a mean over all "
+            "records so far; give a smaller one"
+        )
     return Trial(run.name, run.unit, tuple(members), returns, window, moving_average(returns.mean, window))
 
 
 def notes(run: Run, trial: Trial) -> list[str]:
     """Sentences on what the figure does not show."""
     if not trial.members:
-        return [f"{run.name} has no curves of single workers: its mean over all of them is shown, without a band."]
+        return [
+            f"{run.name} has no curves of single workers: the figure shows the mean over all of them, without a band."
+        ]
+    found = []
     count = run.count(trial.unit)
     if count is not None and count != len(trial.members):
-        return [f"{run.name} has the curves of {len(trial.members)} of its {count} {trial.unit}s only."]
-    return []
+        found.append(f"{run.name} has curves of only {len(trial.members)} of its {count} {trial.unit}s.")
+    own = run.curve(TRAIN_RETURN)
+    if len(trial.members) > 1 and len(own) > 0:
+        whose = "all workers" if trial.unit == "worker" else "rank 0"
+        found.append(
+            f"{run.name}: return {trial.returns.mean[-1]:,.1f} as the mean over {trial.unit}s, each over its last "
+            f"{EPISODE_WINDOW} episodes; the progress line shows {own.values[-1]:,.1f}, the mean over the last "
+            f"{EPISODE_WINDOW} episodes of {whose}."
+        )
+    return found

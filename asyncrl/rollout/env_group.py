@@ -15,16 +15,14 @@ from typing import Any, SupportsFloat
 import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
+from asyncrl.envs.interface import without_bookkeeping
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.rollout.failures import EnvironmentCallFailed, EnvironmentTrouble, LostStep, NotFinite, Renewal
 from asyncrl.rollout.group import EnvironmentGroup
 from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
-
-NO_LIMIT = 2**62
 
 FloatArray = npt.NDArray[np.float32]
 ObsArray = npt.NDArray[Any]
@@ -279,17 +277,3 @@ class EnvGroup(EnvironmentGroup):
     def _not_finite(self, env: int, what: str, values: FloatArray) -> NotFinite:
         text = f"gave a {what} that is not finite"
         return NotFinite(self._first_env_idx + env, self._steps_made(env), text, describe_not_finite(values))
-
-
-def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], int]:
-    """Takes off the outermost wrappers whose work `EnvGroup` does itself, for each is a call in every step.
-
-    Returns:
-        The environment inside, and its time limit in steps; a number that is never reached if there is none.
-    """
-    limit = NO_LIMIT
-    while isinstance(env, gymnasium.Wrapper) and type(env) in (TimeLimit, OrderEnforcing):
-        if isinstance(env, TimeLimit):
-            limit = min(limit, env._max_episode_steps)
-        env = env.env
-    return env, limit

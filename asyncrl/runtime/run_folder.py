@@ -307,9 +307,14 @@ def find_saved_config(train_dir: str, experiment: str) -> Path | None:
     return config if (path / MARKER).is_file() and config.is_file() else None
 
 
+def as_folder_name(text: str) -> str:
+    """Returns an environment's id with characters replaced that the name of a folder should not have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-") or "run"
+
+
 def default_experiment(env: str, algo: str, now: Callable[[], float] = time.time) -> str:
     """Returns a name for a run that was given none: environment, algorithm and local time."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", env).strip(".-") or "run"
+    stem = as_folder_name(env)
     return f"{stem}_{algo}_{datetime.fromtimestamp(now()):%Y%m%d-%H%M%S}"
 
 

@@ -2,7 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.benchmarking.options import read_options
+from asyncrl import benchmark
+from asyncrl.benchmarking import session
+from asyncrl.benchmarking.options import INSTEAD, read_options
 from asyncrl.benchmarking.variants import Layout, Variant
 from asyncrl.config.errors import UsageError
 
@@ -28,14 +30,21 @@ def test_flags_of_training_are_passed_on_and_lists_are_not():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--env=CartPole-v1"], "--output"),
-        (["--output=out"], "--env=ID is required"),
-        ([*BASE, "--modes=sync,asynk"], "--modes=sync,asynk"),
-        ([*BASE, "--num_workers=1,0"], "--num_workers=1,0"),
-        ([*BASE, "--num_ranks=1,0"], "--num_ranks=1,0"),
+        (["--output=out"], "--env is required"),
+        (
+            [*BASE, "--modes=sync,asynk"],
+            "--modes=sync,asynk is not possible: expected sync, async, sampling or hogwild, one",
+        ),
+        (
+            [*BASE, "--num_workers=1,0"],
+            "--num_workers=1,0 is not possible: expected whole numbers greater than 0 or auto",
+        ),
+        ([*BASE, "--num_ranks=1,0"], "--num_ranks=1,0 is not possible: expected whole numbers greater than 0"),
         ([*BASE, "--seeds=0"], "--seeds=0"),
         ([*BASE, "--seed=x"], "--seed=x"),
         ([*BASE, "--measure_s=-1"], "--measure_s=-1"),
+        ([*BASE, "--thresholds=x,y"], "--thresholds=x,y is not possible: expected numbers"),
+        ([*BASE, "--inference_modes=gpu"], "expected auto, local or central"),
         ([*BASE, "--thresholds=10"], "--train_for_env_steps"),
         ([*BASE, "--measure_s=0"], "nothing to measure"),
         ([*BASE, "--async_rl=True"], "--modes=sync,async"),
@@ -67,3 +76,32 @@ def test_a_trained_run_brings_its_settings(tmp_path):
     assert options.train_flags == (f"--config={tmp_path}/config.yaml", "--preset=none")
     with pytest.raises(UsageError, match="throughput only"):
         read_options(["--output=out", f"--from_run={tmp_path}", "--train_for_env_steps=100"])
+
+
+def test_without_an_output_each_environment_has_a_folder(monkeypatch, capsys):
+    monkeypatch.setattr(session, "run", lambda benchmark, say: True)
+    assert benchmark.main(["--env=CartPole-v1", "--modes=async", "--seeds=1", "--num_workers=1,2"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("4 measurements of CartPole-v1 in bench/CartPole-v1: async local ")
+    assert session.prepare(read_options(["--env=ALE/Pong-v5", "--modes=async"])).output == Path("bench/ALE-Pong-v5")
+    assert session.prepare(read_options([*BASE, "--modes=async"])).output == Path("out")
+
+
+def test_help_shows_what_is_required_and_no_setting_that_is_refused(capsys):
+    assert benchmark.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m asyncrl.benchmark --env=")
+    assert "--env is required" in " ".join(text.split())
+    assert "default bench/ENV" in " ".join(text.split())
+    flags = [line.split()[0].split("=")[0] for line in text.splitlines() if line.startswith("  --")]
+    assert len(flags) == len(set(flags)), "each flag is there once"
+    assert not {f"--{name}" for name in INSTEAD} & set(flags)
+
+
+def test_a_stopped_benchmark_says_how_to_continue(monkeypatch, capsys):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "run", stop)
+    assert benchmark.main([*BASE, "--modes=async", "--seeds=1"]) == 130
+    assert "the same command continues" in capsys.readouterr().err

@@ -50,7 +50,47 @@ class ProbedEnv(gymnasium.Env):
         if self.trouble == "shape":
             return np.zeros(5), {}
         return np.zeros(self.observation_space.shape), {}
+    def step(self, action):
+        return np.zeros(self.observation_space.shape), 0.0, False, False, {}
 
+class Returns(gymnasium.Env):
+    # Its methods return what `returned` says: Python expressions.
+    observation_space, action_space = Box(-1.0, 1.0, (3,)), Discrete(2)
+    def __init__(self, reset="obs, {}", step="obs, 0.0, False, False, {}", at=1):
+        self.returned = {"reset": reset, "step": step}
+        self.at = at
+        self.steps = 0
+    def answer(self, text):
+        return eval(text, {"obs": np.zeros(3, np.float32), "np": np})
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.answer(self.returned["reset"])
+    def step(self, action):
+        self.steps += 1
+        return self.answer(self.returned["step"] if self.steps == self.at else "obs, 0.0, False, False, {}")
+
+class Unseeded(Returns):
+    def reset(self):
+        return self.answer("obs, {}")
+
+class Careless(Returns):
+    # The checker has something to say of it: `reset` ignores its seed.
+    def reset(self, seed=None, options=None):
+        return self.answer("obs, {}")
+
+class Masked(Returns):
+    observation_space = gymnasium.spaces.Dict(
+        {"action_mask": Box(0, 1, (2,), np.int8), "seen": Box(-1.0, 1.0, (3,))}
+    )
+    def reset(self, seed=None, options=None):
+        return {"action_mask": np.array([0, 1], np.int8), "seen": np.zeros(3, np.float32)}, {}
+    def step(self, action):
+        if action != 1:
+            raise ValueError("forbidden")
+        return self.reset()[0], 0.0, False, False, {}
+
+for kind in (Returns, Unseeded, Careless, Masked):
+    gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=50)
 gymnasium.register("Probed-v0", ProbedEnv, max_episode_steps=77)
 """
 
@@ -95,6 +135,59 @@ def test_a_space_that_is_not_supported_is_named_in_one_sentence(
 def test_an_observation_unlike_its_space_is_refused(probed: str) -> None:
     with pytest.raises(UsageError, match=r"shape \(5,\).*says \(3,\)"):
         probe(probed, {"trouble": "shape"})
+
+
+@pytest.mark.parametrize(
+    ("env_kwargs", "sentence"),
+    [
+        (
+            {"step": "obs, 0.0, False, {}"},
+            r"step\(\) returned 4 values \(ndarray, float, bool, dict\); Gymnasium expects 5 values: observation, "
+            r"reward, terminated, truncated, info\. The older interface has one value, done",
+        ),
+        ({"step": "obs"}, r"step\(\) returned one ndarray; Gymnasium expects 5 values"),
+        ({"step": "obs, None, False, False, {}"}, r"step\(\) returned reward = 'None'; Gymnasium expects a number"),
+        ({"step": "obs, 0.0, False, {}, {}"}, r"step\(\) returned truncated = '{}'; Gymnasium expects True or False"),
+        ({"step": "obs, 0.0, False, False, None"}, r"step\(\) returned info = 'None'; Gymnasium expects a dict"),
+        ({"step": "obs[:2], 0.0, False, False, {}", "at": 3}, r"from step\(\) that is not of its observation_space"),
+        ({"reset": "obs"}, r"reset\(\) returned one ndarray; Gymnasium expects \(observation, info dict\)"),
+    ],
+)
+def test_an_environment_unlike_gymnasiums_interface_is_told_what_that_is(
+    probed: str, env_kwargs: dict[str, str], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=f"^probed_module:Returns-v0.*{sentence}") as caught:
+        probe("probed_module:Returns-v0", env_kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_reset_without_a_seed_is_told_the_signature(probed: str) -> None:
+    with pytest.raises(UsageError, match=r"reset\(\) does not take a seed; Gymnasium calls reset\(seed="):
+        probe("probed_module:Unseeded-v0")
+
+
+def test_what_ends_an_episode_need_not_be_an_observation(probed: str) -> None:
+    assert probe("probed_module:Returns-v0", {"step": "None, 1.0, True, False, {}"}).max_episode_steps == 50
+
+
+def test_the_steps_take_actions_that_the_mask_allows(probed: str) -> None:
+    assert probe("probed_module:Masked-v0").action == DiscreteAction(n=2, start=0)
+
+
+def test_an_exception_in_a_step_says_so(probed: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"raised an exception in step\(\):\n(.*\n)*ZeroDivisionError"):
+        probe("probed_module:Returns-v0", {"step": "1 / 0", "at": 2})
+
+
+def test_findings_of_gymnasiums_checker_are_warnings(probed: str) -> None:
+    said: list[str] = []
+    probe("probed_module:Careless-v0", warn=said.append)
+    assert len(said) == 1
+    assert "check_env on probed_module:Careless-v0: " in said[0] and "super().reset(seed=seed)" in said[0]
+    said.clear()
+    for fine in ("probed_module:Returns-v0", "probed_module:Masked-v0", "Pendulum-v1"):
+        probe(fine, warn=said.append)
+    assert said == []
 
 
 def test_an_exception_reaches_the_user_once_with_the_environments_own_lines(probed: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from unavoidable import needs_cuda
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedTensor, shared_tensor_specs
@@ -97,7 +98,7 @@ def test_statistics_of_observations_are_those_of_all_workers() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@needs_cuda
 def test_workers_on_a_gpu_step_the_parameters_that_lie_on_the_cpu() -> None:
     config = config_of(precision="float32", tau=0.3)
     found = values_of_workers(config, Copies.FOLLOWING, torch.device("cuda"))

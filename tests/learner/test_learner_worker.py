@@ -24,7 +24,7 @@ from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetric
 from asyncrl.runtime import checkpoint
 
 LAG = LagMetrics(0.0, 0.0, 0, 0.0)
-METRICS = TrainMetrics(*[0.0] * 11)
+METRICS = TrainMetrics(*[0.0] * 12)
 DATASET = [Columns(3, 0, 2, is_last=True)]
 
 

@@ -6,8 +6,6 @@ import copy
 import dataclasses
 import itertools
 import math
-import os
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from linear_networks import networks_of_linear_layers
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from transitions import BOX, CHOICE, CPU, draw
+from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
@@ -424,15 +423,8 @@ EVERY_KIND: dict[str, Any] = {
 }
 
 
-@pytest.mark.timeout(400)
-@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler")
-def test_compiled_updates_equal_plain_ones() -> None:
-    plain, compiled = make(BOX, **EVERY_KIND), make(BOX, compile="inductor", **EVERY_KIND)
-    assert_updates_are_the_same(plain, compiled, BOX, 9)
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 @SPECS
 @pytest.mark.parametrize("settings", [{}, {"critic_layer_norm": True, "nonlinearity": "elu"}], ids=["plain", "norm"])
 def test_updates_as_cuda_graphs_equal_plain_ones(spec: EnvSpec, settings: dict[str, Any]) -> None:

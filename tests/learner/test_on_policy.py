@@ -252,6 +252,22 @@ def test_the_entropy_bonus_widens_the_policy() -> None:
         assert metrics.entropy_loss == pytest.approx(-float(before), abs=0.1)
 
 
+@pytest.mark.parametrize("squash", [False, True])
+def test_entropy_and_deviation_are_reported_without_an_entropy_bonus(squash: bool) -> None:
+    for spec in (BOX, CHOICE):
+        learner, actor = make(spec, entropy_loss_coeff=0.0, squash_actions=squash and spec is BOX)
+        version = actor.receive(learner)
+        if actor.model.log_std is not None:
+            actor.model.log_std.data.fill_(math.log(0.3))
+        dataset = actor.collect(version)
+        parameters = dataset.action_parameters[dataset.valid]
+        metrics = learner.train(dataset, 0, nothing)
+        assert metrics is not None
+        assert metrics.entropy_loss == 0.0
+        assert metrics.entropy == pytest.approx(float(actor.model.distribution.entropy(parameters).mean()), rel=1e-5)
+        assert metrics.std == (None if spec is CHOICE else pytest.approx(0.3, rel=1e-5))
+
+
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_a_contextual_bandit_is_solved(algo: str) -> None:
     learner, actor = make(CHOICE, algo=algo, learning_rate=0.02, num_batches_per_epoch=1)
@@ -433,8 +449,11 @@ def test_minibatches_filled_up_for_a_graph_train_as_those_that_are_not(
         dataset = actor.collect(actor.receive(plain), shift=float(number))
         graphed.publication()
         assert dataset.num_valid < dataset.num_rows, "minibatches are smaller than they may be"
-        found, expected = (dataclasses.astuple(each.train(dataset, 0, nothing)) for each in (graphed, plain))
-        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
+        found, expected = (each.train(dataset, 0, nothing) for each in (graphed, plain))
+        assert found is not None and expected is not None
+        for name, value in dataclasses.asdict(expected).items():
+            wanted = None if value is None else pytest.approx(value, rel=1e-3, abs=1e-5)
+            assert getattr(found, name) == wanted, name
         torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
     assert graphed.take_notice() is None
     assert graphed._update_runner.makes_graphs

@@ -1,4 +1,4 @@
-"""Ways to run an update: what they make of it, and what happens where one of them is not possible."""
+"""Ways to run an update: what they make of it, and what happens where a graph is not possible."""
 
 from __future__ import annotations
 
@@ -31,33 +31,33 @@ class CountingUpdate:
         return self.total.clone(), self.total.sum() if trains_actor else None
 
 
-def fail_to_compile(error: Exception) -> Callable[..., Any]:
-    """A `torch.compile` that fails as the real one does: when what it returned is called."""
+def fail_to_capture(error: Exception) -> Callable[..., Any]:
+    """A `GraphedFunction` that fails as the real one does: when it is called."""
 
-    def compile(update: Any, **options: Any) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
+    def make(function: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+        def run() -> Any:
             raise error
 
         return run
 
-    return compile
+    return make
 
 
 @pytest.mark.parametrize(
-    ("way", "error", "reason"),
+    ("error", "reason"),
     [
-        ("inductor", RuntimeError("no C++\n  compiler\n\nSet A=1 for more"), "no C++ compiler"),
-        ("inductor", NotImplementedError(), "NotImplementedError"),
-        ("cuda_graph", None, ""),  # on a CPU
+        (RuntimeError("no memory\n  left\n\nSet A=1 for more"), "no memory left"),
+        (NotImplementedError(), "NotImplementedError"),
+        (None, ""),  # the real one on a CPU
     ],
 )
-def test_a_way_that_fails_gives_way_to_the_plain_one_and_says_so_once(
-    way: Compile, error: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
+def test_a_graph_that_fails_gives_way_to_plain_updates_and_says_so_once(
+    error: Exception | None, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if error is not None:
-        monkeypatch.setattr(torch, "compile", fail_to_compile(error))
+        monkeypatch.setattr(update_runner, "GraphedFunction", fail_to_capture(error))
     update = CountingUpdate()
-    runner = UpdateRunner(update, way, CPU)
+    runner = UpdateRunner(update, "cuda_graph", CPU)
     for number in range(1, 6):
         critic, actor = runner(INPUTS, number % 2 == 0)
         assert critic is not None and critic.tolist() == [number, number]
@@ -65,7 +65,7 @@ def test_a_way_that_fails_gives_way_to_the_plain_one_and_says_so_once(
     assert update.count == 5, "each update is made once"
     notice = runner.take_notice()
     assert notice is not None
-    assert f"--compile={way}" in notice and reason in notice and "\n" not in notice and "Set A" not in notice
+    assert "--compile=cuda_graph" in notice and reason in notice and "\n" not in notice and "Set A" not in notice
     assert runner.take_notice() is None
 
 
@@ -78,9 +78,10 @@ def test_what_the_plain_update_raises_is_no_matter_of_compiling() -> None:
             UpdateRunner(fail, way, CPU)(INPUTS, True)
 
 
-def test_nothing_is_compiled_on_a_cpu_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", fail_to_compile(RuntimeError("was compiled")))
-    for way in ("auto", "off"):
+def test_nothing_is_captured_on_a_cpu_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(update_runner, "GraphedFunction", fail_to_capture(RuntimeError("was captured")))
+    ways: tuple[Compile, ...] = ("auto", "off")
+    for way in ways:
         runner = UpdateRunner(CountingUpdate(), way, CPU)
         runner(INPUTS, True)
         runner(INPUTS, True)

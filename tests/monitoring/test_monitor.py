@@ -108,6 +108,7 @@ def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1
         learning_rate=learning_rate,
         grad_norm=0.0,
         max_ratio_deviation_first_batch=0.0,
+        entropy=0.0,
     )
     lag = lag or LagMetrics(mean=8.0, p95=8.0, max=8, age_ms=100.0)
     return LearnerReport(env_steps, env_steps, num_updates, num_updates, 2.0, 1.5, train, lag, slots_ready, dropped)

@@ -1,10 +1,11 @@
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asyncrl.config.errors import UsageError
-from asyncrl.plotting.comparison import compare, curve_over, group_names
+from asyncrl.plotting.comparison import compare, curve_over, group_runs
 from asyncrl.plotting.curves import common_grid, interpolate, make_curve, mean_band, moving_average
 from asyncrl.plotting.runs import Run, parse_records, unique_names
 from asyncrl.plotting.trial import make_trial, notes
@@ -79,37 +80,87 @@ def test_workers_are_averaged_at_common_steps_though_they_report_at_different_on
     assert trial.returns.std is not None
     assert trial.returns.std.tolist() == [2, 2]
     assert trial.average.tolist() == [4, 5]
-    assert notes(run(tmp_path, records), trial) == ["run has the curves of 2 of its 3 workers only."]
+    assert notes(run(tmp_path, records), trial)[0] == "run has curves of only 2 of its 3 workers."
 
 
 def test_a_run_without_worker_curves_has_its_own_and_says_so(tmp_path):
     one = run(tmp_path, [{"env_steps": 5, "rollout/ep_rew_mean": 3}, {"env_steps": 7, "rollout/ep_rew_mean": 5}])
-    trial = make_trial(one, window=100)
+    trial = make_trial(one, window=2)
     assert (trial.returns.mean.tolist(), trial.returns.std, trial.average.tolist()) == ([3, 5], None, [3, 4])
     assert "no curves of single workers" in notes(one, trial)[0]
 
 
+@pytest.mark.parametrize(("num_records", "window"), [(1, 1), (9, 1), (40, 4), (5000, 100)])
+def test_the_window_is_a_part_of_the_records(tmp_path, num_records, window):
+    one = run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": n} for n in range(num_records)])
+    assert make_trial(one, None).window == window
+
+
+def test_a_window_that_no_record_fills_is_refused(tmp_path):
+    one = run(tmp_path, [{"env_steps": n, "rollout/ep_rew_mean": n} for n in range(3)])
+    assert make_trial(one, 3).average.tolist() == [0, 0.5, 1]
+    with pytest.raises(UsageError, match="--window=4 is more than the 3 records of run"):
+        make_trial(one, 4)
+
+
+def test_the_return_of_the_progress_line_is_told_apart_from_the_mean_over_workers(tmp_path):
+    record = {"env_steps": 5, "worker/0/ep_rew_mean": 1.0, "worker/1/ep_rew_mean": 3.0, "rollout/ep_rew_mean": 2.75}
+    one = run(tmp_path, [record], num_workers=2)
+    (note,) = notes(one, make_trial(one, None))
+    assert "return 2.0 as the mean over workers, each over its last 100 episodes" in note
+    assert "the progress line shows 2.8, the mean over the last 100 episodes of all workers" in note
+
+
+def groups_of(names, pattern=None, **configs):
+    """Groups of runs without settings, or with those that are given by name: [group's name, its runs' names]."""
+    runs = [Run(name, Path(name), configs.get(name.replace("-", "_"), {}), ()) for name in names]
+    return {name: [run.name for run in group] for name, group in group_runs(runs, pattern).items()}
+
+
 def test_names_that_differ_only_in_their_seed_are_one_group():
-    names = ["a_seed0", "b-1", "a_seed12", "b-2", "c-seed3", "d_seed1x", "HalfCheetah-v5", "HalfCheetah-v4"]
-    assert group_names(names, None) == {
+    names = [
+        "a_seed0",
+        "b-1",
+        "a_seed12",
+        "b-2",
+        "c-seed3",
+        "d_seed1x",
+        "HalfCheetah-v5",
+        "HalfCheetah-v4",
+        "A_1",
+        "A_2",
+    ]
+    assert groups_of(names) == {
         "a": ["a_seed0", "a_seed12"],
         "b": ["b-1", "b-2"],
         "c-seed3": ["c-seed3"],
         "d_seed1x": ["d_seed1x"],
         "HalfCheetah-v5": ["HalfCheetah-v5"],
         "HalfCheetah-v4": ["HalfCheetah-v4"],
+        "A": ["A_1", "A_2"],
     }
 
 
-@pytest.mark.parametrize("names", [["lr1e-3", "lr1e-4"], ["Ant_ppo_20260102-101112", "Ant_ppo_20260102-111213"]])
+@pytest.mark.parametrize("names", [["lr1e-3", "lr1e-4"], ["Ant-v4", "Ant-v5"]])
 def test_a_number_that_is_no_seed_is_part_of_the_name(names):
-    assert list(group_names(names, None)) == names
+    assert list(groups_of(names)) == names
+
+
+def test_runs_that_the_program_named_are_one_group_only_with_the_same_settings():
+    names = [f"Ant_ppo_20260102-10111{number}" for number in range(4)]
+    settings = [{"gamma": 0.9, "seed": 0}, {"gamma": 0.9, "seed": 1, "quiet": True}, {"gamma": 0.5}, {"gamma": 0.5}]
+    configs = {name.replace("-", "_"): config for name, config in zip(names, settings, strict=True)}
+    assert groups_of(names, **configs) == {
+        "Ant_ppo (gamma=0.9)": names[:2],
+        "Ant_ppo (gamma=0.5)": names[2:],
+    }
+    assert list(groups_of(names[:2], **configs)) == ["Ant_ppo"]
 
 
 def test_a_pattern_groups_by_what_it_finds():
     names = ["w2_a", "w2_b", "w4_a", "other"]
-    assert group_names(names, re.compile("w[0-9]")) == {"w2": ["w2_a", "w2_b"], "w4": ["w4_a"], "other": ["other"]}
-    assert group_names(names, re.compile("_(.)"))["a"] == ["w2_a", "w4_a"]
+    assert groups_of(names, re.compile("w[0-9]")) == {"w2": ["w2_a", "w2_b"], "w4": ["w4_a"], "other": ["other"]}
+    assert groups_of(names, re.compile("_(.)"))["a"] == ["w2_a", "w4_a"]
 
 
 def test_an_axis_is_total_steps_or_steps_of_each_worker_or_seconds(tmp_path):
@@ -133,7 +184,7 @@ def test_a_total_that_stood_still_is_timed_when_it_was_reached(tmp_path):
 
 def test_steps_of_each_worker_need_the_number_of_workers(tmp_path):
     record = {"env_steps": 100, "rollout/ep_rew_mean": 1.0}
-    with pytest.raises(UsageError, match="number of workers of run cannot be known"):
+    with pytest.raises(UsageError, match="number of workers of run is unknown"):
         curve_over(run(tmp_path, [record], num_workers="auto"), "per_worker_steps", "train")
     counted = run(tmp_path, [{**record, "worker/0/env_steps": 4, "worker/1/ep_rew_mean": 1.0}], num_workers="auto")
     assert counted.num_workers == 2

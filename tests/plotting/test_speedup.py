@@ -5,11 +5,11 @@ from asyncrl.plotting.curves import make_curve
 from asyncrl.plotting.runs import Run
 from asyncrl.plotting.speedup import (
     Pace,
-    differing_settings,
     efficiency,
     measure_speedup,
     read_paces,
     speed_of,
+    unexpected_differences,
     unit_of,
 )
 
@@ -96,9 +96,15 @@ def test_several_runs_of_a_count_have_median_and_range():
             [steady("a", 2, 1, 10), steady("b", 2, 1, 10)],
             "at least two numbers of workers or ranks, but all have 2 workers",
         ),
-        ([steady("a", 1, 1, 10), steady("b", 2, 1, 10_000)], "b has no time on record before 10 environment steps"),
+        (
+            [steady("a", 1, 1, 10), steady("b", 2, 1, 10_000)],
+            "it has no record before 10 environment steps",
+        ),
         ([steady("a", 1, 1, 10), pace("b", 2)], "b has recorded no time/time_elapsed"),
-        ([pace("a", 1, (1, 10), (1, 20)), steady("b", 2, 1, 20)], "of a do not go forward"),
+        (
+            [pace("a", 1, (1, 10), (1, 20)), steady("b", 2, 1, 20)],
+            "of a cannot be measured: the times in its records",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_one_sentence(paces, problem):
@@ -110,7 +116,7 @@ def test_only_runs_of_one_experiment_are_measured(tmp_path):
     runs = [Run(f"r{n}", tmp_path, {"env": env, "num_workers": n}, ()) for n, env in ((1, "A-v1"), (2, "B-v1"))]
     with pytest.raises(UsageError, match="env differs: r1 has A-v1, r2 has B-v1"):
         read_paces(runs)
-    with pytest.raises(UsageError, match="number of workers of r cannot be known"):
+    with pytest.raises(UsageError, match="number of workers of r is unknown"):
         read_paces([Run("r", tmp_path, {"num_workers": "auto"}, ())])
 
 
@@ -127,10 +133,10 @@ def test_runs_are_compared_by_their_ranks_where_these_differ(tmp_path):
     # As many ranks, each with more workers: their workers count, all of them.
     more = Run("more", tmp_path, {**config, "num_workers": 6}, twice, other_ranks=(twice,))
     assert [pace.count for pace in read_paces([two, more])] == [6, 12]
-    assert differing_settings([two, more]) == []
-    assert differing_settings([one, more]) == ["num_workers"]
+    assert unexpected_differences([two, more]) == []
+    assert unexpected_differences([one, more]) == ["num_workers"]
 
 
 def test_settings_that_differ_besides_the_workers_are_named(tmp_path):
     settings = ({"num_workers": 1, "seed": 0, "rollout": 8}, {"num_workers": 2, "seed": 1, "rollout": 16}, {})
-    assert differing_settings([Run("r", tmp_path, config, ()) for config in settings]) == ["rollout"]
+    assert unexpected_differences([Run("r", tmp_path, config, ()) for config in settings]) == ["rollout"]

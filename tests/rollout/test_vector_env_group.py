@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from gymnasium.vector.utils import concatenate, create_empty_array
 from probe_envs import Sentinel
 from small_runs import planned, small_arena
+from unavoidable import needs_envpool
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.errors import UsageError
@@ -71,11 +72,9 @@ class Filled:
             last = self.obs[slot, -1]
 
 
-@pytest.mark.parametrize("backend", ["gym_vector", "envpool"])
+@pytest.mark.parametrize("backend", ["gym_vector", pytest.param("envpool", marks=needs_envpool)])
 @pytest.mark.parametrize("max_episode_steps", [500, 6])
 def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(max_episode_steps: int, backend: str) -> None:
-    if backend == "envpool":
-        pytest.importorskip("envpool")
     run = Filled(num_slots=2, max_episode_steps=max_episode_steps, backend=backend)
     single = gymnasium.make("CartPole-v1").unwrapped
     done_before = np.zeros(NUM_ENVS, bool)

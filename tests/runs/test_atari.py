@@ -8,9 +8,6 @@ from collections.abc import Callable
 import pytest
 from command import Command
 
-pytest.importorskip("ale_py")
-pytest.importorskip("cv2")
-
 SMALL = (
     "--num_workers=2",
     "--num_envs_per_worker=2",

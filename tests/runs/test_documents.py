@@ -1,17 +1,16 @@
-"""What `docs/environments.md` and `docs/custom.md` show is run as it stands, and what they say of spaces is tried."""
+"""The blocks of README.md and docs are pasted into a shell, and what `docs/environments.md` says of spaces is tried."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
-import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
-from command import PROBE, Command
+from document_blocks import ROOT, Block, Clone, blocks_of
 from gymnasium import spaces
 
 import asyncrl
@@ -20,34 +19,30 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.runtime import checkpoint
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-ENVIRONMENTS = (DOCS / "environments.md").read_text()
-CUSTOM = (DOCS / "custom.md").read_text()
-MODULE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```", re.DOTALL | re.MULTILINE)
-COMMAND = re.compile(r"^python -m asyncrl\.train (.*)$", re.MULTILINE)
-SMALL = (*PROBE, "--num_workers=1", "--encoder_conv_mlp_layers=[16]", "--train_for_env_steps=128", "--quiet")
-EXAMPLES = [
-    # document, a flag by which its command is known, a tensor that training it leaves in the checkpoint
-    (ENVIRONMENTS, "--env=corridor:Corridor-v0", "policy_head.weight"),
-    (ENVIRONMENTS, "--env=grid:Grid-v0", "actor.encoders.0.stack.0.weight"),
-    (CUSTOM, "--encoder=waves", "actor.layer.weight"),
-    (CUSTOM, "--core=traces", "actor_core.pace"),
-    (CUSTOM, "--model=wide_critic", "critic.encoders.0.linears.1.weight"),
-    (CUSTOM, "--env=hidden:Hidden-v0", "actor_core.rnn.weight_hh_l0"),
-]
+DOCUMENTS = {path.name: path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+ENVIRONMENTS = DOCUMENTS["environments.md"]
+# What the README has pasted before anything in docs.
+ENVIRONMENT = Block("bash", "python3 -m venv .venv\nsource .venv/bin/activate\n", None, "")
+EXAMPLES = {
+    # by document: a flag by which a command is known, a tensor that training it leaves in the checkpoint
+    "environments.md": {
+        "--env=corridor:Corridor-v0": "policy_head.weight",
+        "--env=grid:Grid-v0": "actor.encoders.0.stack.0.weight",
+    },
+    "custom.md": {
+        "--encoder=waves": "actor.layer.weight",
+        "--core=traces": "actor_core.pace",
+        "--model=wide_critic": "critic.encoders.0.linears.1.weight",
+        "--env=hidden:Hidden-v0": "actor_core.rnn.weight_hh_l0",
+    },
+}
 NUMBER, CHOICE = spaces.Box(-1.0, 1.0, (1,)), spaces.Discrete(2)
 
 
 def write_modules(document: str, folder: Path) -> None:
-    for text, name in MODULE.findall(document):
-        (folder / name).write_text(text)
-
-
-def example(document: str, flag: str) -> list[str]:
-    """The flags of the command that has this one."""
-    found = [shlex.split(flags) for flags in COMMAND.findall(document)]
-    (flags,) = [flags for flags in found if flag in flags]
-    return flags
+    for block in blocks_of(document):
+        if block.module is not None:
+            (folder / block.module).write_text(block.text)
 
 
 def spaces_in(section: str) -> list[spaces.Space[Any]]:
@@ -63,30 +58,75 @@ def sentences() -> dict[str, str]:
     return dict(re.findall(r"^\| (\S.*?) \| `(.*)` \|$", ENVIRONMENTS.split("\n## When it fails\n")[1], re.MULTILINE))
 
 
-@pytest.mark.timeout(120)
+def shown_blocks(name: str) -> list[Block]:
+    """The blocks of a document that can be run here."""
+    lacking = "envpool" if importlib.util.find_spec("envpool") is None else None  # no wheels for every Python
+    blocks = [block for block in blocks_of(DOCUMENTS[name]) if not block.reason]
+    return [block for block in blocks if lacking is None or lacking not in block.text]
+
+
+@pytest.mark.timeout(300)
 @pytest.mark.usefixtures("leaves_nothing")
-@pytest.mark.parametrize(("document", "flag", "parameter"), EXAMPLES, ids=[flag for _, flag, _ in EXAMPLES])
-def test_an_example_trains_and_what_it_has_trained_can_be_used(
-    document: str, flag: str, parameter: str, tmp_path: Path, start: Callable[..., Command]
-) -> None:
-    write_modules(document, tmp_path)
-    training = start("asyncrl.train", *example(document, flag), *SMALL)
-    code, _, stderr = training.finish()
-    assert (code, stderr) == (0, "")
-    saved = training.checkpoint()
-    assert saved is not None
-    model = checkpoint.load(saved).model
-    assert parameter in model
-    if flag == "--model=wide_critic":
-        assert len(model[parameter]) == 256
-    if flag == "--encoder=waves":  # its module is found again by whoever uses the policy
-        code, stdout, stderr = start("asyncrl.evaluate", "--episodes=1").finish()
-        assert code == 0 and "1 episodes" in stdout, stderr
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if any(b.language == "bash" for b in shown_blocks(name))])
+def test_the_blocks_of_a_document_work_when_pasted_in_order(name: str, tmp_path: Path) -> None:
+    # Where user code is imported, each process has to find it; elsewhere one process is quicker.
+    clone = Clone(tmp_path, "" if name in EXAMPLES else "--serial_mode=True")
+    blocks = shown_blocks(name)
+    pasted = clone.paste(blocks if name == "README.md" else [ENVIRONMENT, *blocks])
+    assert pasted.returncode == 0, f"{pasted.stdout}\n{pasted.stderr}"
+    for flag, parameter in EXAMPLES.get(name, {}).items():
+        (run,) = [run for run in clone.runs() if flag in run["flags"]]
+        saved = checkpoint.latest(tmp_path / "train_dir" / run["experiment"] / "checkpoints")
+        assert saved is not None
+        model = checkpoint.load(saved).model
+        assert parameter in model
+        if flag == "--model=wide_critic":
+            assert len(model[parameter]) == 256
+        if flag == "--encoder=waves":  # evaluation finds the module that the run was trained with
+            evaluation = f"python -m asyncrl.evaluate --experiment={run['experiment']}\n"
+            evaluated = clone.paste([ENVIRONMENT, Block("bash", evaluation, None, "")])
+            assert evaluated.returncode == 0 and "1 episodes" in evaluated.stdout, evaluated.stderr
 
 
-def test_every_example_is_run() -> None:
-    shown = COMMAND.findall(ENVIRONMENTS + CUSTOM)
-    assert len(shown) == len(EXAMPLES) == len(MODULE.findall(ENVIRONMENTS + CUSTOM))
+def test_every_example_has_its_module() -> None:
+    for name, examples in EXAMPLES.items():
+        blocks = blocks_of(DOCUMENTS[name])
+        assert sum(block.module is not None for block in blocks) == len(examples)
+        assert sum(block.text.count("asyncrl.train") for block in blocks if block.language == "bash") == len(examples)
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_block_that_is_not_run_says_why(name: str) -> None:
+    text = DOCUMENTS[name]
+    reasons = [block.reason for block in blocks_of(text) if block.reason]
+    assert text.count("<!-- not run") + text.count("<!-- the test command -->") == len(reasons), "each is above a block"
+    needed = ("GPU", "VizDoom", "machines", "of yours", "benchmark, which takes minutes", "the test command")
+    assert [reason for reason in reasons if not any(word in reason for word in needed)] == []
+
+
+def test_nothing_is_installed_from_an_index_under_our_name() -> None:
+    sources = [*(ROOT / "asyncrl").rglob("*.py"), *(ROOT / "scripts").iterdir()]
+    texts = [*DOCUMENTS.values(), *(path.read_text() for path in sources if path.is_file())]
+    assert not any(re.search(r"pip install [\w\s-]*[\"']?asyncrl", text) for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("python -m asyncrl.validate --env=CartPole-v1", "python: command not found"),
+        ("python3 -m venv .venv\npip install matplotlib", "pip: command not found"),
+        (ENVIRONMENT.text + "pip install 'asyncrl[plot]'", "a clone cannot install asyncrl[plot]"),
+        (ENVIRONMENT.text + "pip install -e '.[plots]'", "a clone cannot install .[plots]"),
+        (
+            ENVIRONMENT.text + "python -m asyncrl.validate --env=CartPole-v1 --wrokers=2",
+            "failed: python -m asyncrl.val",
+        ),
+    ],
+)
+def test_a_block_that_a_fresh_clone_could_not_run_fails(script: str, said: str, tmp_path: Path) -> None:
+    pasted = Clone(tmp_path).paste([Block("bash", script, None, "")])
+    assert pasted.returncode != 0
+    assert said in pasted.stderr
 
 
 @pytest.mark.parametrize("space", spaces_in("Observations"), ids=str)
@@ -121,6 +161,7 @@ def test_an_action_that_is_said_to_be_refused_is(space: spaces.Space[Any]) -> No
         ("no module given", "Hallway-v0", {}),
         ("an argument that it does not take", "corridor:Corridor-v0", {"size": 3}),
         ("an observation that is not of its space", "wrong:Corridor-v0", {}),
+        ("the interface before Gymnasium, with four values", "older:Corridor-v0", {}),
     ],
 )
 def test_a_mistake_is_answered_as_the_document_says(
@@ -129,6 +170,7 @@ def test_a_mistake_is_answered_as_the_document_says(
     write_modules(ENVIRONMENTS, tmp_path)
     corridor = (tmp_path / "corridor.py").read_text()
     (tmp_path / "wrong.py").write_text(corridor.replace("np.array([self._position]", "np.array([self._position, 0]"))
+    (tmp_path / "older.py").write_text(corridor.replace("has_arrived, False, {", "has_arrived, {"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError) as caught:
         probe(env_id, env_kwargs)

@@ -15,6 +15,7 @@ import torch
 from command import Command
 from datasets import BOX, CHOICE, Actor, nothing
 from small_runs import planned, small_arena
+from unavoidable import needs_cuda
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.pinning import pin_arena
@@ -35,7 +36,7 @@ from asyncrl.models.making import make_acting_model
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    needs_cuda,
     pytest.mark.timeout(300),
 ]
 

@@ -15,6 +15,7 @@ import torch
 from command import Command
 from run_helper import FinishedRun, run
 from runs.test_sac import GREEDY, SAC, learner_of, values
+from unavoidable import needs_cuda
 
 from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.policy import load_policy
@@ -113,7 +114,7 @@ def test_a_resumed_run_counts_on(algo: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@needs_cuda
 @pytest.mark.parametrize(
     ("algo", "mode"), [("a2c", "shared"), ("a2c", "synced"), ("a2c", "gradients"), ("sac", "shared")]
 )

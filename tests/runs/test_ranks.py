@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,48 +176,38 @@ def test_torchrun_starts_all_ranks_again_after_one_was_killed_and_they_go_on(tmp
     assert_all_gone(run)
 
 
-@pytest.fixture
-def two_hosts() -> Iterator[list[Host]]:
-    """Two network namespaces with a cable between them, where one may make such."""
-    made: list[Host] = []
-
-    def ip(*words: str) -> None:
-        try:
-            subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20.0)
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no network namespaces here: {error}")
-
-    name = f"asyncrl{os.getpid()}"
-    try:
-        for number in (1, 2):
-            host = Host(f"{name}-{number}", f"arl{os.getpid() % 10**7}n{number}", f"10.213.57.{number}")
-            ip("netns", "add", host.namespace)
-            made.append(host)
-        first, second = made
-        ip("link", "add", first.interface, "type", "veth", "peer", "name", second.interface)
-        for host in made:
-            ip("link", "set", host.interface, "netns", host.namespace)
-            ip("-n", host.namespace, "address", "add", f"{host.address}/24", "dev", host.interface)
-            ip("-n", host.namespace, "link", "set", host.interface, "up")
-            ip("-n", host.namespace, "link", "set", "lo", "up")
-        yield made
-    finally:
-        for host in made:
-            inside = ["ip", "netns", "pids", host.namespace]
-            for pid in subprocess.run(inside, capture_output=True, text=True, timeout=20.0).stdout.split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            for words in (("link", "delete", host.interface), ("netns", "delete", host.namespace)):
-                subprocess.run(["ip", *words], capture_output=True, timeout=20.0)
+INTERFACE = "cable"
 
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace, and the one way out of it."""
+    """A network namespace with one interface; a process that sleeps keeps it."""
 
-    namespace: str
-    interface: str
+    keeper: subprocess.Popen[bytes]
     address: str
+
+    @classmethod
+    def create(cls, address: str, unshare: Sequence[str], first: Host | None = None) -> Host:
+        """Makes a namespace, in the user namespace of the first where that is given."""
+        keeper = subprocess.Popen([*(first.enter if first else ()), "unshare", *unshare, "sleep", "infinity"])
+        host = cls(keeper, address)
+        outside = {os.readlink("/proc/self/ns/net"), first.namespace if first else ""}
+        wait_until(lambda: keeper.poll() is not None or host.namespace not in outside, 10.0, "a namespace is made")
+        return host
+
+    @property
+    def namespace(self) -> str:
+        """What the system calls it."""
+        return os.readlink(f"/proc/{self.keeper.pid}/ns/net")
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """What a command begins with to run there."""
+        return ("nsenter", f"--target={self.keeper.pid}", "--user", "--net", "--preserve-credentials")
+
+    def ip(self, *words: str) -> None:
+        """Runs the command of this name there."""
+        subprocess.run([*self.enter, "ip", *words], check=True, capture_output=True, timeout=20.0)
 
     def train(self, meet_at: str, cwd: Path, *flags: str) -> Command:
         """Starts one of two nodes of a run, with one rank."""
@@ -226,9 +215,31 @@ class Host:
         nodes = ("torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--rdzv-id=test", "--rdzv-backend=c10d")
         where = f"--rdzv-endpoint={meet_at}:29517", f"--rdzv-conf=is_host={self.address == meet_at}"
         launcher = (*nodes, *where, f"--local-addr={self.address}", "-m")
-        prefix = ("ip", "netns", "exec", self.namespace, "env", f"GLOO_SOCKET_IFNAME={self.interface}")
-        STARTED.append(Command("asyncrl.train", *flags, cwd=cwd, launcher=launcher, prefix=prefix))
+        prefix = (*self.enter, "env", f"GLOO_SOCKET_IFNAME={INTERFACE}")
+        STARTED.append(Command("impatient_train", *flags, cwd=cwd, launcher=launcher, prefix=prefix))
         return STARTED[-1]
+
+
+@pytest.fixture
+def two_hosts() -> Iterator[list[Host]]:
+    """Two network namespaces with a cable between them. In a user namespace anybody may make them."""
+    hosts: list[Host] = []
+    try:
+        hosts.append(Host.create("10.213.57.1", ("--user", "--map-root-user", "--net")))
+        if hosts[0].keeper.poll() is not None:
+            pytest.skip("this system allows no user namespaces")
+        hosts.append(Host.create("10.213.57.2", ("--net",), hosts[0]))
+        peer = ("peer", "name", INTERFACE, "netns", str(hosts[1].keeper.pid))
+        hosts[0].ip("link", "add", INTERFACE, "type", "veth", *peer)
+        for host in hosts:
+            host.ip("address", "add", f"{host.address}/24", "dev", INTERFACE)
+            host.ip("link", "set", INTERFACE, "up")
+            host.ip("link", "set", "lo", "up")
+        yield hosts
+    finally:
+        for host in hosts:
+            host.keeper.kill()
+            host.keeper.wait()
 
 
 def test_two_hosts_train_one_policy_each_with_files_of_its_own(tmp_path: Path, two_hosts: list[Host]) -> None:
@@ -260,7 +271,7 @@ def test_a_host_that_is_cut_off_ends_the_run_on_both_sides(tmp_path: Path, two_h
         "training is reported",
     )
     cut = two_hosts[1]
-    subprocess.run(["ip", "-n", cut.namespace, "link", "set", cut.interface, "down"], check=True, timeout=20.0)
+    cut.ip("link", "set", INTERFACE, "down")
     # torchrun's own agent beside the rank that lost its store may take minutes more.
     wait_until(lambda: len(list(tmp_path.glob("**/summary.json"))) == 2, 60.0, "both ranks have ended")
     errors = [json.loads(path.read_text())["error"] for path in tmp_path.glob("**/summary.json")]

@@ -1,0 +1,169 @@
+"""Gymnasium's interface of `reset` and `step`: what they return, said in its terms where an environment differs."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import OrderEnforcing, TimeLimit
+
+from asyncrl.config.errors import UsageError
+from asyncrl.envs.spaces import ACTION_MASK, check_observation, has_action_mask
+from asyncrl.envs.spec import EnvSpec
+
+NO_LIMIT = 2**62
+_STEPS, _STEPPING_S = 10, 1.0
+_STEP_RETURNS = ("observation", "reward", "terminated", "truncated", "info")
+_OF_PACKAGES = ("gymnasium", "ale_py", "asyncrl")  # environments and adapters that are not the user's to correct
+_HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that training copes with
+
+
+def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], int]:
+    """Takes off the outermost wrappers whose work `EnvGroup` does itself, for each is a call in every step.
+
+    Returns:
+        The environment inside, and its time limit in steps; a number that is never reached if there is none.
+    """
+    limit = NO_LIMIT
+    while isinstance(env, gymnasium.Wrapper) and type(env) in (TimeLimit, OrderEnforcing):
+        if isinstance(env, TimeLimit):
+            limit = min(limit, env._max_episode_steps)
+        env = env.env
+    return env, limit
+
+
+def first_observation(env: gymnasium.Env[Any, Any], env_id: str) -> Any:
+    """Resets the environment and returns its observation.
+
+    Raises:
+        UsageError: `reset` does not take a seed, or does not return an observation and a dict.
+    """
+    try:
+        result = env.reset(seed=0)
+    except TypeError as error:
+        if "unexpected keyword argument 'seed'" not in str(error):
+            raise
+        text = "reset() does not take a seed; Gymnasium calls reset(seed=..., options=...)"
+        raise UsageError(f"{env_id}: {text}.") from error
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+        raise UsageError(f"{env_id}: reset() returned {_describe(result)}; Gymnasium expects (observation, info dict).")
+    return result[0]
+
+
+def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[Any, float, bool, bool]:
+    """Makes a step and returns what it gave, without the info.
+
+    Raises:
+        UsageError: `step` returned something else than Gymnasium's five values.
+    """
+    observation, reward, terminated, truncated, info = five_values(env.step(action), env_id)
+    try:
+        reward = float(reward)
+    except (TypeError, ValueError):
+        raise _wrong_value(env_id, "reward", reward, "a number") from None
+    for name, value in (("terminated", terminated), ("truncated", truncated)):
+        if not isinstance(value, (bool, int, np.bool_)):
+            raise _wrong_value(env_id, name, value, "True or False")
+    if not isinstance(info, dict):
+        raise _wrong_value(env_id, "info", info, "a dict")
+    return observation, reward, bool(terminated), bool(truncated)
+
+
+def five_values(result: Any, env_id: str) -> tuple[Any, Any, Any, Any, Any]:
+    """Returns what `step` returned, which must be five values.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if isinstance(result, tuple) and len(result) == len(_STEP_RETURNS):
+        return result
+    text = f"step() returned {_describe(result)}; Gymnasium expects 5 values: {', '.join(_STEP_RETURNS)}."
+    if isinstance(result, tuple) and len(result) == 4:
+        text += " The older interface has one value, done, in the place of terminated and truncated."
+    raise UsageError(f"{env_id}: {text}")
+
+
+def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], None]) -> None:
+    """Resets the environment and makes a few steps with actions of its action space.
+
+    Args:
+        env: as it is trained.
+        spec: its spaces.
+        enter: called with the name of each method before the method is.
+
+    Raises:
+        UsageError: a result differs from Gymnasium's interface, or an observation from its space.
+    """
+    inner, _ = without_bookkeeping(env)
+    inner.action_space.seed(0)
+    enter("reset()")
+    observation = first_observation(inner, spec.env_id)
+    check_observation(observation, spec, "reset()")
+    started = time.monotonic()
+    for _ in range(_STEPS):
+        action = _allowed_action(inner, observation)
+        if action is None:
+            return
+        enter("step()")
+        observation, _, terminated, truncated = checked_step(inner, action, spec.env_id)
+        if not terminated:  # the last observation of a terminated episode is not used
+            check_observation(observation, spec, "step()")
+        if time.monotonic() - started > _STEPPING_S:
+            return
+        if terminated or truncated:
+            enter("reset()")
+            observation = first_observation(inner, spec.env_id)
+
+
+def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
+    """What Gymnasium's `check_env` says of an environment, without its wrappers.
+
+    Environments of Gymnasium and ALE are left out, and those with an action mask, which the checker does not know.
+    """
+    from gymnasium.utils.env_checker import check_env
+
+    inner = env.unwrapped
+    if type(inner).__module__.split(".")[0] in _OF_PACKAGES or has_action_mask(inner.observation_space):
+        return []
+    findings: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            check_env(inner, skip_render_check=True, skip_close_check=True)
+        except Exception as error:
+            is_finding = isinstance(error, AssertionError)
+            findings.append(str(error) if is_finding else f"{type(error).__name__}: {error}")
+    findings += [str(warning.message) for warning in caught]
+    plain = [" ".join(_without_color(text).split()) for text in findings]
+    return [text for text in dict.fromkeys(plain) if not any(part in text for part in _HANDLED)]
+
+
+def _allowed_action(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
+    """An action of the space, by the mask in the observation if there is one; None where sampling knows no mask."""
+    space = env.action_space
+    if not has_action_mask(env.observation_space):
+        return space.sample()
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return space.sample(mask=np.asarray(observation[ACTION_MASK], dtype=np.int8).reshape(-1))
+    return None
+
+
+def _describe(result: Any) -> str:
+    if isinstance(result, tuple):
+        return f"{len(result)} values ({', '.join(type(value).__name__ for value in result)})"
+    return f"one {type(result).__name__}"
+
+
+def _wrong_value(env_id: str, name: str, value: Any, expected: str) -> UsageError:
+    return UsageError(f"{env_id}: step() returned {name} = {str(value)[:80]!r}; Gymnasium expects {expected}.")
+
+
+def _without_color(text: str) -> str:
+    """A warning of Gymnasium without its terminal colors and its level."""
+    for code in ("\x1b[33m", "\x1b[31m", "\x1b[0m"):
+        text = text.replace(code, "")
+    return text.removeprefix("WARN: ")

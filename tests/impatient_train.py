@@ -1,0 +1,13 @@
+"""`asyncrl.train` for tests of ranks that fall silent: one that is not heard of counts as dead sooner."""
+
+from __future__ import annotations
+
+import sys
+
+from asyncrl.runtime import peers
+from asyncrl.train import main
+
+peers.SILENCE_S = 8.0
+
+if __name__ == "__main__":
+    sys.exit(main())
