@@ -11,7 +11,7 @@ All of it lies in one arena, which the runner makes before it starts anyone.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,7 @@ from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.learner.slot_ledger import SlotLedger
 from asyncrl.learner.state import LearnerState
+from asyncrl.learner.stopping import StopCondition
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, Trainer
@@ -137,19 +138,23 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
     )
 
 
-def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tuple[LearnerWorker, SlotExchange | None]:
+def build_learner(
+    setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
+) -> tuple[LearnerWorker, SlotExchange | None]:
     """The learner, and its exchange of slots unless it learns from a replay. Publishes the first weights.
 
     Args:
         setup: the run.
         waker: wakes the learner.
         workers: wakes all rollout workers, by their number.
+        look: called during updates, for a process that has other things to look after.
     """
-    torch.manual_seed(setup.config.seed)
+    torch.manual_seed(setup.seed)
     phases, plan = PhaseTimer(), setup.plan
     device = _own_device(plan.device)
     agreement = Agreement(Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device))
     saved = state_to_begin_with(setup)
+    stopping = _stop_condition(setup, saved)
     exchange: SlotExchange | None = None
     trainer: Trainer
     if plan.hogwild is not None:
@@ -159,17 +164,21 @@ def build_learner(setup: RunSetup, waker: Waker, workers: Sequence[Waker]) -> tu
     else:
         slots = DeviceSlots(TrajectorySlots(setup.arena), device, setup.arena)
         exchange = _build_exchange(setup, slots, workers)
-        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence)
+        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound)
         datasets = SlotDatasets(exchange, batcher, phases)
         learner = _make_on_policy_learner(setup, saved, agreement.ranks)
-        trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement)
-    return _make_learner_worker(setup, trainer, saved, phases, agreement), exchange
+        trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement, stopping, look)
+    return _make_learner_worker(setup, trainer, phases, agreement, stopping), exchange
+
+
+def _stop_condition(setup: RunSetup, saved: LearnerState | None) -> StopCondition:
+    elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
+    return StopCondition(setup.control, setup.config.train_for_seconds, elapsed_s)
 
 
 def _make_learner_worker(
-    setup: RunSetup, trainer: Trainer, saved: LearnerState | None, phases: PhaseTimer, agreement: Agreement
+    setup: RunSetup, trainer: Trainer, phases: PhaseTimer, agreement: Agreement, stopping: StopCondition
 ) -> LearnerWorker:
-    elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
     return LearnerWorker(
         trainer,
         setup.control,
@@ -177,36 +186,45 @@ def _make_learner_worker(
         setup.spec,
         setup.checkpoints,
         phases,
-        elapsed_s=elapsed_s,
+        stopping=stopping,
         agreement=agreement,
         saves=agreement.ranks.rank == 0 or (setup.plan.replay is not None and setup.config.save_replay),
     )
 
 
 def build_serial(
-    setup: RunSetup, waker: Waker
+    setup: RunSetup, waker: Waker, look: Callable[[], None]
 ) -> tuple[LearnerWorker, SlotExchange | None, list[RolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker]]:
-    """All roles of one process, as `build_learner` and `build_rollout_worker` make them; `waker` wakes it."""
+    """All roles of one process, as `build_learner` and `build_rollout_worker` make them.
+
+    Args:
+        setup: the run.
+        waker: wakes the process.
+        look: called during updates.
+    """
     plan = setup.plan
     if plan.steps_tensors:
-        return _build_on_device(setup)
-    learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers)
+        return _build_on_device(setup, look)
+    learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers, look)
     workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
     return learner, exchange, [*workers]
 
 
-def _build_on_device(setup: RunSetup) -> tuple[LearnerWorker, None, list[Any]]:
+def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[LearnerWorker, None, list[Any]]:
     config, plan, device = setup.config, setup.plan, _own_device(setup.plan.device)
     torch.manual_seed(config.seed)
     saved, phases = state_to_begin_with(setup), PhaseTimer()
     agreement = Agreement(Ranks())
     learner = _make_on_policy_learner(setup, saved, agreement.ranks)
     env = make_run_vector_env(config, plan.num_envs)
-    group = TensorEnvGroup(env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.squashes, device)
+    group = TensorEnvGroup(
+        env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.action_mapping, device
+    )
     seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
     worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
-    trainer = _make_on_policy_trainer(setup, learner, worker, saved, phases, agreement)
-    return _make_learner_worker(setup, trainer, saved, phases, agreement), None, [worker]
+    stopping = _stop_condition(setup, saved)
+    trainer = _make_on_policy_trainer(setup, learner, worker, saved, phases, agreement, stopping, look)
+    return _make_learner_worker(setup, trainer, phases, agreement, stopping), None, [worker]
 
 
 def _own_device(name: str) -> torch.device:
@@ -267,6 +285,8 @@ def _make_on_policy_trainer(
     saved: LearnerState | None,
     phases: PhaseTimer,
     agreement: Agreement,
+    stopping: StopCondition,
+    look: Callable[[], None] | None,
 ) -> OnPolicyTrainer:
     return OnPolicyTrainer(
         learner=learner,
@@ -277,6 +297,9 @@ def _make_on_policy_trainer(
         env_steps=setup.first_env_steps,
         num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
         agreement=agreement,
+        control=setup.control,
+        stopping=stopping,
+        look=look,
     )
 
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
     from asyncrl.evaluation import EvaluationResult
 
+_MOST_NAMES = 4
+
 _FLAGS = (
     ExtraFlag("experiment", "run, by its name in train_dir or by its folder's path", is_bool=False),
     ExtraFlag("train_dir", "folder that holds all runs [default train_dir]", is_bool=False),
@@ -113,6 +115,7 @@ def _evaluate_run(options: _Options) -> EvaluationResult:
     torch.set_num_threads(1)  # more only wait for one another over a few observations
     policy = load_policy(path, device=options.device, seed=options.seed)
     print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
+    recorded_before = _recordings(options.video)
     result = evaluate(
         policy,
         episodes=options.episodes,
@@ -122,6 +125,10 @@ def _evaluate_run(options: _Options) -> EvaluationResult:
         report=lambda done, steps: print(f"{done} of {options.episodes} episodes, {steps:,} steps", file=sys.stderr),
         make=_maker(policy.config, options),
     )
+    if options.video is not None:
+        recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
+        shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
+        print(f"recorded {len(recorded)} videos in {options.video}: {shown}", flush=True)
     return EvaluationResult(result.returns, result.lengths, env_steps, str(path))
 
 
@@ -137,11 +144,16 @@ def _find(options: _Options) -> Path:
     return find_checkpoint(run, named, options.train_dir)
 
 
+def _recordings(folder: Path | None) -> set[tuple[Path, int]]:
+    """The videos in a folder, with the times of their last change."""
+    return set() if folder is None else {(path, path.stat().st_mtime_ns) for path in folder.glob("*.mp4")}
+
+
 def _maker(config: TrainConfig, options: _Options) -> Callable[[int], gymnasium.Env[Any, Any]] | None:
     """Makes environments that are shown or recorded; None where neither is asked for."""
     if options.video is None and not options.render:
         return None
-    from asyncrl.envs.making import make_shown_env
+    from asyncrl.envs.showing import make_shown_env
 
     video, render_mode = options.video, "human" if options.render else "rgb_array"
     return lambda number: make_shown_env(config, render_mode, video, number)

@@ -14,6 +14,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.making import env_seed, make_run_env
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
@@ -121,7 +122,7 @@ def evaluate(
     config = policy.config
     try:
         for idx in range(min(num_envs, episodes)):
-            environments.append(make_run_env(config) if make is None else make(idx))
+            environments.append(_made(lambda: make_run_env(config)) if make is None else make(idx))
         lanes = [_Lane(env, idx, episodes, len(environments), seed) for idx, env in enumerate(environments)]
         _play(lanes, policy, deterministic, report or _say_nothing, report_every_s)
     finally:
@@ -132,6 +133,15 @@ def evaluate(
         returns=tuple(finished[episode][0] for episode in range(episodes)),
         lengths=tuple(finished[episode][1] for episode in range(episodes)),
     )
+
+
+def _made(make: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
+    try:
+        return make()
+    except (UsageError, EnvironmentFailed):
+        raise
+    except Exception as error:
+        raise EnvironmentFailed(f"the environment could not be made:\n{environment_traceback(error)}") from error
 
 
 class _Lane:

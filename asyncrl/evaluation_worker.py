@@ -28,10 +28,10 @@ from asyncrl.models.making import make_acting_model
 from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 POLL_S = 0.2
 _LOOK_EVERY_S = 0.2
-_SEED = 1_000_000  # other episodes than those of `python -m asyncrl.evaluate`, for the best is chosen by these
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +65,20 @@ class EvaluationWorker:
         self._flat = FlatParameters(self._model, with_grad=False)
         self._block = np.empty(block_size(self._model), dtype=np.float32)
         self._due_at = self._next_after(env_steps)
-        self._evaluated = 0  # the number of the publication that was evaluated last
+        self._evaluated: tuple[int, int] | None = None  # policy version and steps of what was evaluated last
 
     @property
     def is_due(self) -> bool:
-        """Whether enough steps were trained for the next evaluation, or the trained policy was not evaluated yet."""
-        number = self._weights.num_publications
-        if number == 0 or number == self._evaluated:
+        """Whether enough steps were trained for the next evaluation, or the trained policy was not evaluated yet.
+
+        A policy that has all steps of the run may still change in the last update: it is evaluated once the run ends.
+        """
+        if self._weights.num_publications == 0:
             return False
-        return self._control.ended or self._weights.newest_env_steps >= self._due_at
+        env_steps = self._weights.newest_env_steps
+        if self._control.ended:
+            return self._evaluated != (self._weights.newest_version, env_steps)
+        return self._due_at <= env_steps < self._config.train_for_env_steps
 
     @property
     def is_over(self) -> bool:
@@ -93,7 +98,7 @@ class EvaluationWorker:
         news = self._weights.read(self._block, 0)
         assert news is not None
         read_block(self._model, self._flat, torch.from_numpy(self._block))
-        self._due_at, self._evaluated = self._next_after(news.env_steps), news.number
+        self._due_at, self._evaluated = self._next_after(news.env_steps), (news.version, news.env_steps)
 
         def look_around(episodes: int, steps: int) -> None:
             if look is not None:
@@ -101,11 +106,13 @@ class EvaluationWorker:
             if self._control.stop_requested:
                 raise _Abandoned
 
+        # Other episodes than those of `python -m asyncrl.evaluate`, for the best is chosen by these.
+        seed = derive_seed(self._config.seed, Stream.EVALUATION)
         try:
             result = evaluate(
-                Policy(self._model, self._spec, self._config, seed=self._config.seed),
+                Policy(self._model, self._spec, self._config, seed=seed),
                 episodes=self._config.eval_episodes,
-                seed=_SEED + self._config.seed,
+                seed=seed,
                 deterministic=self._config.eval_deterministic,
                 report=look_around,
                 report_every_s=_LOOK_EVERY_S,

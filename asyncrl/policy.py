@@ -37,7 +37,7 @@ class Policy:
         self.config = config
         self._model = model
         self._device = model.statistics.device
-        self._adapter = ActionAdapter(spec, config.squashes)
+        self._adapter = ActionAdapter(spec, config.action_mapping)
         self._generator = torch.Generator(self._device).manual_seed(seed)
         self._codec = ObservationCodec(spec.observation)
         self._state: npt.NDArray[np.float32] | None = None
@@ -123,7 +123,7 @@ def load_policy(path: str | Path, which: Which = "newest", device: str = "cpu", 
     found = find_checkpoint(path, which)
     content = checkpoints.load(found)
     try:
-        config = TrainConfig.model_validate(content.state["config"])
+        config = TrainConfig.from_saved(content.state["config"])
         spec = EnvSpec.from_data(content.state["spec"])
         model = make_acting_model(spec, config)
         model.load_state_dict(dict(content.model))

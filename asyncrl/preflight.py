@@ -92,6 +92,7 @@ def run(
                 config.env_kwargs,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
+                image_channels=config.image_channels,
                 warn=(lambda text: warnings.append(Problem(("env",), text))) if checks_env else None,
             )
         except EnvironmentFailed as error:
@@ -108,6 +109,7 @@ def run(
         if not resuming.find_problems(loaded):
             problems.extend(resuming.find_problems_of_checkpoint(config, plan, spec))
         warnings.extend(_short_parts(config, plan, spec))
+        warnings.extend(_lost_first_steps(config, spec))
         if has_convolutions and config.encoder == config.model == "default":
             warnings.extend(_large_steps(config, spec))
         try:
@@ -224,6 +226,28 @@ def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list
     )
     fitting = (f"--save_every_env_steps={10 * plan.num_envs * spec.max_episode_steps}",)
     return [Problem(("save_every_env_steps", "checkpoint_resets"), text, fitting)]
+
+
+def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
+    """Whether the policy reaches other returns in training than in episodes of its own.
+
+    After a truncation its memory misses the first observation of the next episode (see `VectorEnvGroup`).
+    """
+    return config.use_rnn and spec.resets_within_step
+
+
+def _lost_first_steps(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+    if not training_returns_mislead(config, spec):
+        return []
+    text = (
+        f"{spec.env_id} resets its environments within a step (autoreset mode SAME_STEP or DISABLED). After a "
+        "truncation a policy with memory misses the first observation, so training returns differ from what the policy "
+        "reaches"
+    )
+    is_left_out = config.save_best_metric == "auto" and config.eval_every_env_steps is None
+    text += ", and no best checkpoint is chosen by them." if is_left_out else "."
+    fitting = ("--eval_every_env_steps=100000",) if config.eval_every_env_steps is None else ()
+    return [Problem(("env_backend", "use_rnn", "save_best_metric"), text, (*fitting, "--env_backend=gym"))]
 
 
 def _large_steps(config: TrainConfig, spec: EnvSpec) -> list[Problem]:

@@ -17,6 +17,7 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
+from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.runtime import checkpoint
@@ -40,6 +41,7 @@ FIXED = (
     "nonlinearity",
     "actor_critic_share_weights",
     "adaptive_stddev",
+    "action_unit",
     "squash_actions",
     "normalize_input",
     "normalize_returns",
@@ -187,7 +189,7 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
         return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
     try:
         content = checkpoint.load(path)
-        before = TrainConfig.model_validate(content.state["config"])
+        before = TrainConfig.from_saved(content.state["config"])
         _check_spaces(EnvSpec.from_data(content.state["spec"]), spec, path)
     except (checkpoint.CheckpointError, UsageError) as error:
         return [Problem(("init_from",), f"--init_from: {error}")]
@@ -197,7 +199,8 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     if not content.optimizer:
         text = f"--init_from={path} was saved by an evaluation, without an optimizer: give one that training saved."
         return [Problem(("init_from",), text)]
-    differing = [change for change in _fixed_changes(before, config) if change.name not in ("env", "algo")]
+    irrelevant = {"env", "algo"} if has_own_unit(spec.action) else {"env", "algo", "action_unit"}
+    differing = [change for change in _fixed_changes(before, config) if change.name not in irrelevant]
     if before.is_off_policy != config.is_off_policy:
         differing.append(Change("algo", before.algo, config.algo))
     if not differing:
@@ -268,12 +271,20 @@ def _check_replay(path: Path, state: dict[str, Any], plan: ResourcePlan) -> None
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     if _shape_of(saved) == _shape_of(present):
         return
-    raise UsageError(
+    text = (
         f"the checkpoint {path} was trained on {saved.observation} and {saved.action}, "
         f"but {present.env_id} has {present.observation} and {present.action}."
     )
+    channels = {part.channels for part in saved.observation.parts if part.has_pixels}
+    if len(channels) == 1 and channels != {part.channels for part in present.observation.parts if part.has_pixels}:
+        text += f" The flag --image_channels={channels.pop()} may be missing."
+    raise UsageError(text)
 
 
 def _shape_of(spec: EnvSpec) -> tuple[object, ...]:
     """What networks depend on: not the dtypes of numbers, which are stored as float32 in any case."""
-    return [(part.path, part.kind, part.size, part.shape) for part in spec.observation.parts], spec.action
+    parts = [
+        (part.path, part.kind, part.size, part.shape, part.channels if part.has_pixels else None)
+        for part in spec.observation.parts
+    ]
+    return parts, spec.action

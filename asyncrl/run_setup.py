@@ -18,6 +18,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.seeding import rank_seed
 from asyncrl.runtime.torchrun import RankAddress
 
 
@@ -86,7 +87,7 @@ class RunSetup:
     @property
     def seed(self) -> int:
         """What environments, exploration and draws follow from: another one in each rank. Initial weights do not."""
-        return self.config.seed + (0 if self.rank is None else self.rank.rank)
+        return rank_seed(self.config.seed, 0 if self.rank is None else self.rank.rank)
 
     @property
     def seed_steps(self) -> int:

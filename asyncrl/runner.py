@@ -77,7 +77,12 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
     """Runs to the end, or to the checkpoint that is returned."""
     torch.set_num_threads(setup.plan.learner_threads)
     control, waker = setup.control, Waker()
-    learner, exchange, workers = build_serial(setup, waker)
+
+    def look() -> None:
+        if turn(control):
+            control.request_stop()
+
+    learner, exchange, workers = build_serial(setup, waker, look)
     evaluation = None if setup.config.eval_every_env_steps is None else build_evaluation_worker(setup)
     try:
         boundary: Path | None = None
@@ -94,9 +99,8 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
                 learner.finish(send)
                 raise
             saved = learner.advance(0.0, send)
-            if turn(control):
-                control.request_stop()
-            _evaluate_if_due(evaluation, control, send, turn)
+            look()
+            _evaluate_if_due(evaluation, control, send, look)
             if setup.config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
                 boundary = Path(saved.path)
         for worker in workers:
@@ -106,7 +110,7 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
             return boundary
         outcome = learner.finish(send)
         control.end()
-        _evaluate_if_due(evaluation, control, send, turn)
+        _evaluate_if_due(evaluation, control, send, look)
         return outcome
     finally:
         for worker in workers:
@@ -114,11 +118,9 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
         waker.close()
 
 
-def _evaluate_if_due(evaluation: EvaluationWorker | None, control: RunControl, send: Send, turn: Turn) -> None:
-    def look() -> None:
-        if turn(control):
-            control.request_stop()
-
+def _evaluate_if_due(
+    evaluation: EvaluationWorker | None, control: RunControl, send: Send, look: Callable[[], None]
+) -> None:
     if evaluation is not None and evaluation.is_due and not control.stop_requested:
         for report in evaluation.run(look):
             send(report)
@@ -179,7 +181,8 @@ def run_parallel(
         control.end()
         wake_all()
         for name in supervisor.end(grace_s):
-            log.warning("%s did not end within %g s and was killed", name, grace_s)
+            if grace_s > 0.0:
+                log.warning("%s did not end within %g s and was killed", name, grace_s)
         for report in supervisor.take_reports():
             send(report)
         for waker in everyone:

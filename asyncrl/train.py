@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -28,11 +27,27 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.monitor import Monitor
 from asyncrl.monitoring.reports import CheckpointReport
-from asyncrl.monitoring.summary import Earlier
+from asyncrl.monitoring.summary import Earlier, Summary
 from asyncrl.runtime import run_folder
-from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest
+from asyncrl.runtime.checkpoint import (
+    BEST,
+    CheckpointError,
+    best_return,
+    checkpoint_of,
+    copy_as_best,
+    latest,
+    newest_first,
+)
+from asyncrl.runtime.command_text import command_text, run_flags, shown_path
 from asyncrl.runtime.peers import Peers
-from asyncrl.runtime.processes import LearnerDied, RunFailed, explain, process_context, start_loading_modules
+from asyncrl.runtime.processes import (
+    LearnerDied,
+    RunFailed,
+    explain,
+    process_context,
+    refuse_to_run_while_imported,
+    start_loading_modules,
+)
 from asyncrl.runtime.provenance import describe
 from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
@@ -40,6 +55,15 @@ from asyncrl.runtime.signals import StopAtOnce, StopSignals
 from asyncrl.runtime.torchrun import take_rank
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+_NOTHING_TRAINED = (
+    "nothing was trained: the time limit of {:g} s ended the run before its first update. Give more time "
+    "(--train_for_seconds) or make updates smaller (--batch_size, --num_batches_per_epoch)."
+)
+_LATE = (
+    "warning: the time limit of {:g} s was exceeded, the run took {:.0f} s: an update ends only after a whole pass "
+    "over its samples. Smaller updates end sooner (--batch_size, --num_batches_per_epoch)."
+)
 
 _OF_OTHER_RANKS = {"quiet": True, "eval_every_env_steps": None, "save_milestones_s": None, "init_from": None}
 """Settings of all ranks but the first, which shows, evaluates and saves for all, and has what the others begin with."""
@@ -59,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done, 1 failed, 2 wrong usage, 3 processes or environments failed too often, 130 stopped by Ctrl-C, 143 by
         SIGTERM.
     """
+    refuse_to_run_while_imported()
     # Imports have taken about their processor time. The age of the process would count what it was before, as the shell
     # that `bash -c "...; exec python ..."` turns into Python.
     started_at = time.monotonic() - (time.process_time() if argv is None else 0.0)
@@ -141,6 +166,10 @@ class _Command:
         config = TrainConfig.model_validate(told["config"]).model_copy(update=_OF_OTHER_RANKS)
         return LoadedConfig(config, dict.fromkeys(TrainConfig.model_fields, "rank 0")), EXIT_DONE
 
+    @property
+    def _is_first(self) -> bool:
+        return self.peers is None or self.peers.is_first
+
     def _machine(self) -> Machine:
         machine = Machine.detect()
         if self.peers is None:
@@ -166,7 +195,7 @@ class _Command:
         experiment = loaded.config.experiment or default_experiment(loaded.config.env, loaded.config.algo)
         config = loaded.config.model_copy(update={"experiment": experiment})
         started_at = self.started_at
-        with self._folder(config) as folder, StopSignals() as stop:
+        with self._folder(config) as folder, StopSignals(is_silent=not self._is_first) as stop:
             attempt = _Attempt(
                 dataclasses.replace(loaded, config=config),
                 plan,
@@ -180,12 +209,15 @@ class _Command:
             num_deaths = 0
             while True:
                 try:
-                    return attempt.run(started_at)
+                    code = attempt.run(started_at)
+                    attempt.show_end()
+                    return code
                 except RunFailed as failure:
                     died = isinstance(failure, LearnerDied) and not stop.was_asked
                     if not died or num_deaths == config.max_learner_restarts:
                         if self.peers is not None:
                             failure = self.peers.explain(failure)
+                        attempt.show_end()
                         return _explain_failure(failure, config.train_dir, experiment, folder)
                     where = "at step 0" if latest(folder.checkpoints) is None else "from its last checkpoint"
                     print(f"{failure.summary}; the run starts again {where}", file=sys.stderr, flush=True)
@@ -199,8 +231,8 @@ def _explain_failure(failure: RunFailed, train_dir: str, experiment: str, folder
     print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
     print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
     if (newest := latest(folder.checkpoints)) is not None:
-        command = ["python", "-m", "asyncrl.train", f"--train_dir={train_dir}", f"--experiment={experiment}"]
-        print(f"the last checkpoint is {newest}; to resume from it: {shlex.join(command)}", file=sys.stderr)
+        command = command_text("asyncrl.train", *run_flags(train_dir, experiment))
+        print(f"the last checkpoint is {newest}; to resume from it: {command}", file=sys.stderr)
     return failure.exit_code
 
 
@@ -261,6 +293,32 @@ class _Attempt:
     peers: Peers | None = None
     first_env_steps: int | None = None
     num_restarts: int = 0
+    summary: Summary | None = None
+
+    def show_end(self) -> None:
+        """Says how the run ended, where its files are, and what can be done next."""
+        config, folder, summary = self.loaded.config, self.folder, self.summary
+        if summary is None or config.quiet:
+            return
+        newest = latest(folder.checkpoints)
+        best = next(iter(newest_first(folder.checkpoints / BEST)), None)
+        places = {
+            "folder": shown_path(folder.path),
+            "newest checkpoint": "none" if newest is None else shown_path(newest),
+            "best checkpoint": "none" if best is None else shown_path(best),
+        }
+        commands = {}
+        if newest is not None and summary.status != "failed":  # a failure names the command that continues the run
+            assert config.experiment is not None
+            named = run_flags(config.train_dir, config.experiment)
+            longer = [] if summary.status == "interrupted" else [f"--train_for_env_steps={2 * summary.env_steps}"]
+            which = [] if best is None else ["--checkpoint=best"]
+            commands = {
+                "evaluate": command_text("asyncrl.evaluate", *named, *which),
+                "train on": command_text("asyncrl.train", *named, *longer),
+                "plot": command_text("asyncrl.plot", "trial", shown_path(folder.path)),
+            }
+        print(summary.to_text(config.train_for_env_steps, places, commands), flush=True)
 
     def run(self, started_at: float) -> int:
         """Goes on from the newest checkpoint, or begins; returns the exit code.
@@ -282,16 +340,18 @@ class _Attempt:
             started_at=started_at,
             earlier=beginning.earlier,
             restarts=self.num_restarts,
+            training_returns_mislead=preflight.training_returns_mislead(config, self.spec),
         )
         if not config.quiet:
             monitor.say(f"run {folder.path}")
         try:
             return self._run(monitor, beginning)
         except StopAtOnce:
-            monitor.finish("interrupted", error="stopped at once, without saving")
+            self.summary = monitor.finish("interrupted", error="stopped at once, without saving")
+            print(self.stop.text, file=sys.stderr, flush=True)
             return self.stop.exit_code
         except RunFailed as failure:
-            monitor.finish("failed", error=failure.summary)
+            self.summary = monitor.finish("failed", error=failure.summary)
             self.num_restarts = monitor.num_restarts + 1
             raise
 
@@ -345,7 +405,7 @@ class _Attempt:
             first_step_at = control.first_step_at
             if first_step_at is not None:
                 monitor.mark_first_step(first_step_at)
-            monitor.tick()
+            monitor.tick(control.activity)
             new_best = None if self._is_told else monitor.take_new_best()
             if new_best is not None:
                 control.ask_for_best(new_best)
@@ -367,14 +427,20 @@ class _Attempt:
         best = None if self._is_told else monitor.best_so_far
         if best is not None and outcome.checkpoint is not None:
             _save_best(Path(outcome.checkpoint), folder, best, monitor)
-        monitor.finish(
-            "completed" if outcome.is_complete else "interrupted",
+        limit_s = config.train_for_seconds
+        mistake = outcome.error
+        if limit_s is not None and outcome.is_complete and outcome.env_steps == 0:
+            mistake = mistake or _NOTHING_TRAINED.format(limit_s)
+        elif limit_s is not None and outcome.elapsed_s > 1.1 * limit_s + 1.0 and not self._is_told:
+            monitor.say(_LATE.format(limit_s, outcome.elapsed_s))
+        self.summary = monitor.finish(
+            "failed" if mistake is not None else "completed" if outcome.is_complete else "interrupted",
             env_steps=outcome.env_steps,
             checkpoint=outcome.checkpoint,
-            error=outcome.error,
+            error=mistake,
         )
-        if outcome.error is not None:
-            print(f"error: {outcome.error}", file=sys.stderr)
+        if mistake is not None:
+            print(f"error: {mistake}", file=sys.stderr)
             return EXIT_FAILED
         return EXIT_DONE if outcome.is_complete else stop.exit_code
 

@@ -65,7 +65,7 @@ def make_collector(env: str) -> Callable[[bool], float]:
     FlatParameters(model)
     actions = OwnActions(make_act(model, torch.device("cpu"), config.seed), slots, lambda: 0)
     envs = [gymnasium.make(env) for _ in range(plan.envs_per_split)]
-    group = env_group.EnvGroup(envs, list(range(len(envs))), 0, spec, squash=False)
+    group = env_group.EnvGroup(envs, list(range(len(envs))), 0, spec, mapping="raw")
     split = Split(0, group, slots, actions)
 
     def collect(is_supervised: bool) -> float:

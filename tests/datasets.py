@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from critics import with_values
 from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
@@ -24,7 +25,7 @@ class Actor:
     """Collects datasets as roles do: with the weights and statistics of a publication, never with the learner's own."""
 
     def __init__(self, spec: EnvSpec, config: TrainConfig, num_rows: int = 8, num_columns: int = 16) -> None:
-        self.model = ActorCritic(spec, config)
+        self.model = with_values(ActorCritic(spec, config))
         self.flat = FlatParameters(self.model, with_grad=False)
         self.generator = torch.Generator().manual_seed(11)
         self.num_rows, self.num_columns = num_rows, num_columns

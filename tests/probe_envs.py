@@ -139,6 +139,24 @@ class DistantTarget(_Probe):
         return self._end(-float((action[0] - 5.0) ** 2))
 
 
+class Reach(_Probe):
+    """Observes a goal; the reward of an action is how far from it it is, both in the unit of the bounds."""
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.action_space = Box(low, high, (1,), np.float64)
+        self._low, self._high = low, high
+
+    def _begin(self) -> np.ndarray:
+        self._goal = float(np.float32(self.np_random.uniform(-0.8, 0.8)))
+        return np.array([self._goal], np.float32)
+
+    def step(self, action: np.ndarray) -> Transition:
+        assert self.action_space.contains(action)
+        in_unit = (2.0 * float(action[0]) - self._low - self._high) / (self._high - self._low)
+        return self._end(-abs(in_unit - self._goal))
+
+
 class Sentinel(_Probe):
     """Observes [environment, episode, step] and echoes the action as reward, so that every row can be checked.
 
@@ -168,8 +186,8 @@ class Sentinel(_Probe):
 
     @classmethod
     def echo(cls, actions: np.ndarray) -> np.ndarray:
-        """The reward of actions `[..., 2]`, as stored: both elements and their order show in it."""
-        seen = np.clip(actions.astype(np.float32), -cls.BOUND, cls.BOUND).astype(np.float64)
+        """The reward of actions `[..., 2]` as the environment gets them: both elements and their order show in it."""
+        seen = actions.astype(np.float64)
         return (seen[..., 0] + 3.0 * seen[..., 1]).astype(np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
@@ -295,6 +313,7 @@ for _environment in (
     ContextualBandit,
     EndlessReward,
     DistantTarget,
+    Reach,
     Sentinel,
     KeepsPace,
     Failing,

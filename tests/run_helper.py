@@ -143,7 +143,7 @@ def run(
         spec = probe(config.env, config.env_kwargs, env_backend=config.env_backend)
     else:
         example = make_env(config.env, config.env_kwargs)
-        spec = read_spec(example, config.env)
+        spec = read_spec(example, config.env, config.image_channels)
         example.close()
     reports: list[Report] = []
     folder.mkdir(parents=True, exist_ok=True)

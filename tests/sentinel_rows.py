@@ -66,6 +66,7 @@ def check_rows(finished: FinishedRun) -> set[int]:
             for name in ("valid", "terminated", "truncated"):
                 np.testing.assert_array_equal(data[name][:, column], [getattr(row, name) for row in rows], name)
         valid = data["valid"]
-        np.testing.assert_array_equal(data["reward"][valid], Sentinel.echo(data["action"][valid]))
+        taken = np.float32(Sentinel.BOUND) * np.clip(data["action"][valid], -1.0, 1.0)
+        np.testing.assert_array_equal(data["reward"][valid], Sentinel.echo(taken))
     assert finished.outcome.env_steps == sum(int(data["valid"].sum()) for data in finished.datasets)
     return set(environments)

@@ -62,7 +62,7 @@ def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):
 
     results = (tmp_path / "out" / "results.jsonl").read_text()
     assert benchmark.main(flags) == 0
-    assert "3 of 3 measurements are there already" in capfd.readouterr().out
+    assert "3 of 3 measurements were made before and are kept" in capfd.readouterr().out
     assert (tmp_path / "out" / "results.jsonl").read_text() == results
 
 

@@ -101,8 +101,9 @@ def test_the_best_checkpoint_is_there_by_name(trained, capsys):
 def test_episodes_are_recorded_as_videos(trained, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
     arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=3", "--num_envs=2")
-    code, _, err = call(capsys, *arguments, f"--video={tmp_path / 'videos'}")
+    code, out, err = call(capsys, *arguments, f"--video={tmp_path / 'videos'}")
     assert (code, err) == (0, "")
+    assert f"recorded 3 videos in {tmp_path / 'videos'}: env-0-episode-0.mp4, env-0-episode-1.mp4" in out
     assert len(list((tmp_path / "videos").glob("*.mp4"))) == 3
 
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl import evaluation
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.making import make_env
@@ -112,3 +113,12 @@ def test_the_interval_is_that_of_students_t():
 )
 def test_quantiles_of_students_t_are_those_of_the_tables(degrees_of_freedom, quantile):
     assert student_t_975(degrees_of_freedom) == pytest.approx(quantile, rel=1e-5)
+
+
+def test_an_environment_that_cannot_be_made_is_a_failure_of_the_environment(monkeypatch):
+    def fail(config):
+        raise ZeroDivisionError("no wheels")
+
+    monkeypatch.setattr(evaluation, "make_run_env", fail)
+    with pytest.raises(EnvironmentFailed, match=r"(?s)could not be made:\n.*no wheels"):
+        evaluate(reader(), episodes=1)

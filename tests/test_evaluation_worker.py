@@ -82,6 +82,18 @@ def test_it_ends_with_the_run_but_not_before_the_trained_policy_was_evaluated(tm
     assert stopped.worker.is_over
 
 
+def test_the_trained_policy_is_evaluated_once(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, save_best_metric="none", train_for_env_steps=3000)
+    run.publish(3010)  # after the first pass over the last samples
+    assert not run.worker.is_due
+    run.publish(3010, bias=1.0)
+    run.control.end()
+    (report,) = run.worker.run()
+    assert report.env_steps == 3010
+    run.publish(3010, bias=1.0)  # the keeper of shared parameters publishes once more as it ends
+    assert run.worker.is_over
+
+
 def test_a_request_to_stop_ends_it_in_the_middle_of_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.0)
     run = Evaluating(tmp_path, eval_episodes=1_000_000)
@@ -137,3 +149,22 @@ def test_the_best_policy_that_was_evaluated_is_kept(tmp_path: Path, monkeypatch:
     resumed = Evaluating(tmp_path, env_steps=4000)
     resumed.publish(5000)
     assert len(resumed.worker.run()) == 1
+
+
+def test_evaluations_of_neighbouring_seeds_play_and_draw_differently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+
+    def noting_evaluate(policy: Policy, *, seed: int, **rest: Any) -> EvaluationResult:
+        given.append((seed, policy._generator.initial_seed()))
+        return EvaluationResult((1.0,), (1,))
+
+    monkeypatch.setattr(module, "evaluate", noting_evaluate)
+    for seed in range(3):
+        run = Evaluating(tmp_path, seed=seed, save_best_metric="none")
+        run.publish(1000)
+        run.worker.run()
+    for seeds in zip(*given, strict=True):
+        assert len(set(seeds)) == 3
+        assert set(seeds).isdisjoint(range(1_000_010))  # those of `evaluate --seed`, and of a sum

@@ -15,6 +15,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.evaluation import evaluate
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.making import make_acting_model
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder
@@ -55,6 +56,28 @@ def test_it_acts_as_the_policy_that_was_saved(spec: EnvSpec, tmp_path: Path) -> 
     if spec is BOX:
         assert single.shape == (2, 1)
         assert (loaded.act(obs)[:, 0] <= 0.5).all()
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_it_acts_in_the_environments_unit_whatever_the_policys_is(algo: str, tmp_path: Path) -> None:
+    spec = EnvSpec("X-v0", vector_observation(3), BoxAction((1,), (0.0,), (100.0,), "float32"), None)
+    obs, taken = np.zeros(3, np.float32), {}
+    for unit in ("bounds", "raw", "of an older version"):
+        config = TrainConfig(env=spec.env_id, algo=algo, action_unit="raw" if unit != "bounds" else unit)
+        model = make_acting_model(spec, config)
+        with torch.no_grad():
+            head = model.policy_head.bias if isinstance(model, ActorCritic) else model.mlp.layers()[-1].bias.view(-1)
+            head[0] = 0.5
+        state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
+        if unit == "of an older version":
+            del state["config"]["action_unit"]
+        folder = checkpoint.save(tmp_path / unit, checkpoint.Checkpoint(model.state_dict(), {}, state), 100, keep=5)
+        taken[unit] = float(asyncrl.load_policy(folder).act(obs, deterministic=True)[0])
+    squashed = pytest.approx(50.0 + 50.0 * np.tanh(0.5))
+    wanted = (
+        {"bounds": pytest.approx(75.0), "raw": pytest.approx(0.5)} if algo == "ppo" else dict.fromkeys(taken, squashed)
+    )
+    assert taken == {"of an older version": wanted["raw"], **wanted}
 
 
 def test_its_evaluation_is_that_of_the_run(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from asyncrl import preflight
@@ -31,7 +33,8 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> dict[str, EnvSpec]:
         "Bounded-v0": EnvSpec("Bounded-v0", vector_observation(4), BoxAction((1,), (-1.0,), (1.0,), "float32"), None),
         "Free-v0": EnvSpec("Free-v0", vector_observation(4), BoxAction((1,), (-INF,), (INF,), "float32"), None),
     }
-    screen = ObservationLayout((ObservationPart((), "image", (4, 84, 84), "uint8"),))
+    specs["Vector-v0"] = dataclasses.replace(specs["Choice-v0"], is_vectorized=True, resets_within_step=True)
+    screen = ObservationLayout((ObservationPart((), "image", (4, 84, 84), "uint8", channels="first"),))
     specs["Screen-v0"] = EnvSpec("Screen-v0", screen, DiscreteAction(2, 0), None)
     picture = ObservationLayout((ObservationPart((), "numbers", (84, 84), "float32"),))
     specs["Picture-v0"] = EnvSpec("Picture-v0", picture, DiscreteAction(2, 0), None)
@@ -128,3 +131,13 @@ def test_an_environment_that_raises_is_no_mistake_of_the_settings(
     result = checked("--env=Broken-v0")
     assert preflight.print_findings(result) == result.exit_code == 1
     assert capsys.readouterr().err.count("its traceback") == 1
+
+
+def test_a_memory_that_misses_first_observations_is_warned_of_and_decides_no_best_checkpoint() -> None:
+    for env, use_rnn in (("Vector-v0", False), ("Choice-v0", True)):
+        assert not checked(f"--env={env}", f"--use_rnn={use_rnn}").warnings
+    (warning,) = checked("--env=Vector-v0", "--use_rnn=True").warnings
+    assert "misses the first observation" in str(warning)
+    assert "no best checkpoint is chosen" in str(warning) and "--eval_every_env_steps=" in str(warning)
+    (warning,) = checked("--env=Vector-v0", "--use_rnn=True", "--eval_every_env_steps=1000").warnings
+    assert "best" not in str(warning) and "--eval_every_env_steps=" not in str(warning)

@@ -17,7 +17,16 @@ from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.plan import resolve
 from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import (
+    Action,
+    BoxAction,
+    Channels,
+    DiscreteAction,
+    EnvSpec,
+    ObservationLayout,
+    ObservationPart,
+    vector_observation,
+)
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
 
@@ -95,6 +104,19 @@ def test_what_the_algorithm_does_not_read_may_change_on_the_way(tmp_path: Path) 
     for flag in ("--normalize_returns=False", "--adaptive_stddev=True", "--actor_critic_share_weights=True"):
         assert resuming.find_problems(load_again(folder, flag)) == []
     assert resuming.find_problems(load_again(folder, "--critic_layer_norm=True")) != []
+
+
+def test_a_run_of_a_version_without_units_of_actions_goes_on_with_raw_ones(folder: RunFolder) -> None:
+    lines = folder.config.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith("action_unit")]
+    assert len(older) == len(lines) - 1
+    folder.config.write_text("".join(older))
+    assert load_again(folder).config.action_unit == "raw"
+    assert folder.read_config().action_unit == "raw"
+    save(folder.checkpoints, 100)
+    assert resuming.find_problems(load_again(folder)) == []
+    (problem,) = resuming.find_problems(load_again(folder, "--action_unit=bounds"))
+    assert "made with action_unit=raw; you gave bounds." in problem.text
 
 
 def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:
@@ -176,6 +198,35 @@ def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match="was trained on"):
             resuming.find_checkpoint(tmp_path, other)
+
+
+def test_an_image_that_was_looked_at_along_other_axes_is_refused_with_the_flag_for_them(tmp_path: Path) -> None:
+    def board(channels: Channels) -> EnvSpec:
+        image = ObservationPart((), "image", (9, 9, 17), "uint8", channels=channels)
+        return EnvSpec("Board-v0", ObservationLayout((image,)), SPEC.action, None)
+
+    save(tmp_path, 100, board("first"))
+    assert resuming.find_checkpoint(tmp_path, board("first")) is not None
+    with pytest.raises(UsageError, match="--image_channels=first"):
+        resuming.find_checkpoint(tmp_path, board("last"))
+
+
+def test_a_checkpoint_without_units_of_actions_is_started_from_where_they_make_no_difference(tmp_path: Path) -> None:
+    def problems(action: Action, **settings: Any) -> str:
+        spec = EnvSpec("X-v0", vector_observation(4), action, None)
+        saved = TrainConfig(env="X-v0").model_dump(mode="json", exclude={"action_unit"})
+        content = checkpoint.Checkpoint(
+            {"w": torch.ones(1)}, {"m": torch.ones(1)}, {"spec": spec.to_data(), "config": saved}
+        )
+        path = checkpoint.save(tmp_path, content, 100, keep=9)
+        config = TrainConfig(env="X-v0", init_from=str(path), train_dir=str(tmp_path), **settings)
+        return " ".join(map(str, resuming.find_problems_of_source(config, spec)))
+
+    small = BoxAction((1,), (-0.4,), (0.4,), "float32")
+    assert "made with action_unit=raw; this run has bounds." in problems(small)
+    assert problems(small, action_unit="raw") == ""
+    assert problems(BoxAction((1,), (-1.0,), (1.0,), "float32")) == ""
+    assert problems(DiscreteAction(2, 0)) == ""
 
 
 def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_from(tmp_path: Path) -> None:

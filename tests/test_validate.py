@@ -79,8 +79,10 @@ def test_a_number_of_ranks_that_cannot_be_is_refused(
 def test_the_environment_is_shown_with_dtypes_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--env=space_envs:SeeAndTell-v0"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment:")]
-    assert "image (8, 8, 1) uint8, vector numbers (2,) float64 (72 bytes each)" in line
-    assert line.endswith("actions: 0 one of 2, 1 Box (1,) float32")
+    assert "image (8, 8, 1) uint8 channels last, vector numbers (2,) float64 (72 bytes each)" in line
+    assert line.endswith("actions: 0 one of 2, 1 Box (1,) float32 from -1 to 1")
+    assert main(["--env=space_envs:SeeAndTell-v0", "--image_channels=first"]) == 0
+    assert "image numbers (8, 8, 1) uint8, vector" in capsys.readouterr().out  # a width of 1 is too small for an image
     assert main(["--env=CartPole-v1", "--json"]) == 0
     environment = json.loads(capsys.readouterr().out)["environment"]
     assert environment["is_vectorized"] and environment["observation"][0]["dtype"] == "float32"

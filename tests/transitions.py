@@ -13,8 +13,16 @@ CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(4, 0
 CPU = torch.device("cpu")
 
 
+def one_step(obs: Tensor, action: Tensor, reward: Tensor, next_obs: Tensor, discount: Tensor) -> Transitions:
+    """Transitions without steps between."""
+    size = len(obs)
+    return Transitions(
+        obs, action, reward, next_obs, discount, obs.new_empty(size, 0, obs.shape[1]), obs.new_empty(size, 0)
+    )
+
+
 def draw(
-    spec: EnvSpec, num: int, size: int = 12, seed: int = 5, dtype: torch.dtype = torch.float32
+    spec: EnvSpec, num: int, size: int = 12, seed: int = 5, dtype: torch.dtype = torch.float32, n_step: int = 1
 ) -> list[Transitions]:
     generator = torch.Generator().manual_seed(seed)
 
@@ -27,4 +35,10 @@ def draw(
     def discount() -> Tensor:
         return 0.9 * (torch.rand(size, generator=generator, dtype=dtype) < 0.8)
 
-    return [Transitions(randn(size, 3), action(), randn(size), randn(size, 3), discount()) for _ in range(num)]
+    def between() -> tuple[Tensor, Tensor]:
+        goes_on = (torch.rand(size, n_step - 1, generator=generator, dtype=dtype) < 0.7).cumprod(1)
+        return randn(size, n_step - 1, 3), goes_on * 0.9 ** torch.arange(1, n_step, dtype=dtype)
+
+    return [
+        Transitions(randn(size, 3), action(), randn(size), randn(size, 3), discount(), *between()) for _ in range(num)
+    ]

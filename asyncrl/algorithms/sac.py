@@ -81,6 +81,18 @@ def soft_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
     return torch.addcmul(reward, discount, next_value)
 
 
+def entropy_bonus(log_prob: Tensor, discount: Tensor, ent_coef: Tensor) -> Tensor:
+    """What the policy's entropy adds to an n-step reward `[B]`: the return holds it after each step (equation 2).
+
+    Args:
+        log_prob: [B, n - 1], of an action of the policy at the second and each later step's observation; of discrete
+            actions the negative entropy.
+        discount: [B, n - 1], 0 where there is no such step.
+        ent_coef: scalar alpha.
+    """
+    return -ent_coef * (discount * log_prob).sum(1)
+
+
 def critic_loss(values: Tensor, target: Tensor) -> Loss:
     """Half of the mean squared error, summed over critics (equation 5); gradient `[K, B]` of `values: [K, B]`."""
     error = values - target

@@ -6,6 +6,7 @@ import enum
 import time
 
 from asyncrl.buffers.arena import Arena
+from asyncrl.monitoring.progress import Activity, UpdateProgress
 
 
 class StopRequest(enum.IntEnum):
@@ -17,18 +18,20 @@ class StopRequest(enum.IntEnum):
 
 
 class RunControl:
-    """Stop and best words (written by the runner), end word (by the learner), progress words (one writer each).
+    """Stop and best words (runner), end and update words (learner), progress words (one writer each).
 
     The episode word is set by whoever has finished an episode, and never cleared.
     """
 
     _STOP, _ENDED, _NUM_BEST, _EPISODE = range(4)
     _STEPS, _FIRST_STEP_NS, _TURNS = range(3)
+    _DONE, _TOTAL, _STARTED_NS = range(3)
 
     def __init__(self, arena: Arena, num_workers: int) -> None:
         """Views the words."""
         self._words = arena.words("control")
         self._best_return = arena.array("control.best_return")
+        self._update = arena.words("control.update")
         self._progress = [arena.words(f"progress.{worker_idx}") for worker_idx in range(num_workers)]
 
     def request_stop(self) -> None:
@@ -63,6 +66,25 @@ class RunControl:
     def ended(self) -> bool:
         """Whether rollout and inference workers are to leave."""
         return bool(self._words[self._ENDED])
+
+    def note_minibatch(self, num_done: int, num_total: int) -> None:
+        """Says how far the update in hand has come (learner).
+
+        Args:
+            num_done: minibatches of the update that were trained; 0 begins an update.
+            num_total: minibatches of the update; 0 if none is in hand.
+        """
+        if num_done == 0:
+            self._update[self._STARTED_NS] = time.monotonic_ns()
+        self._update[self._DONE] = num_done
+        self._update[self._TOTAL] = num_total
+
+    @property
+    def activity(self) -> Activity:
+        """What the run is doing."""
+        done, total, started_ns = (int(word) for word in self._update)
+        update = UpdateProgress(done, total, started_ns / 1e9) if total > 0 else None
+        return Activity(self.total_steps, update, self.stop_requested, self.ended)
 
     def count_steps(self, worker_idx: int, num_steps: int) -> None:
         """Adds collected environment steps of one worker (that worker)."""

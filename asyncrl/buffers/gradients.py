@@ -61,9 +61,18 @@ class GradientPlaces:
         self._order[place] = number
         self._state[place] = PlaceState.READY
 
+    @property
+    def num_ready(self) -> int:
+        """Gradients that may be taken."""
+        return len(self._ready)
+
+    @property
+    def _ready(self) -> list[int]:
+        return [place for place in range(len(self._state)) if self._state[place] == PlaceState.READY]
+
     def take(self, count: int) -> list[int] | None:
         """Takes `count` gradients, of each worker the oldest first (combiner); None while there are fewer."""
-        ready = [place for place in range(len(self._state)) if self._state[place] == PlaceState.READY]
+        ready = self._ready
         if len(ready) < count:
             return None
         taken = sorted(ready, key=lambda place: self._order[place])[:count]

@@ -98,6 +98,7 @@ def arena_specs(
         specs.append(ArraySpec(f"progress.{worker_idx}", "int64", (3,)))
     specs.append(ArraySpec("control", "int64", (4,)))
     specs.append(ArraySpec("control.best_return", "float64", (1,)))
+    specs.append(ArraySpec("control.update", "int64", (3,)))
     specs.extend(departure_specs(plan.num_workers))
     specs.extend(weights_specs(num_weights))
     return specs

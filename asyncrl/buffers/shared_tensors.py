@@ -7,6 +7,7 @@ all is their sum. Owner number 0 is the run itself, for what a checkpoint held; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,6 +16,8 @@ import numpy.typing as npt
 from asyncrl.buffers.arena import Arena, ArraySpec
 
 RUN = 0
+_LOOK_EVERY_S = 1e-4
+_MOST_LOOKS = 1000
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
@@ -36,6 +39,7 @@ def shared_tensor_specs(sizes: Mapping[str, int], moments: Mapping[str, int], nu
         specs.append(ArraySpec(f"moments.{name}.values", "float64", (num_workers + 1, 2, 1 + 2 * size)))
         specs.append(ArraySpec(f"moments.{name}.written", "int64", (num_workers + 1,)))
     specs.append(ArraySpec("shared.resting", "int64", (num_workers,)))
+    specs.append(ArraySpec("shared.settled", "int64", (num_workers,)))
     specs.append(ArraySpec("return_units.values", "float32", (2,)))
     specs.append(ArraySpec("return_units.written", "int64", (1,)))
     return specs
@@ -124,6 +128,18 @@ class ReturnUnits:
         """Odd while they change."""
         written: int = self._written[0]
         return written
+
+    def read(self) -> tuple[int, float, float]:
+        """A number of these units, their mean and their deviation.
+
+        Waits while they change, at most 0.1 s: the keeper may have died meanwhile.
+        """
+        for _ in range(_MOST_LOOKS):
+            number, (mean, std) = self.written, self.values.tolist()
+            if number % 2 == 0 and self.written == number:
+                break
+            time.sleep(_LOOK_EVERY_S)
+        return number, mean, std
 
     def begin(self) -> None:
         """Says that head and units are about to change (keeper)."""

@@ -63,6 +63,11 @@ class WeightsChannel:
         """Environment steps behind the newest publication; what `read` returns next may be newer."""
         return int(self._env_steps[self._count[0] % 2])
 
+    @property
+    def newest_version(self) -> int:
+        """Policy version of the newest publication; what `read` returns next may be newer."""
+        return int(self._versions[self._count[0] % 2])
+
     def offer(self, device: torch.device) -> None:
         """Publishes on the learner's device as well, if others can read there (learner, before it publishes)."""
         from asyncrl.buffers.device_weights import offer_device_weights

@@ -123,14 +123,14 @@ def load(
     saved = None if find_saved is None else _read_saved(wanted, find_saved, settings, layers)
     if saved is not None:
         layers.put(saved.model_dump(mode="json", exclude=set(OF_ONE_START)), "saved run", settings)
-    env_id = "" if saved is not None else str(wanted.get("env") or "")
-    preset = _choose_preset(given.texts.get("preset"), env_id, settings, layers)
+    env_id = str(wanted.get("env") or ("" if saved is None else saved.env))
+    preset = _choose_preset(given.texts.get("preset"), "" if saved is not None else env_id, settings, layers)
     algo = str(wanted.get("algo", TrainConfig().algo if saved is None else saved.algo))
     if saved is None:
         layers.put(DEFAULTS.get(algo, {}), f"default of {algo}", settings)
     if preset is not None:
         backend = str(wanted.get("backend", TrainConfig().backend if saved is None else saved.backend))
-        layers.put(preset.values(algo, backend), f"preset {preset.name}", settings)
+        layers.put(preset.values(env_id, algo, backend), f"preset {preset.name}", settings)
     layers.put(from_file, f"file {given.texts.get('config')}", settings)
     layers.put(from_flags, "flag", settings)
     config = _validate(layers, settings)
@@ -208,7 +208,7 @@ def _read_saved(
     if path is None:
         return None
     try:
-        return TrainConfig.model_validate(read_mapping(path, settings))
+        return TrainConfig.from_saved(read_mapping(path, settings))
     except UsageError as error:
         layers.complain(f"Cannot resume {path.parent}: {error}", "experiment")
     except ValidationError as error:

@@ -14,7 +14,7 @@ from asyncrl.config.flags import unknown_name
 from asyncrl.config.settings import Setting
 from asyncrl.config.values import read_mapping
 
-_KEYS = ("envs", "settings", "for_algo")
+_KEYS = ("envs", "settings", "for_env", "for_algo")
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Preset:
         path: the file.
         envs: glob patterns of the environment ids that it is for; none if it is taken by its name only.
         settings: values for the algorithms that learn from trajectories.
+        for_env: by glob pattern of environment ids, values on top of those.
         for_algo: by algorithm, values on top of those; for one that learns from a replay all there are.
     """
 
@@ -33,11 +34,20 @@ class Preset:
     path: Path
     envs: tuple[str, ...]
     settings: dict[str, Any]
+    for_env: dict[str, dict[str, Any]]
     for_algo: dict[str, dict[str, Any]]
 
-    def values(self, algo: str, backend: str) -> dict[str, Any]:
-        """Values for an algorithm; those for `a3c` lie over those for `a2c` in the Hogwild backend."""
-        general = {} if algo in OFF_POLICY else self.settings
+    def values(self, env_id: str, algo: str, backend: str) -> dict[str, Any]:
+        """Values for an environment and an algorithm.
+
+        In the Hogwild backend those for `a3c` lie over those for `a2c`.
+        """
+        general: dict[str, Any] = {}
+        if algo not in OFF_POLICY:
+            general.update(self.settings)
+            for pattern, values in self.for_env.items():
+                if fnmatch.fnmatchcase(env_id, pattern):
+                    general.update(values)
         own = self.for_algo.get("a3c", {}) if (algo, backend) == ("a2c", "hogwild") else {}
         return {**general, **self.for_algo.get(algo, {}), **own}
 
@@ -69,8 +79,8 @@ def read_preset(name: str, settings: Mapping[str, Setting]) -> Preset:
         if key not in _KEYS:
             raise UsageError(str(unknown_name(key, _KEYS, f"{path} has an unknown key {key!r}")))
     values = content.get("settings", {})
-    for_algo = content.get("for_algo", {})
-    return Preset(name, path, tuple(content.get("envs", [])), values, for_algo)
+    for_env, for_algo = content.get("for_env", {}), content.get("for_algo", {})
+    return Preset(name, path, tuple(content.get("envs", [])), values, for_env, for_algo)
 
 
 def preset_for(env_id: str, settings: Mapping[str, Setting]) -> Preset | None:

@@ -83,6 +83,7 @@ _READ_WITH: dict[str, Condition] = {
     "encoder": _TRAJECTORIES,
     "core": _MEMORY,
     "model": _TRAJECTORIES,
+    "image_channels": _TRAJECTORIES,
     "encoder_conv_architecture": _TRAJECTORIES,
     "encoder_conv_mlp_layers": _TRAJECTORIES,
     "rnn_type": _MEMORY,
@@ -91,6 +92,7 @@ _READ_WITH: dict[str, Condition] = {
     "recurrence": _MEMORY,
     "actor_critic_share_weights": _TRAJECTORIES,
     "adaptive_stddev": _TRAJECTORIES,
+    "action_unit": {**_TRAJECTORIES, "squash_actions": (False,)},
     "squash_actions": _TRAJECTORIES,
 }
 

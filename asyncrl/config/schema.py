@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from asyncrl.config.algorithms import OFF_POLICY
 
 Auto = Literal["auto"]
+ImageChannels = Literal["auto", "first", "last"]
+ActionMapping = Literal["raw", "rescaled", "squashed"]
+"""How continuous actions of the policy become the environment's, see `asyncrl.envs.actions`."""
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -27,6 +30,10 @@ OF_ONE_START = ("train_dir", "experiment", "restart_behavior", "train_for_second
 them."""
 
 
+_BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw"}
+"""What runs did whose saved settings lack a name, where that is not today's default."""
+
+
 def _setting(default: Any, section: str, description: str) -> Any:
     return Field(default=default, description=description, json_schema_extra={"section": section})
 
@@ -35,6 +42,15 @@ class TrainConfig(BaseModel):
     """All settings of a training run, as the user gave them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
+
+    @classmethod
+    def from_saved(cls, values: Any) -> TrainConfig:
+        """The settings that a run or a checkpoint was saved with, perhaps by a version that had fewer of them.
+
+        Raises:
+            pydantic.ValidationError: they are not possible.
+        """
+        return cls.model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values} if isinstance(values, dict) else values)
 
     # What to train
     env: str = _setting("", "run", "Gymnasium id, or MODULE:Id for an environment that this module registers")
@@ -299,6 +315,13 @@ class TrainConfig(BaseModel):
     encoder: str = _setting("default", "model", "name of a registered encoder")
     core: str = _setting("default", "model", "with use_rnn: name of a registered recurrent core")
     model: str = _setting("default", "model", "name of a registered model of actor and critic")
+    image_channels: ImageChannels = _setting(
+        "auto",
+        "model",
+        "where observed arrays of three or four axes have the channels of an image: before height and width (first) or "
+        "behind them (last); auto takes two neighbouring axes of one size for height and width, else the smaller end "
+        "for channels",
+    )
     encoder_conv_architecture: Literal["auto", "nature", "impala"] = _setting(
         "auto", "model", "convolutions over images; auto is nature from 36 x 36 pixels on, and impala for smaller ones"
     )
@@ -323,7 +346,15 @@ class TrainConfig(BaseModel):
     adaptive_stddev: bool = _setting(
         False, "model", "continuous actions: the standard deviation depends on the observation"
     )
-    initial_stddev: PositiveFloat = _setting(1.0, "model", "continuous actions: standard deviation at the start")
+    initial_stddev: PositiveFloat = _setting(
+        1.0, "model", "continuous actions: standard deviation at the start, in the unit of action_unit"
+    )
+    action_unit: Literal["bounds", "raw"] = _setting(
+        "bounds",
+        "model",
+        "continuous actions: the policy's -1 and 1 are the environment's bounds in each dimension where both bounds "
+        "are finite (bounds), or the environment gets the policy's numbers unchanged (raw)",
+    )
     squash_actions: bool = _setting(
         False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
     )
@@ -393,6 +424,13 @@ class TrainConfig(BaseModel):
     def squashes(self) -> bool:
         """Whether continuous actions are squashed to their bounds, as SAC's always are."""
         return self.squash_actions or self.algo == "sac"
+
+    @property
+    def action_mapping(self) -> ActionMapping:
+        """How continuous actions become the environment's."""
+        if self.squashes:
+            return "squashed"
+        return "rescaled" if self.action_unit == "bounds" else "raw"
 
     @property
     def best_metric(self) -> Literal["none", "eval", "train"]:

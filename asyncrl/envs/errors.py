@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import bdb
+import importlib
+import os
+import sys
 import traceback
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = Path(__file__).resolve().parents[1]
+_STANDARD_LIBRARY = Path(bdb.__file__).resolve().parent
+_HIDDEN_FILES = {
+    *(_STANDARD_LIBRARY / name for name in ("bdb.py", "cmd.py", "pdb.py")),
+    Path(importlib.__file__).resolve(),
+}
+_NO_TERMINAL = "The debugger stopped: this process has no terminal. Start the run with --serial_mode=True to debug."
 
 
 class EnvironmentFailed(Exception):
@@ -13,14 +23,36 @@ class EnvironmentFailed(Exception):
 
 
 def environment_traceback(error: BaseException) -> str:
-    """The traceback of `error` without the frames of this package that lead to the environment's own."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = next((index for index, frame in enumerate(frames) if not _is_ours(frame.filename)), len(frames))
-    skipped = error.__traceback__
-    for _ in range(own if own < len(frames) else 0):
-        skipped = skipped.tb_next if skipped is not None else None
-    return "".join(traceback.format_exception(type(error), error, skipped)).rstrip()
+    """The traceback of `error` with the user's frames, and those of the exceptions that it was raised from.
+
+    Left out are frames of this package, of the debugger and of imports, and those of Gymnasium but the one that raises.
+    """
+    shown = traceback.TracebackException(type(error), error, error.__traceback__)
+    _leave_out_frames(shown)
+    text = "".join(shown.format()).rstrip()
+    return f"{text}\n{_NO_TERMINAL}" if isinstance(error, bdb.BdbQuit) else text
 
 
-def _is_ours(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "<frozen "))
+def _leave_out_frames(shown: traceback.TracebackException) -> None:
+    shown.stack = traceback.StackSummary.from_list(_frames_to_show(list(shown.stack)))
+    for earlier in (shown.__cause__, shown.__context__, *(getattr(shown, "exceptions", None) or ())):
+        if earlier is not None:
+            _leave_out_frames(earlier)
+
+
+def _frames_to_show(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    others = [frame for frame in frames if not _is_hidden(frame.filename)]
+    shown = [frame for frame in others[:-1] if not _is_of_gymnasium(frame.filename)]
+    return shown + others[-1:] or frames
+
+
+def _is_hidden(filename: str) -> bool:
+    path = Path(os.path.realpath(filename))
+    return filename.startswith("<frozen ") or path in _HIDDEN_FILES or path.is_relative_to(_PACKAGE)
+
+
+def _is_of_gymnasium(filename: str) -> bool:
+    gymnasium = sys.modules.get("gymnasium")
+    if gymnasium is None or gymnasium.__file__ is None:
+        return False
+    return Path(os.path.realpath(filename)).is_relative_to(Path(gymnasium.__file__).resolve().parent)

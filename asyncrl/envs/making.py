@@ -10,7 +10,6 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -21,6 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs import atari
+from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
 from asyncrl.envs.spaces import has_action_mask
@@ -56,6 +56,7 @@ def make_env(
 
     Raises:
         UsageError: unknown id, missing package, or arguments that the environment does not know.
+        EnvironmentFailed: the module that registers the environment raised while it was imported.
         Exception: whatever the environment itself raises, unchanged.
     """
     arguments = dict(env_kwargs or {})
@@ -120,33 +121,6 @@ def make_run_env(
     )
 
 
-def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, number: int) -> gymnasium.Env[Any, Any]:
-    """Makes an environment of a run whose episodes are seen.
-
-    Args:
-        config: settings of the run.
-        render_mode: human for a window, rgb_array for a recording.
-        video: folder to record every episode into; None to record nothing.
-        number: tells the recordings of several environments apart.
-
-    Raises:
-        UsageError: as for `make_env`, or what recording needs is not installed.
-    """
-    env = make_run_env(config, render_mode)
-    if video is None:
-        return env
-    try:
-        with warnings.catch_warnings():
-            if number > 0:  # the folder is there because another environment records into it
-                warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
-            return gymnasium.wrappers.RecordVideo(
-                env, str(video), episode_trigger=lambda _: True, name_prefix=f"env-{number}", disable_logger=True
-            )
-    except gymnasium_error.DependencyNotInstalled as error:
-        env.close()
-        raise UsageError("recording videos needs moviepy: pip install moviepy") from error
-
-
 def make_vector_env(
     env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int, atari_preprocessing: bool = True
 ) -> VectorEnv[Any, Any, Any]:
@@ -195,6 +169,11 @@ def why_not_vectorized(
         vector_env.close()
 
 
+def resets_within_step(vector_env: VectorEnv[Any, Any, Any]) -> bool:
+    """Whether a vectorized environment is reset before the step after an episode's end (see `VectorEnvGroup`)."""
+    return bool(vector_env.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP)
+
+
 def _problem_of_mode(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
     mode = vector_env.metadata.get("autoreset_mode")
     if isinstance(mode, AutoresetMode):
@@ -234,6 +213,9 @@ def _import_registering_module(env_id: str) -> str:
         import_user_module(module)
     except UsageError as error:
         raise UsageError(f"--env={env_id}: {error}") from error
+    except Exception as error:
+        text = f"the module {module!r} raised an exception while it was imported"
+        raise EnvironmentFailed(f"--env={env_id}: {text}:\n{environment_traceback(error)}") from error
     return registered_id
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,17 +23,13 @@ class ObservationCodec:
         """Takes the layout of the rows."""
         self._layout = layout
         self._parts = list(zip(layout.parts, layout.places, strict=True))
-        self._offsets = {
-            part.path: np.cumsum((0, *part.num_choices[:-1])) - np.array(part.starts)
-            for part in layout.parts
-            if part.kind == "choices"
-        }
+        self._choices_of = {part.path: _Choices(part) for part in layout.parts if part.kind == "choices"}
 
     def write(self, observation: Any, row: npt.NDArray[Any]) -> None:
         """Writes one observation into `row [row_size]`.
 
         Raises:
-            ObservationMismatch: a part is missing, or has another shape than its space says.
+            ObservationMismatch: a part is missing, or has a shape or a choice that its space does not have.
         """
         self._write(observation, row[np.newaxis], ())
 
@@ -45,7 +41,7 @@ class ObservationCodec:
             rows: [E, row_size], to write to.
 
         Raises:
-            ObservationMismatch: a part is missing, or has another shape than its space says.
+            ObservationMismatch: a part is missing, or has a shape or a choice that its space does not have.
         """
         self._write(observations, rows, (len(rows),))
 
@@ -61,7 +57,8 @@ class ObservationCodec:
         values = {}
         for part, place in self._parts:
             if part.kind == "choices":
-                values[part.path] = self._choices(part, floats[0, place])
+                chosen = self._choices_of[part.path].read(floats[0, place])
+                values[part.path] = chosen.reshape(part.shape).astype(part.dtype)
             else:
                 source = pixels if part.kind == "image" else floats
                 values[part.path] = source[0, place].reshape(part.shape).astype(part.dtype)
@@ -78,17 +75,57 @@ class ObservationCodec:
             if part.kind == "choices":
                 one_hot = floats[:, place]
                 one_hot[...] = 0.0
-                positions = values.reshape(len(rows), -1) + self._offsets[part.path]
-                np.put_along_axis(one_hot, positions.astype(np.int64), 1.0, axis=1)
+                positions = self._choices_of[part.path].positions(values.reshape(len(rows), -1))
+                np.put_along_axis(one_hot, positions, 1.0, axis=1)
             else:
                 target: npt.NDArray[Any] = pixels if part.kind == "image" else floats
-                if not np.can_cast(values.dtype, target.dtype, "same_kind"):
+                # Numbers may be rounded to float32; a byte would keep the last 8 bits of a larger integer.
+                casting: Literal["safe", "same_kind"] = "safe" if part.kind == "image" else "same_kind"
+                if not np.can_cast(values.dtype, target.dtype, casting):
                     raise ObservationMismatch(f"{part.name} has dtype {values.dtype}, its space says {part.dtype}")
+                if part.kind == "flags" and ((values != 0) & (values != 1)).any():
+                    raise ObservationMismatch(f"{part.name} is {values.tolist()}, its space has only 0 and 1")
                 target[:, place] = values.reshape(len(rows), -1)
 
-    def _choices(self, part: ObservationPart, one_hot: FloatArray) -> Any:
-        values = np.flatnonzero(one_hot) - self._offsets[part.path]
-        return values.reshape(part.shape).astype(part.dtype)
+
+class _Choices:
+    """Turns the choices of one part into one-hot numbers, those of its elements side by side, and back."""
+
+    def __init__(self, part: ObservationPart) -> None:
+        self._part = part
+        self._first = np.array(part.starts)
+        self._last = self._first + np.array(part.num_choices) - 1
+        self._offsets = np.cumsum((0, *part.num_choices[:-1])) - self._first
+
+    def positions(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Where the ones of choices `[B, elements]` are.
+
+        Raises:
+            ObservationMismatch: one of them is no integer, or none of its element's choices.
+        """
+        if values.dtype.kind in "biu":
+            choices = values.astype(np.int64)
+            wrong = (choices < self._first) | (choices > self._last)
+        elif values.dtype.kind == "f":
+            with np.errstate(invalid="ignore"):  # NaN and infinity become some integer, which differs from them
+                choices = values.astype(np.int64)
+            wrong = (choices != values) | (choices < self._first) | (choices > self._last)
+        else:
+            raise ObservationMismatch(f"{self._part.name} has dtype {values.dtype}, its space says {self._part.dtype}")
+        if wrong.any():
+            env, element = np.argwhere(wrong)[0]
+            where = f" at position {element}" if len(self._first) > 1 else ""
+            allowed = f"{self._first[element]} to {self._last[element]}"
+            raise ObservationMismatch(
+                f"{self._part.name} has {values[env, element]}{where}, its space the integers {allowed}"
+            )
+        positions: npt.NDArray[np.int64] = choices + self._offsets
+        return positions
+
+    def read(self, one_hot: FloatArray) -> npt.NDArray[np.int64]:
+        """The choices whose ones are in `one_hot`."""
+        choices: npt.NDArray[np.int64] = np.flatnonzero(one_hot) - self._offsets
+        return choices
 
 
 def split_rows(layout: ObservationLayout, rows: npt.NDArray[Any]) -> tuple[FloatArray, npt.NDArray[np.uint8]]:

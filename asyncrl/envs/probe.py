@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ImageChannels
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.lifeline import end_with
@@ -31,6 +32,7 @@ def probe(
     timeout_s: float = 60.0,
     env_backend: str = "gym",
     atari_preprocessing: bool = True,
+    image_channels: ImageChannels = "auto",
     warn: Callable[[str], None] | None = None,
 ) -> EnvSpec:
     """Makes, resets and steps the environment, in a child process, and returns what it is.
@@ -41,6 +43,7 @@ def probe(
         timeout_s: seconds for all of it.
         env_backend: as for `make_env`.
         atari_preprocessing: likewise.
+        image_channels: as for `read_spec`.
         warn: takes each finding of Gymnasium's checker, which runs only if this is given.
 
     Raises:
@@ -55,6 +58,7 @@ def probe(
             "env_backend": env_backend,
             "atari_preprocessing": atari_preprocessing,
             "is_checked": warn is not None,
+            "image_channels": image_channels,
         }
         (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
         exit_code = _run_child(folder, timeout_s)
@@ -67,8 +71,8 @@ def probe(
         raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}")
     if "usage_error" in answer:
         raise UsageError(answer["usage_error"])
-    if "traceback" in answer:
-        raise EnvironmentFailed(f"{env_id} raised an exception in {answer['raised_in']}:\n{answer['traceback']}")
+    if "failure" in answer:
+        raise EnvironmentFailed(answer["failure"])
     if warn is not None:
         for finding in [f"it did not end ({_describe_exit(exit_code)})"] if findings is None else findings:
             warn(f"gymnasium.utils.env_checker.check_env on {env_id}: {finding}")
@@ -90,7 +94,8 @@ def _run_child(folder: Path, timeout_s: float) -> int | None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": search_path},
+            # breakpoint() is for the run itself: this process has no terminal.
+            env={**os.environ, "PYTHONPATH": search_path, "PYTHONBREAKPOINT": "0"},
             start_new_session=True,
             pass_fds=(lifeline,),
         )
@@ -120,11 +125,16 @@ def _describe_exit(exit_code: int | None) -> str:
 
 
 def _answers(
-    env_id: str, env_kwargs: Mapping[str, Any], env_backend: str, atari_preprocessing: bool, is_checked: bool
+    env_id: str,
+    env_kwargs: Mapping[str, Any],
+    env_backend: str,
+    atari_preprocessing: bool,
+    image_channels: ImageChannels,
+    is_checked: bool,
 ) -> Iterator[tuple[str, Any]]:
     """The child's work: names of files and what the parent is told in them, as JSON values."""
     from asyncrl.envs.interface import checker_findings, try_out
-    from asyncrl.envs.making import make_env, why_not_vectorized
+    from asyncrl.envs.making import make_env, make_vector_env, resets_within_step, why_not_vectorized
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import read_spec
 
@@ -136,7 +146,7 @@ def _answers(
 
     try:
         env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
-        spec = read_spec(env, env_id)
+        spec = read_spec(env, env_id, image_channels)
         try_out(env, spec, enter)
         if env_backend == "tensor":
             from asyncrl.envs.tensors import check_spaces
@@ -151,12 +161,24 @@ def _answers(
             if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
+        if isinstance(env, SingleEnv):
+            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
+        elif spec.is_vectorized:
+            vector_env = make_vector_env(env_id, env_kwargs, 1, atari_preprocessing)
+            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(vector_env))
+            vector_env.close()
         enter("close()")
         env.close()
     except UsageError as error:
         yield "answer.json", {"usage_error": str(error)}
+    except EnvironmentFailed as error:
+        yield "answer.json", {"failure": str(error)}
+    except ImportError as error:
+        text = f"{env_id} needs a module that cannot be imported:\n{environment_traceback(error)}"
+        yield "answer.json", {"failure": text}
     except Exception as error:
-        yield "answer.json", {"traceback": environment_traceback(error), "raised_in": raised_in}
+        text = f"{env_id} raised an exception in {raised_in}:\n{environment_traceback(error)}"
+        yield "answer.json", {"failure": text}
     else:
         yield "answer.json", {"spec": spec.to_data()}
         if is_checked:

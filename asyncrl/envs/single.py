@@ -20,20 +20,20 @@ class SingleEnv(gymnasium.Env[Any, Any]):
     """Steps the only environment in a vectorized one, in whichever mode that resets: after an end it is reset anew."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str) -> None:
-        """Takes ownership of `env`, which holds one environment."""
-        self._env = env
+        """Takes ownership of `env`, which holds one environment; it is `vector_env` from then on."""
+        self.vector_env = env
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.spec_id = env_id
         self.spec = env.spec or EnvSpec(id=env_id)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode."""
-        obs, _ = self._env.reset(seed=None if seed is None else seed % VECTOR_SEEDS)
+        obs, _ = self.vector_env.reset(seed=None if seed is None else seed % VECTOR_SEEDS)
         return self._observe(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Takes a step. After the last of an episode the observation means nothing."""
-        result = self._env.step(self._batch_of(action))
+        result = self.vector_env.step(self._batch_of(action))
         obs, reward, terminated, truncated, _ = five_values(result, self.spec_id)
         return self._observe(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
@@ -46,4 +46,4 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Closes the environment."""
-        self._env.close()
+        self.vector_env.close()

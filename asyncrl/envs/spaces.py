@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ImageChannels
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import (
     Action,
@@ -22,6 +23,7 @@ from asyncrl.envs.spec import (
     ObservationPart,
     Path,
     TreeAction,
+    find_channels,
     has_shape_of_image,
 )
 
@@ -32,34 +34,47 @@ _MOST_CHOICES = 4096  # stored as one-hot numbers
 _MOST_INTEGERS = 1024  # of one element of a bounded Box of integers as an action
 
 
-def read_spec(env: gymnasium.Env[Any, Any], env_id: str) -> EnvSpec:
+def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageChannels = "auto") -> EnvSpec:
     """What `env` observes and takes.
 
     Raises:
         UsageError: a space that is not supported.
     """
-    return spec_of_spaces(
-        env.observation_space, env.action_space, env_id, None if env.spec is None else env.spec.max_episode_steps
-    )
+    limit = None if env.spec is None else env.spec.max_episode_steps
+    return spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels)
 
 
 def spec_of_spaces(
-    observation: spaces.Space[Any], action: spaces.Space[Any], env_id: str, max_episode_steps: int | None
+    observation: spaces.Space[Any],
+    action: spaces.Space[Any],
+    env_id: str,
+    max_episode_steps: int | None,
+    image_channels: ImageChannels = "auto",
 ) -> EnvSpec:
     """What an environment of these spaces observes and takes.
+
+    Args:
+        observation: space of observations.
+        action: space of actions.
+        env_id: the environment's id.
+        max_episode_steps: its time limit.
+        image_channels: where images have their channels; auto follows their shapes (`find_channels`).
 
     Raises:
         UsageError: a space that is not supported.
     """
     read_action = _read_action(action, env_id)
-    return EnvSpec(env_id, _read_observation(observation, read_action, env_id), read_action, max_episode_steps)
+    read_observation = _read_observation(observation, read_action, env_id, image_channels)
+    return EnvSpec(env_id, read_observation, read_action, max_episode_steps)
 
 
-def _read_observation(space: spaces.Space[Any], action: Action, env_id: str) -> ObservationLayout:
+def _read_observation(
+    space: spaces.Space[Any], action: Action, env_id: str, image_channels: ImageChannels
+) -> ObservationLayout:
     mask = space[ACTION_MASK] if isinstance(space, spaces.Dict) and has_action_mask(space) else None
     everything = _leaves(space, f"the observations of {env_id}")
     leaves = [(path, leaf) for path, leaf in everything if mask is None or path[0] != ACTION_MASK]
-    parts = [_read_part(path, leaf, env_id) for path, leaf in leaves]
+    parts = [_read_part(path, leaf, env_id, image_channels) for path, leaf in leaves]
     parts = [part for part in parts if part.size > 0]
     if not parts:
         raise UsageError(f"the observations of {env_id} are {space}: there is nothing in them to learn from.")
@@ -73,11 +88,12 @@ def has_action_mask(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Dict) and ACTION_MASK in space.spaces
 
 
-def _read_part(path: Path, space: spaces.Space[Any], env_id: str) -> ObservationPart:
+def _read_part(path: Path, space: spaces.Space[Any], env_id: str, image_channels: ImageChannels) -> ObservationPart:
     shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype).name
     if isinstance(space, spaces.Box):
-        is_image = dtype == "uint8" and has_shape_of_image(shape)
-        return ObservationPart(path, "image" if is_image else "numbers", shape, dtype)
+        channels = find_channels(shape) if image_channels == "auto" else image_channels
+        is_image = dtype == "uint8" and has_shape_of_image(shape, channels)
+        return ObservationPart(path, "image" if is_image else "numbers", shape, dtype, channels=channels)
     if isinstance(space, spaces.MultiBinary):
         return ObservationPart(path, "flags", shape, dtype)
     num_choices, starts = _choices_of(space)

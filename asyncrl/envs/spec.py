@@ -20,6 +20,8 @@ Path = tuple[PathKey, ...]
 """Where a leaf lies in nested spaces: keys of Dict, positions in Tuple; empty for a space that is not nested."""
 
 PartKind = Literal["numbers", "choices", "flags", "image", "mask"]
+Channels = Literal["first", "last"]
+"""Whether an image's channels are before its height and width or behind them."""
 FLOAT_BYTES = 4
 _SMALLEST_IMAGE = 8
 
@@ -35,6 +37,7 @@ class ObservationPart:
         shape, dtype: as the environment gives it.
         num_choices: choices of each element, for choices.
         starts: what the environment calls each element's first choice.
+        channels: where an array of three or four axes has its channels, if it is an image.
     """
 
     path: Path
@@ -43,6 +46,7 @@ class ObservationPart:
     dtype: str
     num_choices: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()
+    channels: Channels = "last"
 
     @property
     def size(self) -> int:
@@ -52,43 +56,49 @@ class ObservationPart:
     @property
     def has_pixels(self) -> bool:
         """Whether it is to be looked at by convolutions: bytes, or numbers in the shape of an image."""
-        return self.kind == "image" or (self.kind == "numbers" and has_shape_of_image(self.shape))
+        return self.kind == "image" or (self.kind == "numbers" and has_shape_of_image(self.shape, self.channels))
 
     @property
     def name(self) -> str:
         """Its path for a person."""
         return "/".join(map(str, self.path)) or "observation"
 
+    def __str__(self) -> str:
+        channels = f" channels {self.channels}" if self.has_pixels and len(self.shape) > 2 else ""
+        name = f"{self.name} " if self.path else ""
+        return f"{name}{self.kind} {self.shape} {self.dtype}{channels}"
 
-def has_shape_of_image(shape: tuple[int, ...]) -> bool:
+
+def find_channels(shape: tuple[int, ...]) -> Channels:
+    """Where the channels of an image of three axes, or of a stack of such, are.
+
+    Two neighbouring axes of one size are height and width; if all three are of one size, channels are last. If no
+    neighbours are of one size, channels are the smaller end, the last one of two equal ends.
+    """
+    if len(shape) < 3 or shape[-3] == shape[-2]:
+        return "last"
+    return "first" if shape[-2] == shape[-1] or shape[-3] < shape[-1] else "last"
+
+
+def has_shape_of_image(shape: tuple[int, ...], channels: Channels) -> bool:
     """Whether an array may be an image: [H, W], with channels before or behind, or a stack of such with channels."""
     if len(shape) not in (2, 3, 4):
         return False
-    return min(image_size(shape)) >= _SMALLEST_IMAGE
+    return min(image_size(shape, channels)) >= _SMALLEST_IMAGE
 
 
-def image_size(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width of an image of any of the shapes that `channels_first` knows."""
-    if len(shape) == 2:
-        return shape[0], shape[1]
-    if len(shape) == 4:
-        shape = shape[1:]
-    return (shape[1], shape[2]) if _is_channels_first(shape) else (shape[0], shape[1])
+def image_size(shape: tuple[int, ...], channels: Channels) -> tuple[int, int]:
+    """Height and width of an image."""
+    *_, height, width = image_axes(shape, channels)
+    return shape[height], shape[width]
 
 
-def _is_channels_first(shape: tuple[int, ...]) -> bool:
-    return shape[0] < shape[2]
-
-
-def image_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+def image_axes(shape: tuple[int, ...], channels: Channels) -> tuple[int, ...]:
     """Order in which the axes of an image become channels (all that are none of height and width), height, width."""
-    if len(shape) == 2:
-        return (0, 1)
-    offset = len(shape) - 3
-    stack = tuple(range(offset))
-    if _is_channels_first(shape[offset:]):
-        return (*stack, offset, offset + 1, offset + 2)
-    return (*stack, offset + 2, offset, offset + 1)
+    axes = tuple(range(len(shape)))
+    if len(shape) == 2 or channels == "first":
+        return axes
+    return (*axes[:-3], axes[-1], axes[-3], axes[-2])
 
 
 @dataclass(frozen=True)
@@ -160,10 +170,7 @@ class ObservationLayout:
         return tuple(part.kind == "numbers" for part in self.parts if part.kind != "image" for _ in range(part.size))
 
     def __str__(self) -> str:
-        names = (f"{part.name} " if part.path else "" for part in self.parts)
-        return ", ".join(
-            f"{name}{part.kind} {part.shape} {part.dtype}" for name, part in zip(names, self.parts, strict=True)
-        )
+        return ", ".join(map(str, self.parts))
 
 
 def vector_observation(size: int, dtype: str = "float32") -> ObservationLayout:
@@ -177,7 +184,7 @@ class BoxAction:
 
     Attributes:
         shape: shape of one action as the environment takes it.
-        low, high: bounds of the flattened action; unbounded ones are infinite.
+        low, high: bounds of the flattened action, as its space gives them.
         dtype: NumPy dtype name in which the environment takes it.
     """
 
@@ -201,13 +208,8 @@ class BoxAction:
         """Parameters of a distribution: means and log-deviations."""
         return 2 * self.size
 
-    @property
-    def is_bounded(self) -> bool:
-        """Whether every bound is finite."""
-        return all(abs(bound) != float("inf") for bound in self.low + self.high)
-
     def __str__(self) -> str:
-        return f"Box {self.shape} {self.dtype}"
+        return f"Box {self.shape} {self.dtype} from {min(self.low):g} to {max(self.high):g}"
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,8 @@ class EnvSpec:
         action: meaning of an action.
         max_episode_steps: time limit in steps, None if there is none or it is not known.
         is_vectorized: whether a vectorized implementation is used.
+        resets_within_step: whether that is reset before the step after an episode's end, so that the first step after a
+            truncation is lost to training (Gymnasium's autoreset modes SAME_STEP and DISABLED).
     """
 
     env_id: str
@@ -336,6 +340,7 @@ class EnvSpec:
     action: Action
     max_episode_steps: int | None
     is_vectorized: bool = False
+    resets_within_step: bool = False
 
     @property
     def observation_size(self) -> int:
@@ -359,8 +364,16 @@ class EnvSpec:
     def from_data(cls, data: Mapping[str, Any]) -> EnvSpec:
         """The inverse of `to_data`, after JSON has made lists of tuples."""
         values = dict(data)
-        parts = tuple(ObservationPart(**_with_tuples(part)) for part in values.pop("observation"))
+        parts = tuple(_part_from_data(part) for part in values.pop("observation"))
         return cls(observation=ObservationLayout(parts), action=_action_from_data(values.pop("action")), **values)
+
+
+def _part_from_data(data: Mapping[str, Any]) -> ObservationPart:
+    values = _with_tuples(data)
+    if "channels" not in values:  # saved by a version that looked at the ends alone
+        shape = values["shape"]
+        values["channels"] = "first" if len(shape) > 2 and shape[-3] < shape[-1] else "last"
+    return ObservationPart(**values)
 
 
 def _action_to_data(action: Action) -> dict[str, Any]:

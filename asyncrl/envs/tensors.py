@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ActionMapping
+from asyncrl.envs.actions import unit_of
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.single import SingleEnv
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, TreeAction
@@ -63,15 +65,16 @@ class TensorRows:
 class TensorActions:
     """Turns the policy's actions into the environment's: `asyncrl.envs.actions.ActionAdapter` for tensors."""
 
-    def __init__(self, spec: EnvSpec, squash: bool, device: torch.device) -> None:
+    def __init__(self, spec: EnvSpec, mapping: ActionMapping, device: torch.device) -> None:
         """Takes spaces that `check_spaces` knows."""
         action = spec.action
         assert not isinstance(action, TreeAction)
-        self._squash = squash
+        self._squashes = mapping == "squashed"
         self._shape = () if isinstance(action, DiscreteAction) else action.shape
         self._starts: Tensor | None = None
         if isinstance(action, BoxAction):
             dtype = getattr(torch, action.dtype)
+            self._center, self._half_range = (torch.from_numpy(array).to(device) for array in unit_of(action, mapping))
             self._low = torch.tensor(action.low, dtype=dtype, device=device)
             self._high = torch.tensor(action.high, dtype=dtype, device=device)
         else:
@@ -86,10 +89,10 @@ class TensorActions:
         """
         if self._starts is not None:
             return (actions.long() + self._starts).reshape(len(actions), *self._shape)
-        if self._squash:
-            scaled = self._low + (torch.tanh(actions.to(self._low.dtype)) + 1) * ((self._high - self._low) / 2)
-        else:
-            scaled = actions.to(self._low.dtype)
+        numbers = actions.to(self._low.dtype)
+        if self._squashes:
+            numbers = torch.tanh(numbers)
+        scaled = torch.addcmul(self._center, numbers, self._half_range)
         return torch.clamp(scaled, self._low, self._high).reshape(len(actions), *self._shape)
 
 

@@ -4,6 +4,9 @@ consumes  shared parameters and statistics, or published ones where a central pr
 produces  steps of the shared parameters, or gradients; its part of the common statistics; counts of steps
 waits     for nobody; for WAIT_S where its gradients were not combined yet, and when all steps of the run were made
 stops     when the run has ended
+
+Each environment step is trained on or reported as dropped: an unfinished rollout of a process that died is reported
+by the process that takes its place.
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ class HogwildA2cWorker(HogwildWorker):
         self._learner = learner
         self._pull = pull
         self._has_room = has_room
+        split.group.note_dropped(self._clock.unsettled_steps(self.worker_idx))
+        self._clock.settle_steps(self.worker_idx)
 
     def _work(self) -> float:
         """Collects one rollout with one copy of the weights, and learns from it."""
@@ -63,17 +68,14 @@ class HogwildA2cWorker(HogwildWorker):
         self.phases.charge(Phase.FETCH)
         self._collect()
         self._slots.take(_SLOT)
-        if self._learner.has_lost_its_units:
-            self._slots.free(_SLOT)
-            return 0.0
         dataset = self._batcher.collect([Columns(_SLOT, 0, self._slots.num_envs, is_last=True)])
         self.phases.charge(Phase.COPY)
-        if dataset.num_valid == 0:  # all of it was of environments that failed
-            self._slots.free(_SLOT)
-            return 0.0
-        metrics = self._learner.train(dataset, self._clock.env_steps, after_epoch=_nothing)
+        if dataset.num_valid > 0:  # otherwise all of it was of environments that failed
+            self._learner.follow_units()
+            metrics = self._learner.train(dataset, self._clock.env_steps, after_epoch=_goes_on)
+            self.note_training(metrics, self._learner.skipped_steps)
+        self._clock.settle_steps(self.worker_idx)
         self._slots.free(_SLOT)
-        self.note_training(metrics, self._learner.skipped_steps)
         self.phases.charge(Phase.TRAIN)
         return 0.0
 
@@ -86,5 +88,5 @@ class HogwildA2cWorker(HogwildWorker):
             self.count_steps(num_steps)
 
 
-def _nothing() -> None:
-    pass
+def _goes_on() -> bool:
+    return False

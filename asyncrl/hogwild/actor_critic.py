@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncrl.buffers.answers import ActionAnswer
 from asyncrl.buffers.shared_tensors import ReturnUnits
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.storage import Storage
+from asyncrl.models.acting import Act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import read_block
 
-_MOST_READS = 1000
+_MOST_TRIES = 1000
 _REUNIT_AT = 0.01
 _CPU = torch.device("cpu")
 
@@ -29,14 +33,26 @@ class HogwildActorCritic(OnPolicyLearner):
         storage: Storage,
         units: ReturnUnits | None,
         device: torch.device = _CPU,
+        has_copies: bool = False,
     ) -> None:
-        """Starts with the shared weights as they are; without `units`, statistics come with the weights."""
+        """Starts with the shared weights as they are.
+
+        Args:
+            model: the network to act and learn with.
+            config: the run's settings.
+            storage: where its weights live.
+            units: units of returns of the shared critic; None where statistics come with published weights.
+            device: where the network is.
+            has_copies: whether the network's weights are copies of the shared ones, which the keeper does not rescale.
+        """
         once = config.model_copy(update={"num_epochs": 1, "num_batches_per_epoch": 1, "shuffle_minibatches": False})
         super().__init__(model, once, device, storage)
         self._units = units
-        self._begun_at = 0
+        self._has_copies = has_copies
+        self._units_number = 0  # of the units that the network is in
         if units is not None:
-            self._take_units(units)
+            self._units_number, mean, std = units.read()
+            self._set_units(mean, std)
 
     def begin(self, pull: Callable[[], None]) -> None:
         """Takes over weights, units of returns and statistics, for the rollout that begins now.
@@ -51,14 +67,41 @@ class HogwildActorCritic(OnPolicyLearner):
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics = {self.policy_version: self._obs_statistics}
 
-    @property
-    def has_lost_its_units(self) -> bool:
-        """Whether the critic was rescaled since `begin`: values and returns of this rollout are in other units now."""
-        return self._units is not None and self._units.written != self._begun_at
+    def follow_units(self) -> None:
+        """Takes over units of returns that have moved since the weights were pulled.
 
-    def _take_units(self, units: ReturnUnits) -> None:
-        self.model.return_mean.fill_(float(units.values[0]))
-        self.model.return_std.fill_(float(units.values[1]))
+        Shared weights were rescaled by the keeper; copies of them are rescaled here. Values in a slot are in units of
+        rewards, so they remain right.
+        """
+        units = self._units
+        if units is None or units.written == self._units_number:
+            return
+        self._units_number, mean, std = units.read()
+        if self._has_copies:
+            own = self.model.return_mean
+            self.model.renormalize_returns(own.new_tensor([mean]), own.new_tensor([std]))
+        else:
+            self._set_units(mean, std)
+
+    def act_in_units(self, act: Act) -> Act:
+        """The same as `act`, with values in units of rewards although the units of returns move meanwhile."""
+        units = self._units
+        if units is None or self._has_copies:
+            return act
+
+        def act_and_look(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActionAnswer:
+            for _ in range(_MOST_TRIES):
+                self.follow_units()
+                answer = act(obs, state)
+                if units.written == self._units_number:
+                    break
+            return answer
+
+        return act_and_look
+
+    def _set_units(self, mean: float, std: float) -> None:
+        self.model.return_mean.fill_(mean)
+        self.model.return_std.fill_(std)
 
     def take_published(self, block: Tensor, policy_version: int) -> None:
         """Takes over a publication: weights and statistics of one moment."""
@@ -66,12 +109,11 @@ class HogwildActorCritic(OnPolicyLearner):
         read_block(self.model, self._flat, block)
 
     def _pull_with_units(self, pull: Callable[[], None], units: ReturnUnits) -> None:
-        for _ in range(_MOST_READS):
-            before = units.written
+        for _ in range(_MOST_TRIES):
+            self._units_number, mean, std = units.read()
             pull()
-            self._take_units(units)
-            self._begun_at = before
-            if before % 2 == 0 and units.written == before:
+            self._set_units(mean, std)
+            if units.written == self._units_number:
                 break
         if self._config.normalize_input:
             self._obs_moments.merge()

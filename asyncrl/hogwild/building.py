@@ -124,7 +124,8 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
     config, worker_idx = setup.config, parts.worker_idx
     owner = worker_idx + 1
     device = torch.device(setup.plan.device)
-    shared = SharedStorage(setup.arena, owner, Copies.PULLED if hogwild.mode == "synced" else _copies_on(device))
+    copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
+    shared = SharedStorage(setup.arena, owner, copies)
     storage: Storage = shared
     units: ReturnUnits | None = ReturnUnits(setup.arena)
     has_room: Callable[[], bool] = _always
@@ -138,12 +139,14 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
         def has_room() -> bool:
             return places.free_place(worker_idx) is not None
 
-    learner = HogwildActorCritic(make_actor_critic(setup.spec, config), config, storage, units, device)
+    learner = HogwildActorCritic(
+        make_actor_critic(setup.spec, config), config, storage, units, device, has_copies=copies is not Copies.NONE
+    )
     if hogwild.mode == "gradients":
         pull = _pull_published(setup, learner)
     slots = TrajectorySlots(parts.arena)
     slots.reset()
-    act = make_act(learner.model, device, _acting_seed(setup, worker_idx))
+    act = learner.act_in_units(make_act(learner.model, device, _acting_seed(setup, worker_idx)))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
     failures = FailureLog(worker_idx, setup.config, setup.control)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)

@@ -32,6 +32,7 @@ class GlobalClock:
     ) -> None:
         """Counts on from `first_env_steps`, and from `first_worker_steps`; the run is to have `most_env_steps`."""
         self._resting = arena.words("shared.resting")
+        self._settled = arena.words("shared.settled")
         self._control = control
         self._num_workers = num_workers
         self._first = first_env_steps
@@ -57,6 +58,14 @@ class GlobalClock:
     @property
     def _collected(self) -> list[int]:
         return [self._control.collected_steps(worker) for worker in range(self._num_workers)]
+
+    def unsettled_steps(self, worker_idx: int) -> int:
+        """Environment steps of a worker that were neither trained on nor counted as dropped (that worker)."""
+        return self._control.collected_steps(worker_idx) - int(self._settled[worker_idx])
+
+    def settle_steps(self, worker_idx: int) -> None:
+        """Notes that all steps of a worker so far were trained on or counted as dropped (that worker)."""
+        self._settled[worker_idx] = self._control.collected_steps(worker_idx)
 
     def rest(self, worker_idx: int) -> None:
         """Says that a worker has nothing in hand any more (that worker)."""

@@ -116,6 +116,7 @@ class HogwildKeeper:
         deadline = time.monotonic() + self._settle_s
         while not self._clock.do_all_rest and time.monotonic() < deadline:
             time.sleep(_LOOK_EVERY_S)
+        self._take_last_steps()
         self._num_updates = self._refresh()
         self._publish()
 
@@ -144,6 +145,9 @@ class HogwildKeeper:
 
     def replay(self) -> None:
         """Nothing: each worker's replay is its own."""
+
+    def _take_last_steps(self) -> None:
+        """Takes the steps that are left when no worker has anything in hand; here workers have taken all of them."""
 
     def _publish(self) -> None:
         block = self._learner.publication(self._block)
@@ -179,9 +183,7 @@ class GradientCombiner(HogwildKeeper):
         taken = self._places.take(self._count)
         if taken is None:
             return super().train_once(timeout_s)
-        gradient = combine(self._places.values[taken], self._config.combine_gradients)
-        self._actor_critic.set_schedule(self.env_steps)
-        self._actor_critic.descend_along(gradient)
+        self._descend_along(taken)
         self._num_updates = self._refresh()
         self._phases.charge(Phase.TRAIN)
         self._publish()
@@ -189,3 +191,14 @@ class GradientCombiner(HogwildKeeper):
         for worker in self._workers:
             worker.wake()
         return self.take_report() if time.monotonic() - self._reported_at >= _REPORT_EVERY_S else None
+
+    def _take_last_steps(self) -> None:
+        """Steps along all gradients that are there; the last of these steps may be along fewer than the others."""
+        while taken := self._places.take(min(self._count, self._places.num_ready)):
+            self._descend_along(taken)
+            self._places.free(taken)
+
+    def _descend_along(self, taken: Sequence[int]) -> None:
+        gradient = combine(self._places.values[taken], self._config.combine_gradients)
+        self._actor_critic.set_schedule(self.env_steps)
+        self._actor_critic.descend_along(gradient)

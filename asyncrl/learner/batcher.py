@@ -18,15 +18,19 @@ from asyncrl.monitoring.reports import LagMetrics
 class Batcher:
     """Copies columns into a dataset. Owns the dataset's memory, which the next dataset overwrites."""
 
-    def __init__(self, slots: DeviceSlots, columns_per_dataset: int, recurrence: int | None = None) -> None:
+    def __init__(
+        self, slots: DeviceSlots, columns_per_dataset: int, recurrence: int | None = None, steady_lag_bound: int = 0
+    ) -> None:
         """Allocates room for one dataset.
 
         Args:
             slots: where the columns come from.
             columns_per_dataset: how many, C.
             recurrence: steps between the states of memory that are kept; those of a whole trajectory if not given.
+            steady_lag_bound: the largest lag that the plan expects while workers keep pace.
         """
         self._slots = slots
+        self._steady_lag_bound = steady_lag_bound
         rollout = slots.slots.rollout
         num_rows = {"rnn_state": rollout // (recurrence or rollout), "policy_version": rollout}
 
@@ -59,4 +63,5 @@ class Batcher:
             p95=float(np.percentile(lag, 95)),
             max=int(lag.max()),
             age_ms=1000.0 * float(np.concatenate(ages_s).mean()),
+            over_bound=float((lag > self._steady_lag_bound).mean()),
         )

@@ -29,6 +29,7 @@ from asyncrl.models.flat import block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.reports import SacMetrics
+from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
 _CRITIC_FIGURES = ("critic_loss", "q_mean", "sum of inputs", "grad_norm_critic")
 _ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
@@ -81,7 +82,8 @@ class OffPolicyLearner:
         self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", actor.observation_size, device)
-        self._generator = torch.Generator(device).manual_seed(config.seed + self.ranks.rank)
+        own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
+        self._generator = torch.Generator(device).manual_seed(own_seed)
         self._skipped_critic = SkippedSteps(config.max_skipped_steps)
         self._skipped_actor = SkippedSteps(config.max_skipped_steps)
         self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)
@@ -215,12 +217,13 @@ class OffPolicyLearner:
         }
 
     def _noise(self, batch: Transitions, trains_actor: bool) -> Tensor:
-        """For actions after the next observations, and the present ones if the policy is trained; none if discrete."""
+        """For actions at all observations, but for the first ones unless the policy is trained; none if discrete."""
         own = self.model.statistics
         if not self.model.is_gaussian:
             return own.new_empty(0)
         rows, num_actions = batch.action.shape
-        shape = (2 * rows if trains_actor else rows, num_actions)
+        num_between = batch.between_discount.shape[1]
+        shape = ((num_between + (2 if trains_actor else 1)) * rows, num_actions)
         return torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
     def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
@@ -241,10 +244,10 @@ class OffPolicyLearner:
     ) -> Figures:
         size, num_obs = batch.reward.shape[0], self.model.observation_size
         sample = sac.draw_squashed(parameters, noise)
-        inputs = torch.cat((obs[size:], sample.action[-size:].to(obs.dtype)), dim=1)
+        inputs = torch.cat((obs[-size:], sample.action[-size:].to(obs.dtype)), dim=1)
         next_values = self._critic_pass.forward(self._target_weights.layers, inputs).squeeze(-1)
         next_value = sac.soft_value(next_values, sample.log_prob[-size:], ent_coef)
-        target = sac.soft_target(batch.reward, batch.discount, next_value)
+        target = self._target_of(batch, next_value, sample.log_prob, ent_coef)
         inputs = torch.cat((obs[:size], batch.action.tanh().to(obs.dtype)), dim=1)
         values = self._critic_pass.forward(self._critic.layers, inputs).squeeze(-1)
         loss = sac.critic_loss(values, target)
@@ -266,9 +269,9 @@ class OffPolicyLearner:
         self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
     ) -> Figures:
         size, choice = batch.reward.shape[0], batch.action.expand(2, -1).unsqueeze(-1)
-        next_values = self._critic_pass.forward(self._target_weights.layers, obs[size:])
+        next_values = self._critic_pass.forward(self._target_weights.layers, obs[-size:])
         next_value = sac.soft_value_of_choices(next_values, parameters[-size:], ent_coef)
-        target = sac.soft_target(batch.reward, batch.discount, next_value)
+        target = self._target_of(batch, next_value, -self.model.distribution.entropy(parameters), ent_coef)
         all_values = self._critic_pass.forward(self._critic.layers, obs[:size])
         values = all_values.gather(-1, choice).squeeze(-1)
         loss = sac.critic_loss(values, target)
@@ -281,14 +284,28 @@ class OffPolicyLearner:
         entropy = self.model.distribution.entropy(log_probs).mean()
         return critic_figures, self._train_actor(loss.value, loss.gradient, log_probs, entropy, ent_coef)
 
+    def _target_of(self, batch: Transitions, next_value: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
+        """What the critics are to predict; `log_prob` is of actions at all observations from those between on."""
+        size, num_between = batch.between_discount.shape
+        reward = batch.reward
+        if num_between > 0:
+            between = log_prob[-(num_between + 1) * size : -size].view(num_between, size).t()
+            reward = reward + sac.entropy_bonus(between, batch.between_discount, ent_coef)
+        return sac.soft_target(reward, batch.discount, next_value)
+
     def _network_inputs(self, batch: Transitions) -> Tensor:
-        """Observations, then next observations `[2B, D]`, normalized, in the dtype of the matrix products."""
-        size = batch.reward.shape[0]
-        shape = (2 * size, self.model.observation_size)
+        """All observations, normalized, in the dtype of the matrix products.
+
+        Returns:
+            `[(n + 1) * B, D]`: the first ones, those between in the order of their steps, the next ones.
+        """
+        size, num_between = batch.between_discount.shape
+        shape = ((2 + num_between) * size, self.model.observation_size)
         if self._inputs.shape != shape:
             self._inputs = self.model.statistics.new_empty(shape)
         self._inputs[:size].copy_(batch.obs)
-        self._inputs[size:].copy_(batch.next_obs)
+        self._inputs[size:-size].copy_(batch.between_obs.transpose(0, 1).flatten(0, 1))
+        self._inputs[-size:].copy_(batch.next_obs)
         return self.model.normalize_obs(self._inputs, out=self._inputs).to(self._dtype)
 
     def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> Tensor:

@@ -34,8 +34,9 @@ from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
+from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
-_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: 2 ms for 17 squashed actions, by quadrature
+_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
 
 MODEL = "model"
 """Name of the trained weights in a `Storage`."""
@@ -82,7 +83,8 @@ class OnPolicyLearner:
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._most_samples = 0  # of a minibatch
-        self._generator = torch.Generator().manual_seed(config.seed + self.ranks.rank)
+        own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
+        self._generator = torch.Generator().manual_seed(own_seed)
         self._skipped = SkippedSteps(config.max_skipped_steps)
         self._recurrence = 0
         if model.rnn_state_size > 0:
@@ -128,13 +130,20 @@ class OnPolicyLearner:
         self._published_obs_statistics[self.policy_version] = self._obs_statistics
         return out
 
-    def train(self, dataset: Dataset, env_steps_before: int, after_epoch: Callable[[], None]) -> TrainMetrics | None:
+    def train(
+        self,
+        dataset: Dataset,
+        env_steps_before: int,
+        after_epoch: Callable[[], bool],
+        after_minibatch: Callable[[int, int], None] | None = None,
+    ) -> TrainMetrics | None:
         """Train `num_epochs` passes over the dataset; steps whose loss or gradient is not finite are left out.
 
         Args:
             dataset: columns of raw samples, on any device.
             env_steps_before: environment steps trained on before this dataset; the linear schedule reads it.
-            after_epoch: called after every pass, the place to publish.
+            after_epoch: called after every pass, the place to publish; returns whether to leave out the other passes.
+            after_minibatch: called with the number of minibatches that were trained, and that of all passes.
 
         Returns:
             Means over the steps that were taken, None if there were none.
@@ -153,15 +162,19 @@ class OnPolicyLearner:
         for _ in range(self._config.num_epochs):
             num_before = len(steps)
             kls = []
-            for minibatch in self._minibatches(samples):
+            minibatches = self._minibatches(samples)
+            for minibatch in minibatches:
                 learning_rates.append(self._learning_rate.value)
                 step, kl = self._train_minibatch(minibatch)
                 steps.append(step)
                 kls.append(kl)
                 self._learning_rate.after_minibatch(kl)
+                if after_minibatch is not None:
+                    after_minibatch(len(steps), len(minibatches) * self._config.num_epochs)
             self._learning_rate.after_epoch(kls)
             were_taken += self._look_at(steps[num_before:], samples)
-            after_epoch()
+            if after_epoch():
+                break
         steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
         if not steps:
             return None

@@ -9,10 +9,12 @@ waits     for the next dataset
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
+from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.dataset import Dataset
@@ -22,8 +24,11 @@ from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
+from asyncrl.learner.stopping import StopCondition
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LagMetrics, LearnerReport
+
+_LOOK_EVERY_S = 0.2
 
 
 class DatasetSource(Protocol):
@@ -96,9 +101,12 @@ class OnPolicyTrainer:
         publisher: WeightsPublisher,
         config: TrainConfig,
         phases: PhaseTimer,
+        control: RunControl,
+        stopping: StopCondition,
         env_steps: int = 0,
         num_samples: int = 0,
         agreement: Agreement | None = None,
+        look: Callable[[], None] | None = None,
     ) -> None:
         """Publishes the first weights; samples may be collected from then on.
 
@@ -108,10 +116,18 @@ class OnPolicyTrainer:
             publisher: takes weights.
             config: the run's settings.
             phases: the learner's time goes here.
+            control: the run's words.
+            stopping: says when an update is to end after the pass in hand.
             env_steps: environment steps of the run that were trained on before.
             num_samples: samples that were trained before, each as often as it was.
             agreement: what all ranks go by.
+            look: called a few times a second during an update, for a process that has other things to look after.
         """
+        self._control = control
+        self._stopping = stopping
+        self._look = look
+        self._looked_at = time.monotonic()
+        self._num_epochs = 0  # of the dataset in training
         self._agreement = agreement or Agreement(Ranks())
         self._learner = learner
         self._datasets = datasets
@@ -163,12 +179,15 @@ class OnPolicyTrainer:
         skip = self._config.debug_skip_training
         self._own_env_steps += num_valid
         self._env_steps_seen = self._env_steps + num_steps
-        metrics = None if skip else self._learner.train(dataset, self._env_steps, self._publish)
+        self._num_epochs = 0
+        self._control.note_minibatch(0, 1)
+        metrics = None if skip else self._learner.train(dataset, self._env_steps, self._end_epoch, self._note_minibatch)
+        self._control.note_minibatch(0, 0)
         self._phases.charge(Phase.TRAIN)
         self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
         self._datasets.release()
         self._env_steps = self._env_steps_seen
-        self._num_samples += 0 if skip else num_steps * self._config.num_epochs
+        self._num_samples += num_steps * self._num_epochs
         self._phases.charge(Phase.OTHER)
         now, phases = time.monotonic(), self._phases.take()
         report = LearnerReport(
@@ -202,6 +221,22 @@ class OnPolicyTrainer:
 
     def replay(self) -> None:
         """Nothing: trajectories are used once."""
+
+    def _note_minibatch(self, num_done: int, num_total: int) -> None:
+        self._control.note_minibatch(num_done, num_total)
+        if self._look is not None and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
+            self._look()
+            self._looked_at = time.monotonic()
+
+    def _end_epoch(self) -> bool:
+        """Publishes; returns whether the update ends here, for one rank is to stop. The last pass needs no question."""
+        self._publish()
+        self._num_epochs += 1
+        if self._num_epochs == self._config.num_epochs:
+            return False
+        should_stop = self._agreement.should_stop(self._stopping.is_met)
+        self._phases.charge(Phase.WAIT_RANKS)
+        return should_stop
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

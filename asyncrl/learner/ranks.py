@@ -191,6 +191,10 @@ class Agreement:
         """What the ranks named last, added up."""
         return 0 if self._last is None else self._last.env_steps
 
+    def should_stop(self, wants_to: bool) -> bool:
+        """Whether some rank wants to stop; every rank asks at the same place between two of its turns."""
+        return any(row[0] for row in self.ranks.gather([wants_to]))
+
     def end(self, is_interrupted: bool, env_steps: int) -> None:
         """Says that this rank goes on no further, unless another has said so already.
 

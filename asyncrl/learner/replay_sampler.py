@@ -12,6 +12,7 @@ import torch
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.learner.transfer import to_device
 from asyncrl.learner.transitions import Transitions
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 _MOST_ROUNDS = 1000
 
@@ -40,7 +41,7 @@ class ReplaySampler:
         Batches are put on `device`; they stay on the host if it is not given.
         """
         self._device = device or torch.device("cpu")
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(derive_seed(seed, Stream.REPLAY))
         self._stripes = stripes
         self._n_step = n_step
         self._gamma = gamma
@@ -115,14 +116,19 @@ class ReplaySampler:
         return places
 
     def _gather(self, split: IntArray, row: IntArray, env: IntArray) -> tuple[npt.NDArray[Any], ...]:
-        """Reads transitions: observation, action, reward, next observation, discount."""
+        """Reads the fields of `Transitions`, the transitions in the first dimension."""
         start = self._places(split, row, env)
         reward = np.zeros(len(row), np.float32)
         discount = np.ones(len(row), np.float32)
         steps = np.zeros(len(row), np.int64)
         goes_on = np.ones(len(row), np.bool_)
+        between_obs = np.zeros((len(row), self._n_step - 1, *self._obs.shape[1:]), self._obs.dtype)
+        between_discount = np.zeros((len(row), self._n_step - 1), np.float32)
         for step in range(self._n_step):
             place = start if step == 0 else self._places(split, row + step, env)
+            if step > 0:
+                between_obs[:, step - 1] = np.take(self._obs, np.where(goes_on, place, start), axis=0)
+                between_discount[:, step - 1] = np.where(goes_on, discount, np.float32(0.0))
             reward += np.where(goes_on, discount * self._rewards_at(place), np.float32(0.0))
             discount[goes_on] *= np.float32(self._gamma)
             steps += goes_on
@@ -131,7 +137,8 @@ class ReplaySampler:
             goes_on &= ~(self._terminated[place] | self._truncated[place])
         after = self._places(split, row + steps, env)
         obs, next_obs = np.take(self._obs, start, axis=0), np.take(self._obs, after, axis=0)
-        return obs, np.take(self._action, start, axis=0), reward, next_obs, discount
+        action = np.take(self._action, start, axis=0)
+        return obs, action, reward, next_obs, discount, between_obs, between_discount
 
     def _rewards_at(self, places: IntArray) -> npt.NDArray[np.float32]:
         reward: npt.NDArray[np.float32] = self._reward[places] * np.float32(self._reward_scale)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Transitions:
-    """B transitions of one or more steps each.
+    """B transitions of n steps each, or fewer where an episode ends before.
 
     Attributes:
         obs: [B, D] float32 or uint8, raw.
@@ -18,6 +18,9 @@ class Transitions:
         reward: [B] float32, discounted sum over the transition's steps.
         next_obs: [B, D], raw, after its last step.
         discount: [B] float32, what the value of `next_obs` counts: gamma ** steps, and 0 where the episode terminated.
+        between_obs: [B, n - 1, D], raw, before the second and each later step; any other where there is no such step.
+        between_discount: [B, n - 1] float32, what the policy's entropy there counts: gamma ** k before step k + 1, and
+            0 where there is no such step.
     """
 
     obs: Tensor
@@ -25,6 +28,8 @@ class Transitions:
     reward: Tensor
     next_obs: Tensor
     discount: Tensor
+    between_obs: Tensor
+    between_discount: Tensor
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -9,7 +9,6 @@ stops     when the asked number of steps or seconds was trained, or the runner a
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.saving import CheckpointSaver
 from asyncrl.learner.state import LearnerState
+from asyncrl.learner.stopping import StopCondition
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
 from asyncrl.runtime.checkpoint import Checkpoint, KeptReplay
@@ -59,12 +59,21 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True)
 class LearnerOutcome:
-    """How far training came, where it was saved (or why it was not), and whether that is as far as it should come."""
+    """How a run ended.
+
+    Attributes:
+        env_steps: environment steps that were trained on.
+        checkpoint: where it was saved.
+        error: why it was not saved.
+        is_complete: whether training came as far as it should.
+        elapsed_s: seconds that the run took.
+    """
 
     env_steps: int
     checkpoint: str | None
     error: str | None
     is_complete: bool = True
+    elapsed_s: float = dataclasses.field(default=0.0, compare=False)
 
 
 class LearnerWorker:
@@ -78,7 +87,7 @@ class LearnerWorker:
         spec: EnvSpec,
         checkpoints: Path,
         phases: PhaseTimer,
-        elapsed_s: float = 0.0,
+        stopping: StopCondition,
         agreement: Agreement | None = None,
         saves: bool = True,
     ) -> None:
@@ -91,7 +100,7 @@ class LearnerWorker:
             spec: what the environment is; checkpoints carry it.
             checkpoints: folder to save into.
             phases: the learner's time goes here.
-            elapsed_s: seconds that the run has taken before.
+            stopping: says when the run ends before its steps are trained, and keeps its time.
             agreement: what all ranks go by; the trainer takes turns in it.
             saves: whether checkpoints are written here.
         """
@@ -102,20 +111,14 @@ class LearnerWorker:
         self._config = config
         self._spec = spec
         self._phases = phases
-        self._started = time.monotonic() - elapsed_s
+        self._stopping = stopping
         self._saver = CheckpointSaver(checkpoints, config, trainer.env_steps)
         self._num_best = control.num_best
 
     @property
     def is_over(self) -> bool:
         """Whether training has reached its end or was asked to stop."""
-        limit_s = self._config.train_for_seconds
-        return (
-            self._control.stop_requested
-            or self._agreement.is_over
-            or not self._trainer.has_more_to_learn
-            or (limit_s is not None and time.monotonic() - self._started >= limit_s)
-        )
+        return self._stopping.is_met or self._agreement.is_over or not self._trainer.has_more_to_learn
 
     def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
         """Trains on what is there within `timeout_s`, and saves what is due.
@@ -150,6 +153,7 @@ class LearnerWorker:
         A run that is to be repeatable to the bit is saved at its resets and at its end only: from anywhere else it
         would go on differently.
         """
+        elapsed_s = self._stopping.elapsed_s
         self._trainer.settle()
         is_interrupted = self._control.stop_requested and self._trainer.has_more_to_learn
         self._agreement.end(is_interrupted, self._trainer.own_env_steps)
@@ -161,18 +165,19 @@ class LearnerWorker:
         is_complete = not self._agreement.was_interrupted
         if self._config.checkpoint_resets and not is_complete:
             newest = self._saver.newest
-            return LearnerOutcome(env_steps, None if newest is None else str(newest), None, is_complete)
+            return LearnerOutcome(env_steps, None if newest is None else str(newest), None, is_complete, elapsed_s)
         if not self._saves:
-            return LearnerOutcome(env_steps, None, None, is_complete)
+            return LearnerOutcome(env_steps, None, None, is_complete, elapsed_s)
         saved = self._saver.save(env_steps, self._content_with_replay)
         send(saved)
-        return LearnerOutcome(env_steps, saved.path if saved.error is None else None, saved.error, is_complete)
+        path = saved.path if saved.error is None else None
+        return LearnerOutcome(env_steps, path, saved.error, is_complete, elapsed_s)
 
     def _content(self) -> Checkpoint:
         state = self._trainer.state()
         about = {
             "env_steps": self._trainer.env_steps,
-            "elapsed_s": time.monotonic() - self._started,
+            "elapsed_s": self._stopping.elapsed_s,
             "config": self._config.model_dump(mode="json"),
             "spec": self._spec.to_data(),
         }

@@ -105,7 +105,10 @@ class ActorCritic(nn.Module):
         self.value_head = nn.Linear((critic or actor).output_size, 1)
         if config.policy_initialization == "orthogonal":
             initialize_orthogonal(self.policy_head, _POLICY_HEAD_GAIN)
-            initialize_orthogonal(self.value_head, 1.0)
+        # Returns are bootstrapped from the first predictions. PopArt keeps predictions in units of rewards, so where
+        # rewards are small, arbitrary ones become large weights, whose gradient is clipped and the policy's with it.
+        nn.init.zeros_(self.value_head.weight)
+        nn.init.zeros_(self.value_head.bias)
         if num_deviations > 0 and config.adaptive_stddev:
             with torch.no_grad():
                 self.policy_head.bias[self.distribution.deviation_positions] = math.log(config.initial_stddev)

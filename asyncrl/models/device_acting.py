@@ -21,6 +21,7 @@ from asyncrl.models.array_policy import ArrayActResult, ArraySacActResult
 from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
 from asyncrl.models.making import ActingModel
 from asyncrl.models.sac import SacActor
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class DeviceActor:
             for batch in self._batches.values():
                 batch.drop_graph()
             # The one that the capture took part in may refuse to draw outside of one (PyTorch up to 2.12).
-            self._generator = torch.Generator(device=self._device).manual_seed(self._seed + 1)
+            another = derive_seed(self._seed, Stream.SECOND_ATTEMPT)
+            self._generator = torch.Generator(device=self._device).manual_seed(another)
             arrays = self._batch.run()
         return answer_of(self._model, [array[: self._num_rows] for array in arrays])
 

@@ -106,11 +106,11 @@ class ConvEncoder(nn.Module):
     Espeholt et al. 2018 (arXiv:1802.01561), figure 3.
     """
 
-    def __init__(self, shape: tuple[int, ...], config: TrainConfig) -> None:
+    def __init__(self, part: ObservationPart, config: TrainConfig) -> None:
         super().__init__()
-        self._shape = shape
-        self._axes = (0, *(axis + 1 for axis in image_axes(shape)))
-        height, width = image_size(shape)
+        self._shape = shape = part.shape
+        self._axes = (0, *(axis + 1 for axis in image_axes(shape, part.channels)))
+        height, width = image_size(shape, part.channels)
         channels = math.prod(shape) // (height * width)
         self._size = channels, height, width
         self.stack = _nature(channels) if _takes_nature(config, height, width) else _impala(channels)
@@ -148,7 +148,7 @@ class ObservationEncoder(nn.Module):
                 num_columns = sum(place.stop - place.start for place in columns)
                 self._add(MlpEncoder(num_columns, config.encoder_mlp_layers, config), False, columns)
             for part, place in images:
-                self._add(ConvEncoder(part.shape, config), part.kind == "image", [place])
+                self._add(ConvEncoder(part, config), part.kind == "image", [place])
         self.output_size = sum(_size_of(encoder) for encoder in self.encoders)
         self._is_single = len(self.encoders) == 1 and not layout.num_mask and layout.num_pixels == 0
 

@@ -15,12 +15,12 @@ from asyncrl.envs.spec import BoxAction, EnvSpec
 from asyncrl.models.actor_critic import normalize, unchanged
 from asyncrl.models.distributions import ActionDistribution, FloatArray, make_distribution
 from asyncrl.models.stacked_mlp import StackedMlp
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 SAC_LOG_STD_RANGE = (-5.0, 2.0)
 _MIDDLE = sum(SAC_LOG_STD_RANGE) / 2.0
 _HALF_RANGE = (SAC_LOG_STD_RANGE[1] - SAC_LOG_STD_RANGE[0]) / 2.0
 _POLICY_HEAD_GAIN = 0.01
-_CRITIC_SEED_OFFSET = 1
 NUM_CRITICS = 2
 
 
@@ -185,7 +185,7 @@ class TwinCritic(nn.Module):
         widths = [num_inputs, *config.encoder_mlp_layers, num_outputs]
         gain = 1.0 if config.policy_initialization == "orthogonal" else None
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(config.seed + _CRITIC_SEED_OFFSET)
+            torch.manual_seed(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
             self.mlp = StackedMlp(NUM_CRITICS, widths, config.nonlinearity, gain, config.critic_layer_norm)
 
     def forward(self, normalized_obs: Tensor, action: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.models.distributions import ActionDistribution, Categorical
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 FloatArray = npt.NDArray[np.float32]
 _LARGEST = np.float32(1.0 - 2.0**-24)  # its arctanh is finite
@@ -25,7 +26,7 @@ class UniformPolicy:
     def __init__(self, distribution: ActionDistribution, seed: int) -> None:
         """Draws what `distribution` would, from a random generator of its own."""
         self._distribution = distribution
-        self._generator = np.random.Generator(np.random.SFC64(seed))
+        self._generator = np.random.Generator(np.random.SFC64(derive_seed(seed, Stream.WARM_UP)))
 
     def act(self, obs: npt.NDArray[Any]) -> UniformAnswer:
         """Choose actions for `[B, D]` observations."""

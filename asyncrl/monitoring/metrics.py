@@ -168,12 +168,12 @@ class FailureCounts:
 
 
 class LagStatistics:
-    """Policy lag over several datasets: means of their means and of their 95th percentiles, and the largest lag."""
+    """Policy lag over several datasets: the largest lag, and means of all other figures."""
 
     def __init__(self) -> None:
         """Starts with no dataset."""
         self._num_datasets = 0
-        self._mean = self._p95 = self._age_ms = 0.0
+        self._mean = self._p95 = self._age_ms = self._over_bound = 0.0
         self._max = 0
 
     def add(self, lag: LagMetrics) -> None:
@@ -182,6 +182,7 @@ class LagStatistics:
         self._mean += lag.mean
         self._p95 += lag.p95
         self._age_ms += lag.age_ms
+        self._over_bound += lag.over_bound
         self._max = max(self._max, lag.max)
 
     def result(self) -> LagMetrics | None:
@@ -189,7 +190,9 @@ class LagStatistics:
         count = self._num_datasets
         if count == 0:
             return None
-        return LagMetrics(self._mean / count, self._p95 / count, self._max, self._age_ms / count)
+        return LagMetrics(
+            self._mean / count, self._p95 / count, self._max, self._age_ms / count, self._over_bound / count
+        )
 
 
 def role_of(report: RolloutReport | InferenceReport | LearnerReport) -> str:
@@ -253,7 +256,13 @@ def lag_scalars(lag: LagMetrics | None) -> dict[str, float | None]:
     """Returns the lag's figures by published name."""
     if lag is None:
         return {}
-    return {"lag/mean": lag.mean, "lag/p95": lag.p95, "lag/max": float(lag.max), "lag/age_ms": lag.age_ms}
+    return {
+        "lag/mean": lag.mean,
+        "lag/p95": lag.p95,
+        "lag/max": float(lag.max),
+        "lag/age_ms": lag.age_ms,
+        "lag/over_bound": lag.over_bound,
+    }
 
 
 class TrainingClock:

@@ -23,7 +23,7 @@ from asyncrl.monitoring.metrics import (
     TrainingClock,
     WorkerStatistics,
 )
-from asyncrl.monitoring.progress import Progress, Status, make_progress
+from asyncrl.monitoring.progress import Activity, Progress, Status, make_progress
 from asyncrl.monitoring.reports import (
     CheckpointReport,
     EpisodeRecord,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _REDRAW_S = 0.25
 _BEST_EVERY_S = 15.0
+_LONG_UPDATE_S = 2.0
 
 
 class RunFiles(Protocol):
@@ -81,6 +82,7 @@ class Monitor:
         progress: Progress | None = None,
         earlier: Earlier | None = None,
         restarts: int = 0,
+        training_returns_mislead: bool = False,
     ) -> None:
         """Opens nothing yet.
 
@@ -93,11 +95,16 @@ class Monitor:
             progress: what to show; what suits the terminal if None.
             earlier: what the run had come to before, if it goes on.
             restarts: processes that were started again before.
+            training_returns_mislead: whether returns of training are not those of the policy, so that they do not
+                decide which checkpoint is the best unless the user has asked for that.
         """
         self._earlier = earlier
+        self._best_is_by_training = config.best_metric == "train"
+        if training_returns_mislead and config.save_best_metric == "auto":
+            self._best_is_by_training = False
         self._folder, self._config, self._plan, self._clock = folder, config, plan, clock
         self._started_at = clock() if started_at is None else started_at
-        self._progress = make_progress(config.quiet) if progress is None else progress
+        self._progress = make_progress(config.quiet, plan.serial_mode) if progress is None else progress
         self._writers = [GuardedWriter(str(folder.metrics), JsonLinesWriter(folder.metrics), self.say)]
         if config.with_tensorboard:
             events = TensorBoardWriter(folder.tensorboard, None if earlier is None else earlier.env_steps)
@@ -128,6 +135,7 @@ class Monitor:
         self._failures = FailureCounts()
         self._record_at = self._redraw_at = clock()
         self._is_finished = False
+        self._activity = Activity()
 
     def handle(self, report: Report) -> None:
         """Takes one report of any role."""
@@ -187,7 +195,7 @@ class Monitor:
     def best_so_far(self) -> float | None:
         """The mean return of the last training episodes, if it is better than that of any saved best policy."""
         mean = self._episodes.mean_return
-        if self._config.best_metric != "train" or mean is None or not math.isfinite(mean):
+        if not self._best_is_by_training or mean is None or not math.isfinite(mean):
             return None
         return mean if self._best_return is None or mean > self._best_return else None
 
@@ -200,9 +208,14 @@ class Monitor:
         """Shows the user one sentence, without tearing the progress line."""
         self._progress.say(text)
 
-    def tick(self) -> None:
-        """Writes a record if `report_every_s` have passed, and redraws the progress now and then."""
+    def tick(self, activity: Activity | None = None) -> None:
+        """Writes a record if `report_every_s` have passed, and redraws the progress now and then.
+
+        Args:
+            activity: what the run is doing; as before if None.
+        """
         now = self._clock()
+        self._activity = activity or self._activity
         if now - self._record_at >= self._config.report_every_s:
             self._record_at = now
             self._write_record(now)
@@ -338,7 +351,30 @@ class Monitor:
             lag_mean=None if self._lag is None else self._lag.mean,
             lag_max=None if self._lag is None else self._lag.max,
             remaining_s=self._remaining_s(now),
+            activity=None if self._is_finished else self._describe_activity(now),
         )
+
+    def _describe_activity(self, now: float) -> str | None:
+        """What the run is doing where steps and speed do not show it."""
+        activity = self._activity
+        update = activity.update
+        if activity.has_ended:
+            return "stopping" if activity.is_stopping else "last evaluation"
+        doing = None
+        if update is not None and now - update.started_at > _LONG_UPDATE_S:
+            doing = f"update: {update.num_done} of {update.num_total} minibatches"
+        elif self._last_learner_report is None:
+            doing = self._describe_collecting(activity.collected_steps)
+        return ", ".join(filter(None, ("stopping" if activity.is_stopping else None, doing))) or None
+
+    def _describe_collecting(self, num_steps: int) -> str:
+        """How much there is for the first update."""
+        if num_steps == 0:
+            return "starting processes"
+        if self._plan.replay is not None or self._plan.hogwild is not None:
+            return f"collected {num_steps:,} steps"
+        size = self._plan.dataset_size
+        return f"collecting: {min(num_steps, size):,} of {size:,} steps"
 
     def _elapsed_s(self, now: float) -> float:
         return now - self._started_at + (0.0 if self._earlier is None else self._earlier.elapsed_s)
@@ -375,6 +411,7 @@ class Monitor:
             lag_p95=None if lag is None else lag.p95,
             lag_max=None if lag is None else lag.max,
             lag_bound=self._plan.lag_bound,
+            lag_over_bound=None if lag is None else lag.over_bound,
             lag_age_ms=None if lag is None else lag.age_ms,
             dropped_samples=self._dropped_samples,
             env_failures=self._failures.num_failures,

@@ -4,15 +4,42 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
-_BAR_WIDTH = 24
+_BAR_WIDTHS = (8, 24)
 _UNKNOWN = "-"
+
+
+class UpdateProgress(NamedTuple):
+    """How far an update has come: minibatches done and in all, and when it began (`time.monotonic`)."""
+
+    num_done: int
+    num_total: int
+    started_at: float
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a run is doing, newer than any report.
+
+    Attributes:
+        collected_steps: environment steps that were collected since the processes were started.
+        update: the learner's update in hand, if there is one.
+        is_stopping: whether the run was asked to stop.
+        has_ended: whether training is over.
+    """
+
+    collected_steps: int = 0
+    update: UpdateProgress | None = None
+    is_stopping: bool = False
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,6 +54,7 @@ class Status:
         episode_return: mean return of the last episodes.
         lag_mean, lag_max: policy lag in versions.
         remaining_s: seconds until the run ends.
+        activity: what the run is doing, where the figures do not show it.
     """
 
     env_steps: int
@@ -37,6 +65,7 @@ class Status:
     lag_mean: float | None = None
     lag_max: int | None = None
     remaining_s: float | None = None
+    activity: str | None = None
 
     @property
     def share(self) -> float:
@@ -46,16 +75,32 @@ class Status:
     @property
     def text(self) -> str:
         """One line with every figure."""
+        return _join(self._parts)
+
+    def text_within(self, width: int) -> str:
+        """One line of at most `width` characters: what is least needed is left out until it fits."""
+        parts = dict(self._parts)
+        for name in ("lag", "gone", "fps", "return", "left"):
+            if len(_join(parts.items())) <= width:
+                break
+            parts.pop(name, None)
+        return _join(parts.items())[:width]
+
+    @property
+    def _parts(self) -> list[tuple[str, str]]:
         lag = _UNKNOWN if self.lag_mean is None else f"{self.lag_mean:.1f} (max {self.lag_max})"
-        return " | ".join(
-            (
-                f"{self.env_steps:,} of {self.target_env_steps:,} steps ({100 * self.share:.1f} %)",
-                f"{_number(self.fps, ',.0f')} steps/s",
-                f"return {_number(self.episode_return, ',.1f')}",
-                f"lag {lag}",
-                f"{duration(self.elapsed_s)} gone, {duration(self.remaining_s)} left",
-            )
-        )
+        parts = [
+            ("steps", f"{self.env_steps:,} of {self.target_env_steps:,} steps ({100 * self.share:.1f} %)"),
+            ("fps", f"{_number(self.fps, ',.0f')} steps/s"),
+            ("return", f"return {_number(self.episode_return, ',.1f')}"),
+            ("lag", f"lag {lag}"),
+            ("gone", f"{duration(self.elapsed_s)} gone"),
+            ("left", f"{duration(self.remaining_s)} left"),
+        ]
+        if self.activity is None:
+            return parts
+        known = [part for part in parts if _UNKNOWN not in part[1].split()]  # the activity says why others are not
+        return [known[0], ("activity", self.activity), *known[1:]]
 
 
 class Progress(Protocol):
@@ -112,7 +157,10 @@ class QuietProgress(PlainProgress):
 
 
 class LiveProgress:
-    """Keeps one line at the bottom of the terminal up to date. It has no thread: `update` draws."""
+    """Keeps one line at the bottom of the terminal up to date. It has no thread: `update` draws.
+
+    The line never wraps: Rich would leave the upper rows of a wrapped line behind.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         """Draws on `console`, the terminal's if None."""
@@ -122,19 +170,17 @@ class LiveProgress:
         self._live: Live | None = None
 
     def update(self, status: Status) -> None:
-        """Draws the line anew."""
-        from rich.columns import Columns
+        """Draws the line again."""
         from rich.live import Live
-        from rich.progress_bar import ProgressBar
 
-        line = Columns([ProgressBar(total=1.0, completed=status.share, width=_BAR_WIDTH), status.text])
+        line = self._line(status)
         if self._live is None:
             self._live = Live(line, console=self._console, auto_refresh=False)
             self._live.start()
         self._live.update(line, refresh=True)
 
     def record(self, status: Status) -> None:
-        """Draws the line anew."""
+        """Draws the line again."""
         self.update(status)
 
     def say(self, text: str) -> None:
@@ -147,12 +193,34 @@ class LiveProgress:
             self._live.stop()
             self._live = None
 
+    def _line(self, status: Status) -> Text:
+        """A bar where there is room for one, and the figures."""
+        from rich.text import Text
 
-def make_progress(quiet: bool) -> Progress:
-    """Returns what suits the place where standard output goes."""
+        width = self._console.width - 1  # a cursor behind the last column would be on the next row
+        text = status.text_within(width)
+        smallest, largest = _BAR_WIDTHS
+        bar_width = min(largest, width - len(text) - 1)
+        if bar_width < smallest:
+            return Text(text, no_wrap=True, overflow="crop")
+        filled = round(bar_width * status.share)
+        done, rest = ("#", "-") if self._console.options.ascii_only else ("\u2501", "\u2500")
+        return Text.assemble(
+            (done * filled, "green"), (rest * (bar_width - filled), "dim"), f" {text}", no_wrap=True, overflow="crop"
+        )
+
+
+def make_progress(quiet: bool, is_serial: bool = False) -> Progress:
+    """Returns what suits the place where standard output goes.
+
+    Args:
+        quiet: whether to show nothing.
+        is_serial: whether all of the run is in this process, where a debugger may ask for the terminal: plain lines
+            leave its prompt alone.
+    """
     if quiet:
         return QuietProgress()
-    can_redraw = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    can_redraw = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not is_serial
     return LiveProgress() if can_redraw else PlainProgress()
 
 
@@ -166,6 +234,10 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours}:{minutes:02d}:{rest:02d} h"
     return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
+
+
+def _join(parts: Iterable[tuple[str, str]]) -> str:
+    return " | ".join(text for _, text in parts)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -128,12 +128,16 @@ class RolloutReport:
 
 @dataclass(frozen=True)
 class LagMetrics:
-    """Age of a dataset's samples when first used: policy versions (optimizer steps), and milliseconds since chosen."""
+    """Age of a dataset's samples when first used: policy versions (optimizer steps), and milliseconds since chosen.
+
+    `over_bound` is the share of samples that are older than the plan expects while workers keep pace.
+    """
 
     mean: float
     p95: float
     max: int
     age_ms: float
+    over_bound: float = 0.0
 
 
 @dataclass(frozen=True)

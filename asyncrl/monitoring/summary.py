@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from asyncrl.monitoring.progress import duration
 
 RunStatus = Literal["completed", "interrupted", "failed"]
 
@@ -44,6 +47,7 @@ class Summary:
         lag_mean, lag_p95: means over all datasets of the policy lag at first use, and of its 95th percentile.
         lag_max: the largest policy lag of any sample at first use.
         lag_bound: the bound that the plan gave.
+        lag_over_bound: share of samples whose lag at first use was more than the plan expects while workers keep pace.
         lag_age_ms: mean age of the samples at first use, in milliseconds.
         dropped_samples: samples that were too old to train on, or of environments that failed or whose worker died.
         env_failures: environments that failed and were made anew.
@@ -70,6 +74,7 @@ class Summary:
     lag_p95: float | None
     lag_max: int | None
     lag_bound: int
+    lag_over_bound: float | None
     lag_age_ms: float | None
     dropped_samples: int
     env_failures: int
@@ -78,3 +83,26 @@ class Summary:
     restarts: int
     checkpoint: str | None
     error: str | None
+
+    def to_text(self, target_env_steps: int, places: Mapping[str, str], commands: Mapping[str, str]) -> str:
+        """The end of a run for a person: how it ended, where its files are, what can be done next.
+
+        Args:
+            target_env_steps: steps that the run was to have.
+            places: paths by what they are.
+            commands: commands to paste, by what they do.
+        """
+        figures = (
+            ("last 100 episodes", self.ep_rew_mean),
+            ("last evaluation", self.eval_mean_reward),
+            ("best", self.best_return),
+        )
+        returns = [f"{value:,.1f} ({what})" for what, value in figures if value is not None]
+        rows = {"return": ", ".join(returns) or "no episode has ended", **places}
+        lines = [
+            f"{self.status}: {self.env_steps:,} of {target_env_steps:,} environment steps, "
+            f"{self.num_updates:,} updates, {duration(self.wall_s)}"
+        ]
+        lines += [f"  {name + ':':<18} {text}" for name, text in rows.items()]
+        lines += [f"to {name}:\n  {command}" for name, command in commands.items()]
+        return "\n".join(lines)

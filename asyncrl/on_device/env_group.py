@@ -12,6 +12,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
+from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows
@@ -45,14 +46,14 @@ class TensorEnvGroup:
     """Steps one vectorized environment. Owns it and its episode counters, which are on the device, too."""
 
     def __init__(
-        self, env: VectorEnv[Any, Any, Any], seed: int, spec: EnvSpec, squash: bool, device: torch.device
+        self, env: VectorEnv[Any, Any, Any], seed: int, spec: EnvSpec, mapping: ActionMapping, device: torch.device
     ) -> None:
         """Takes ownership of `env`, whose metadata names its autoreset mode; `seed` is used at the first reset."""
         self._env = env
         self._seed: int | None = seed
         self._mode: AutoresetMode = env.metadata["autoreset_mode"]
         self._rows = TensorRows(spec, env.num_envs, device)
-        self._actions = TensorActions(spec, squash, device)
+        self._actions = TensorActions(spec, mapping, device)
         self._holds_final_obs = torch.zeros(env.num_envs, dtype=torch.bool, device=device)
         self._reset_rows: Tensor | None = None
         self._returns = torch.zeros(env.num_envs, device=device)

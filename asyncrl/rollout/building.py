@@ -45,11 +45,13 @@ def build_env_group(
 
         make = partial(make_run_vector_env, config, plan.envs_per_split)
         renewal = Renewal(failures, make, vector_seed)
-        return VectorEnvGroup(make(), vector_seed(first_env, 0), first_env, spec, config.squashes, renewal)
+        return VectorEnvGroup(make(), vector_seed(first_env, 0), first_env, spec, config.action_mapping, renewal)
 
     def seed(env_idx: int, steps: int) -> int:
         return env_seed(run_seed, env_idx, env_steps + steps)
 
     make = partial(make_run_env, config, in_training=True)
     seeds = [seed(env_idx, 0) for env_idx in range(first_env, first_env + plan.envs_per_split)]
-    return EnvGroup([make() for _ in seeds], seeds, first_env, spec, config.squashes, Renewal(failures, make, seed))
+    return EnvGroup(
+        [make() for _ in seeds], seeds, first_env, spec, config.action_mapping, Renewal(failures, make, seed)
+    )

@@ -16,6 +16,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.interface import without_bookkeeping
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
@@ -50,7 +51,7 @@ class EnvGroup(EnvironmentGroup):
         seeds: Sequence[int],
         first_env_idx: int,
         spec: EnvSpec,
-        squash: bool,
+        mapping: ActionMapping,
         renewal: Renewal | None = None,
     ) -> None:
         """Takes ownership of the environments.
@@ -60,10 +61,10 @@ class EnvGroup(EnvironmentGroup):
             seeds: used at the first reset only, one for each.
             first_env_idx: number of the first one in the run.
             spec: their spaces.
-            squash: see `ActionAdapter`.
+            mapping: see `ActionAdapter`.
             renewal: how they are made anew when they fail; without it all trouble is raised.
         """
-        super().__init__(first_env_idx, spec, squash, renewal)
+        super().__init__(first_env_idx, spec, mapping, renewal)
         self._envs = list(envs)
         inner = [without_bookkeeping(env) for env in envs]
         self._steps = [env.step for env, _ in inner]

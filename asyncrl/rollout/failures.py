@@ -4,10 +4,12 @@ step or reset raises            the environment is made anew; more than `max_env
                                 and so does any before the run's first finished episode
 reward or observation is NaN    the step is left out and the environment reset, or the run ends (`nan_policy`)
 observation is of another kind  the run ends: that is a mistake in the environment
+a debugger finds no terminal      the run ends, with a hint at serial mode
 """
 
 from __future__ import annotations
 
+import bdb
 import logging
 import time
 from collections.abc import Callable
@@ -169,7 +171,8 @@ class FailureLog:
     def _is_final(self, trouble: EnvironmentTrouble) -> bool:
         if isinstance(trouble, NotFinite):
             return self._config.nan_policy == "fail"
-        return isinstance(trouble, WrongObservation)
+        # A debugger without a terminal would stop every new environment in the same place.
+        return isinstance(trouble, WrongObservation) or isinstance(trouble.__cause__, bdb.BdbQuit)
 
     def warn(self, text: str) -> None:
         """Has the user told something of an environment."""

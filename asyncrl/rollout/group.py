@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
@@ -19,18 +20,18 @@ class EnvironmentGroup:
         lost: steps that came to nothing, until they are taken.
     """
 
-    def __init__(self, first_env_idx: int, spec: EnvSpec, squash: bool, renewal: Renewal | None) -> None:
+    def __init__(self, first_env_idx: int, spec: EnvSpec, mapping: ActionMapping, renewal: Renewal | None) -> None:
         """Starts with no episode.
 
         Args:
             first_env_idx: number of the group's first environment in the run.
             spec: the environments' spaces.
-            squash: see `ActionAdapter`.
+            mapping: see `ActionAdapter`.
             renewal: how environments are made anew when they fail; without it all trouble is raised.
         """
         self.lost: list[LostStep] = []
         self._first_env_idx = first_env_idx
-        self._adapter = ActionAdapter(spec, squash)
+        self._adapter = ActionAdapter(spec, mapping)
         self._writer = ObservationWriter(spec.observation)
         self._renewal = renewal
         self._num_renewals = 0

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.observations import ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
@@ -42,11 +43,11 @@ class VectorEnvGroup(EnvironmentGroup):
         seed: int,
         first_env_idx: int,
         spec: EnvSpec,
-        squash: bool,
+        mapping: ActionMapping,
         renewal: Renewal | None = None,
     ) -> None:
         """Takes ownership of `env`, whose metadata names its autoreset mode; arguments are as for `EnvGroup`."""
-        super().__init__(first_env_idx, spec, squash, renewal)
+        super().__init__(first_env_idx, spec, mapping, renewal)
         self._env = env
         self._mode: AutoresetMode = env.metadata["autoreset_mode"]
         self._seed: int | None = seed

@@ -29,6 +29,11 @@ from asyncrl.runtime.lifeline import end_with
 _EXIT_S, _STACK_S, _KILLED_S = 2.0, 0.5, 5.0
 _UNKNOWN_EXIT = 255  # what multiprocessing gives for a child whose fork server is gone
 EXIT_FAILED_TOO_OFTEN = 3  # processes or environments, as often as the settings allow
+_EXIT_OF_IMPORTED_MAIN = 97
+_NO_MAIN_GUARD = (
+    "The script starts training when it is imported, and each process of the run imports it. Put the call under "
+    'if __name__ == "__main__":'
+)
 _PRELOADED = ("torch", "gymnasium", "asyncrl.runner")
 
 log = logging.getLogger(__name__)
@@ -83,6 +88,15 @@ def process_context(first_modules: Sequence[str] = ()) -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*first_modules, *_PRELOADED])
     return context
+
+
+def refuse_to_run_while_imported() -> None:
+    """Ends a child process that runs the user's script again because the script has no main guard.
+
+    A child imports the main module before it looks for its target. The runner explains the exit code.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(_EXIT_OF_IMPORTED_MAIN)
 
 
 def start_loading_modules(context: BaseContext) -> None:
@@ -166,6 +180,8 @@ class ChildProcess:
         if not ended:
             return None
         self.process.join(_EXIT_S)  # the fork server passes the exit code on a moment later
+        if self.process.exitcode == _EXIT_OF_IMPORTED_MAIN:
+            return ChildFailure(self.name, _NO_MAIN_GUARD, "", is_final=True)
         reason = self._killed_for or self._describe_exit()
         return ChildFailure(self.name, f"{title(self.name)} {reason}", "", is_death=True)
 

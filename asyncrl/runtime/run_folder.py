@@ -212,7 +212,7 @@ class RunFolder:
         from asyncrl.config.schema import TrainConfig
 
         try:
-            return TrainConfig.model_validate(yaml.safe_load(self.config.read_text(encoding="utf-8")))
+            return TrainConfig.from_saved(yaml.safe_load(self.config.read_text(encoding="utf-8")))
         except OSError as error:
             raise UsageError(f"cannot read the settings of the run: {self.config}: {error.strerror}") from error
         except (ValueError, yaml.YAMLError) as error:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType, TracebackType
 from typing import Any
+
+_ANSWER = (
+    "stopping after the current update, then saving.\n"
+    "Ctrl-C again stops now and loses what was trained since the last checkpoint."
+)
 
 
 class StopAtOnce(Exception):
@@ -12,10 +18,11 @@ class StopAtOnce(Exception):
 
 
 class StopSignals:
-    """Counts the requests to stop while it is entered."""
+    """Counts the requests to stop while it is entered, and answers the first on the terminal."""
 
-    def __init__(self) -> None:
-        """Handles nothing yet."""
+    def __init__(self, is_silent: bool = False) -> None:
+        """Handles nothing yet; says nothing if `is_silent`."""
+        self._is_silent = is_silent
         self._received: list[int] = []
         self._previous: dict[int, Any] = {}
 
@@ -28,6 +35,13 @@ class StopSignals:
     def exit_code(self) -> int:
         """128 plus the first signal: 130 for Ctrl-C, 143 for SIGTERM; 0 if there was none."""
         return 128 + self._received[0] if self._received else 0
+
+    @property
+    def text(self) -> str:
+        """What ended the run at once, for the user."""
+        return (
+            f"Second {_name(self._received[-1])}: stopped at once; what was trained since the last checkpoint is lost."
+        )
 
     def check(self) -> bool:
         """Returns whether the run is to finish.
@@ -52,3 +66,10 @@ class StopSignals:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
+        if len(self._received) == 1 and not self._is_silent:
+            # The handler may have interrupted a print, so it writes past Python's buffers. The terminal has shown ^C.
+            os.write(2, f"\n{_name(number)}: {_ANSWER}\n".encode())
+
+
+def _name(number: int) -> str:
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name

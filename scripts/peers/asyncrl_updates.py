@@ -78,7 +78,7 @@ def make_sac_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
     stripes = ReplayStripes(Arena.create(replay_specs(spec, 1, 1, config.replay_size)))
     actor = SacActor(spec, config)
     env = gymnasium.make(config.env)
-    group, policy = EnvGroup([env], [config.seed], 0, spec, squash=True), UniformPolicy(actor.distribution, 0)
+    group, policy = EnvGroup([env], [config.seed], 0, spec, mapping="squashed"), UniformPolicy(actor.distribution, 0)
     group.reset(stripes.obs_at((0, 0)))
     for row in range(NUM_RANDOM_STEPS):
         stripes.answer((0, row), slice(0, 1), policy.act(stripes.obs_at((0, row))), version=0, now=0.0)
@@ -131,7 +131,7 @@ def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
     FlatParameters(model)
     actions = OwnActions(make_act(model, CPU, config.seed), slots, lambda: 0)
     envs = [gymnasium.make(config.env) for _ in range(plan.num_envs_per_worker)]
-    split = Split(0, EnvGroup(envs, list(range(len(envs))), 0, spec, squash=False), slots, actions)
+    split = Split(0, EnvGroup(envs, list(range(len(envs))), 0, spec, mapping="raw"), slots, actions)
     slots.grant(0, 0)
     split.begin(0)
     while split.advance()[1] is None:

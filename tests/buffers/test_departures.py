@@ -160,7 +160,7 @@ class Run:
         slots = TrajectorySlots(arena)
         actions = RemoteActions(RequestTable(arena), IndexRing(arena, f"requests.{worker_idx}"), CountingWaker())
         splits = [
-            Split(split_idx, EnvGroup([Odometer()], [0], split_idx, BOX, False), slots, actions)
+            Split(split_idx, EnvGroup([Odometer()], [0], split_idx, BOX, "raw"), slots, actions)
             for split_idx in range(worker_idx * SPLITS, (worker_idx + 1) * SPLITS)
         ]
         rings = IndexRing(arena, f"granted.{worker_idx}"), IndexRing(arena, f"ready.{worker_idx}")

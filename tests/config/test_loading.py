@@ -47,6 +47,21 @@ def test_the_environment_picks_its_preset_and_none_turns_that_off(tmp_path: Path
     assert load(["--env=some.module:Id-v0"]).preset is None
 
 
+@pytest.mark.parametrize(
+    ("argv", "unit"),
+    [
+        (["--env=Humanoid-v5"], "raw"),
+        (["--env=HumanoidStandup-v4", "--algo=a2c"], "raw"),
+        (["--env=Humanoid-v5", "--action_unit=bounds"], "bounds"),
+        (["--env=HalfCheetah-v5"], "bounds"),
+        (["--env=robots:Walker-v0", "--preset=mujoco"], "bounds"),
+        (["--env=Humanoid-v5", "--preset=none"], "bounds"),
+    ],
+)
+def test_a_preset_has_values_for_some_of_its_environments(argv: list[str], unit: str) -> None:
+    assert load(argv).config.action_unit == unit
+
+
 @pytest.mark.parametrize("name", preset_names())
 def test_every_shipped_preset_is_valid_for_every_algorithm(name: str) -> None:
     for algo in ("ppo", "a2c", "sac"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gymnasium
 import numpy as np
 import pytest
 
-from asyncrl.envs.actions import ActionAdapter, can_squash
+from asyncrl.envs.actions import ActionAdapter, can_squash, has_own_unit
+from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 
 INF = float("inf")
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def spec(action: BoxAction | DiscreteAction) -> EnvSpec:
@@ -16,7 +19,7 @@ def spec(action: BoxAction | DiscreteAction) -> EnvSpec:
 
 
 def test_a_choice_is_counted_from_the_spaces_start() -> None:
-    adapter = ActionAdapter(spec(DiscreteAction(n=3, start=-1)), squash=False)
+    adapter = ActionAdapter(spec(DiscreteAction(n=3, start=-1)), mapping="raw")
     choices = np.array([0, 2, 1])
     assert adapter.to_env_batch(choices).tolist() == [-1, 1, 0]
     assert choices.tolist() == [0, 2, 1]
@@ -26,15 +29,74 @@ def test_a_choice_is_counted_from_the_spaces_start() -> None:
 
 def test_a_box_action_is_clipped_only_where_its_bounds_are_finite() -> None:
     action = BoxAction((3,), (-0.4, -INF, -1.0), (0.4, 2.0, INF), "float32")
-    adapter = ActionAdapter(spec(action), squash=False)
+    adapter = ActionAdapter(spec(action), mapping="raw")
     given = np.array([[3.0, -100.0, 100.0], [-0.1, 5.0, -5.0]], dtype=np.float32)
     before = given.copy()
     np.testing.assert_allclose(adapter.to_env_batch(given), [[0.4, -100.0, 100.0], [-0.1, 2.0, -1.0]])
     assert np.array_equal(given, before)
 
 
+def test_the_bounds_of_a_number_are_its_unit_where_both_are_finite() -> None:
+    action = BoxAction((4,), (-0.4, 0.0, -INF, -1.0), (0.4, 100.0, 2.0, INF), "float32")
+    adapter = ActionAdapter(spec(action), "rescaled")
+    given = np.array([[1.0, 1.0, -100.0, 100.0], [-0.5, 0.5, 5.0, -5.0], [-3.0, -3.0, 0.5, 0.5]], dtype=np.float32)
+    wanted = [[0.4, 100.0, -100.0, 100.0], [-0.2, 75.0, 2.0, -1.0], [-0.4, 0.0, 0.5, 0.5]]
+    np.testing.assert_allclose(adapter.to_env_batch(given), wanted, rtol=1e-6)
+
+
+def test_rescaled_actions_are_those_of_gymnasiums_wrappers() -> None:
+    env = gymnasium.make("Pendulum-v1")
+    rescaled = gymnasium.wrappers.RescaleAction(env, np.float32(-1.0), np.float32(1.0))
+    adapter = ActionAdapter(read_spec(env, "Pendulum-v1"), "rescaled")
+    for drawn in (-7.0, -1.0, -0.3, 0.0, 0.8, 1.5):
+        number = np.array([drawn], np.float32)
+        np.testing.assert_allclose(adapter.to_env(number), rescaled.action(np.clip(number, -1.0, 1.0)))
+
+
+def test_bounds_of_plus_and_minus_one_leave_every_bit_as_it_was() -> None:
+    draws = np.random.default_rng(0).normal(size=(1000, 2)).astype(np.float32) * np.float32(1e-3)
+    units = spec(BoxAction((2,), (-1.0, -1.0), (1.0, 1.0), "float32"))
+    np.testing.assert_array_equal(ActionAdapter(units, "rescaled").to_env_batch(draws), draws)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "low", "high", "has_range"),
+    [
+        ("float32", -_LARGEST_FLOAT32, _LARGEST_FLOAT32, False),
+        ("float32", 0.0, _LARGEST_FLOAT32, False),
+        ("float32", 0.0, 0.9 * _LARGEST_FLOAT32, False),
+        ("float64", -_LARGEST_FLOAT32, _LARGEST_FLOAT32, False),  # made for float32, declared otherwise
+        ("float64", 0.0, float(np.finfo(np.float64).max), False),
+        ("float16", -65504.0, 65504.0, False),
+        ("float32", -INF, 1.0, False),
+        ("float16", 0.0, 1000.0, True),
+        ("float32", -1e30, 1e30, True),
+    ],
+)
+def test_bounds_near_the_largest_number_count_as_infinite(dtype: str, low: float, high: float, has_range: bool) -> None:
+    action = BoxAction((1,), (low,), (high,), dtype)
+    with np.errstate(all="raise"):
+        got = ActionAdapter(spec(action), "rescaled").to_env(np.array([0.25], np.float32))
+    assert got[0] == (pytest.approx((low + high) / 2 + 0.25 * (high - low) / 2, rel=1e-3) if has_range else 0.25)
+    assert can_squash(action) == has_range
+
+
+@pytest.mark.parametrize(
+    ("action", "differs"),
+    [
+        (DiscreteAction(2, 0), False),
+        (BoxAction((2,), (-1.0, -INF), (1.0, 5.0), "float32"), False),
+        (BoxAction((2,), (-1.0, -1.0), (1.0, 1.5), "float32"), True),
+    ],
+)
+def test_the_unit_matters_where_bounds_are_not_plus_and_minus_one(
+    action: BoxAction | DiscreteAction, differs: bool
+) -> None:
+    assert has_own_unit(action) == differs
+
+
 def test_a_squashed_action_covers_the_bounds_exactly() -> None:
-    adapter = ActionAdapter(spec(BoxAction((2,), (-2.0, 0.1), (6.0, 0.3), "float32")), squash=True)
+    adapter = ActionAdapter(spec(BoxAction((2,), (-2.0, 0.1), (6.0, 0.3), "float32")), mapping="squashed")
     samples = np.array([[0.0, 0.0], [50.0, -50.0], [np.arctanh(0.5), np.arctanh(-0.5)]], dtype=np.float32)
     got = adapter.to_env_batch(samples)
     np.testing.assert_allclose(got, [[2.0, 0.2], [6.0, 0.1], [4.0, 0.15]], rtol=1e-6)
@@ -43,7 +105,7 @@ def test_a_squashed_action_covers_the_bounds_exactly() -> None:
 
 def test_shape_and_dtype_are_the_environments() -> None:
     action = BoxAction((2, 2), (-1.0,) * 4, (1.0,) * 4, "float64")
-    adapter = ActionAdapter(spec(action), squash=False)
+    adapter = ActionAdapter(spec(action), mapping="raw")
     got = adapter.to_env_batch(np.array([[0.1, 0.2, 0.3, 0.4]] * 5, dtype=np.float32))
     assert got.shape == (5, 2, 2) and got.dtype == np.float64
     np.testing.assert_allclose(
@@ -52,16 +114,15 @@ def test_shape_and_dtype_are_the_environments() -> None:
 
 
 def test_what_the_environment_does_to_its_action_does_not_reach_the_slot() -> None:
-    adapter = ActionAdapter(spec(BoxAction((1,), (-1.0,), (1.0,), "float32")), squash=False)
+    adapter = ActionAdapter(spec(BoxAction((1,), (-1.0,), (1.0,), "float32")), mapping="raw")
     stored = np.array([[0.5]], dtype=np.float32)
     adapter.to_env_batch(stored)[0][:] = 9.0
     assert stored[0, 0] == 0.5
 
 
 def test_unbounded_actions_cannot_be_squashed() -> None:
-    largest = float(np.finfo(np.float32).max)
-    for bound in (INF, largest):
+    for bound in (INF, _LARGEST_FLOAT32):
         action = BoxAction((1,), (-bound,), (bound,), "float32")
         assert not can_squash(action)
         with pytest.raises(ValueError, match="not finite"):
-            ActionAdapter(spec(action), squash=True)
+            ActionAdapter(spec(action), mapping="squashed")

@@ -49,6 +49,8 @@ class ProbedEnv(gymnasium.Env):
             ctypes.PyDLL(None).sleep(600)  # no other thread can run meanwhile
         if self.trouble == "shape":
             return np.zeros(5), {}
+        if self.trouble == "debugger":
+            breakpoint()
         return np.zeros(self.observation_space.shape), {}
     def step(self, action):
         return np.zeros(self.observation_space.shape), 0.0, False, False, {}
@@ -92,6 +94,7 @@ class Masked(Returns):
 for kind in (Returns, Unseeded, Careless, Masked):
     gymnasium.register(f"{kind.__name__}-v0", kind, max_episode_steps=50)
 gymnasium.register("Probed-v0", ProbedEnv, max_episode_steps=77)
+gymnasium.register("Absent-v0", "module_that_is_absent:Env")
 """
 
 
@@ -197,6 +200,25 @@ def test_an_exception_reaches_the_user_once_with_the_environments_own_lines(prob
     assert text.count("ValueError: the reset is broken") == 1
     assert "probed_module.py" in text
     assert "asyncrl/envs/probe.py" not in text
+
+
+def test_a_module_that_cannot_be_imported_is_said_to_be_that(probed: str, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed) as caught:
+        probe("probed_module:Absent-v0")
+    assert "Absent-v0 needs a module that cannot be imported:\n" in str(caught.value)
+    assert "No module named 'module_that_is_absent'" in str(caught.value)
+    (tmp_path / "broken_module.py").write_text("import module_that_is_absent")
+    with pytest.raises(EnvironmentFailed) as caught:
+        probe("broken_module:Probed-v0")
+    first, *rest = str(caught.value).splitlines()
+    assert first.endswith("the module 'broken_module' raised an exception while it was imported:")
+    assert "reset" not in first
+    (frame,) = (line for line in rest if "File" in line)
+    assert str(tmp_path / "broken_module.py") in frame
+
+
+def test_a_breakpoint_waits_for_the_run(probed: str) -> None:
+    assert probe(probed, {"trouble": "debugger"}).max_episode_steps == 77
 
 
 def test_a_process_that_dies_is_reported_with_its_last_output(probed: str) -> None:

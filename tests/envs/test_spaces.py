@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ActionMapping, ImageChannels
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, split_rows
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.spec import EnvSpec, TreeAction, image_axes, image_size, stored_action
+from asyncrl.envs.spec import EnvSpec, TreeAction, find_channels, image_axes, image_size, stored_action
 
 _LEAVES = st.one_of(
     st.builds(lambda shape: spaces.Box(-9.0, 9.0, tuple(shape), np.float32), st.lists(st.integers(1, 3), max_size=3)),
@@ -77,9 +78,11 @@ def test_stored_actions_become_members_of_the_space(space: spaces.Space[Any], se
     dtype, shape = stored_action(spec.action)
     random = np.random.default_rng(seed)
     stored = np.concatenate([_stored(leaf, random) for leaf in _leaves(spec.action)], axis=1).astype(dtype)
-    actions = ActionAdapter(spec, squash=False).to_env_batch(stored.reshape(20, *shape))
-    assert len(actions) == 20
-    assert all(space.contains(action) for action in actions)
+    mappings: tuple[ActionMapping, ...] = ("raw", "rescaled", "squashed")
+    for mapping in mappings:
+        actions = ActionAdapter(spec, mapping).to_env_batch(stored.reshape(20, *shape))
+        assert len(actions) == 20
+        assert all(space.contains(action) for action in actions)
 
 
 def test_a_mask_is_not_seen_as_a_feature_and_only_fits_its_choices() -> None:
@@ -112,10 +115,57 @@ def test_images_stay_bytes_and_numbers_beside_them_stay_aligned() -> None:
         ((84, 60, 3), (2, 0, 1), (84, 60)),
         ((4, 84, 60), (0, 1, 2), (84, 60)),
         ((4, 84, 60, 3), (0, 3, 1, 2), (84, 60)),
+        ((9, 9, 17), (2, 0, 1), (9, 9)),
+        ((8, 8, 111), (2, 0, 1), (8, 8)),
+        ((17, 9, 9), (0, 1, 2), (9, 9)),
+        ((2, 9, 9, 17), (0, 3, 1, 2), (9, 9)),
+        ((16, 16, 16), (2, 0, 1), (16, 16)),
+        ((12, 10, 12), (2, 0, 1), (12, 10)),
     ],
 )
 def test_the_axes_of_an_image_are_found(shape: tuple[int, ...], axes: tuple[int, ...], size: tuple[int, int]) -> None:
-    assert (image_axes(shape), image_size(shape)) == (axes, size)
+    channels = find_channels(shape)
+    assert (image_axes(shape, channels), image_size(shape, channels)) == (axes, size)
+
+
+_SIZES = st.integers(1, 6)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(first=_SIZES, middle=_SIZES, last=_SIZES, stack=st.lists(_SIZES, max_size=1))
+def test_height_and_width_are_equal_neighbours_and_else_not_the_smaller_end(
+    first: int, middle: int, last: int, stack: list[int]
+) -> None:
+    shape = (*stack, first, middle, last)
+    channels = find_channels(shape)
+    axes, size = image_axes(shape, channels), image_size(shape, channels)
+    assert sorted(axes) == list(range(len(shape)))
+    assert size == tuple(shape[axis] for axis in axes[-2:])
+    assert axes[-1] == axes[-2] + 1  # height and width keep their places beside one another
+    if first == middle or middle == last:
+        assert size == (middle, middle)
+    else:
+        assert middle in size and max(first, last) in size
+    if first == middle == last or (first == last and first != middle):
+        assert channels == "last"
+    if first != last:  # in an array that is mirrored, channels are at the other end
+        assert find_channels((*stack, last, middle, first)) != channels
+
+
+@pytest.mark.parametrize(("image_channels", "found"), [("auto", "last"), ("first", "first"), ("last", "last")])
+def test_a_setting_says_where_channels_are(image_channels: ImageChannels, found: str) -> None:
+    space = spaces.Box(0, 255, (12, 10, 8), np.uint8)
+    (part,) = spec_of_spaces(space, _CHOICE, "X", None, image_channels).observation.parts
+    assert (part.kind, part.channels) == ("image", found)
+    assert image_size(part.shape, part.channels) == ((12, 10) if found == "last" else (10, 8))
+
+
+def test_a_layout_saved_without_channels_means_the_smaller_end() -> None:
+    spec = spec_of_spaces(spaces.Box(0, 255, (9, 9, 17), np.uint8), _CHOICE, "X", None)
+    data = json.loads(json.dumps(spec.to_data()))
+    assert EnvSpec.from_data(data) == spec
+    del data["observation"][0]["channels"]
+    assert EnvSpec.from_data(data).observation.parts[0].channels == "first"
 
 
 @pytest.mark.parametrize(
@@ -130,6 +180,43 @@ def test_an_observation_of_another_shape_is_named(observation: Any, message: str
     layout = spec_of_spaces(spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": _CHOICE}), _CHOICE, "X", None).observation
     with pytest.raises(ObservationMismatch, match=message):
         ObservationCodec(layout).write(observation, np.zeros(layout.row_size, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("space", "observation", "message"),
+    [
+        (spaces.Discrete(5), -1, "has -1, its space the integers 0 to 4"),
+        (spaces.Discrete(5), 5, "has 5, its space the integers 0 to 4"),
+        (spaces.Discrete(5), 1.7, "has 1.7, its space the integers 0 to 4"),
+        (spaces.Discrete(5), float("nan"), "has nan"),
+        (spaces.Discrete(5), float("inf"), "has inf"),
+        (spaces.Discrete(5), np.uint64(2**64 - 1), "has 18446744073709551615"),
+        (spaces.Discrete(5), "2", "has dtype <U1, its space says int64"),
+        (spaces.Discrete(3, start=-2), 1, "has 1, its space the integers -2 to 0"),
+        (spaces.MultiDiscrete([3, 2]), np.array([3, 0]), "has 3 at position 0, its space the integers 0 to 2"),
+        (spaces.MultiDiscrete([3, 2]), np.array([2, -1]), "has -1 at position 1, its space the integers 0 to 1"),
+        (spaces.MultiDiscrete([[3], [2]]), np.array([[0], [2]]), "has 2 at position 1"),
+        (spaces.MultiBinary(2), np.array([0, 2]), r"is \[0, 2\], its space has only 0 and 1"),
+        (spaces.Box(0, 255, (8, 8), np.uint8), np.full((8, 8), 300, np.uint16), "has dtype uint16"),
+    ],
+)
+def test_a_value_that_its_space_does_not_have_is_never_stored(
+    space: spaces.Space[Any], observation: Any, message: str
+) -> None:
+    layout = spec_of_spaces(spaces.Dict({"a": spaces.Box(-1, 1, (3,)), "b": space}), _CHOICE, "X", None).observation
+    codec, rows = ObservationCodec(layout), np.zeros((2, layout.row_size), dtype=layout.row_dtype)
+    with pytest.raises(ObservationMismatch, match=f"b {message}"):
+        codec.write({"a": np.zeros(3), "b": observation}, rows[0])
+    with pytest.raises(ObservationMismatch, match=r"b (has|is) "):
+        codec.write_batch({"a": np.zeros((2, 3)), "b": np.stack([np.asarray(observation)] * 2)}, rows)
+
+
+def test_choices_of_every_dtype_that_holds_integers_are_taken() -> None:
+    layout = spec_of_spaces(spaces.Discrete(3, start=1), _CHOICE, "X", None).observation
+    codec, row = ObservationCodec(layout), np.zeros(3, dtype=np.float32)
+    for value in (2, 2.0, np.uint8(2), np.float32(2.0)):
+        codec.write(value, row)
+        assert codec.read(row) == 2
 
 
 @pytest.mark.parametrize(

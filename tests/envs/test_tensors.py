@@ -8,19 +8,22 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from gymnasium.vector import AutoresetMode
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec
-from asyncrl.envs.probe import probe
+from asyncrl.envs.probe import _answer, probe
 from asyncrl.envs.spaces import spec_of_spaces
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows, check_spaces
 
 CPU = torch.device("cpu")
 VECTOR = Box(-1, 1, (3,), np.float64)
 
 
-@pytest.mark.parametrize("squash", [False, True])
+@pytest.mark.parametrize("mapping", ["raw", "rescaled", "squashed"])
 @pytest.mark.parametrize(
     "space",
     [
@@ -31,7 +34,7 @@ VECTOR = Box(-1, 1, (3,), np.float64)
     ],
     ids=str,
 )
-def test_actions_are_those_that_arrays_become(space: Space[Any], squash: bool) -> None:
+def test_actions_are_those_that_arrays_become(space: Space[Any], mapping: ActionMapping) -> None:
     spec = spec_of_spaces(VECTOR, space, "X", None)
     rng = np.random.default_rng(0)
     if isinstance(space, Box):
@@ -40,8 +43,8 @@ def test_actions_are_those_that_arrays_become(space: Space[Any], squash: bool) -
         actions = rng.integers(0, 4, 5)
     else:
         actions = rng.integers(0, 2, (5, 2)).astype(np.float32)
-    expected = ActionAdapter(spec, squash and isinstance(space, Box)).to_env_batch(actions)
-    found = TensorActions(spec, squash and isinstance(space, Box), CPU).to_env(torch.from_numpy(actions))
+    expected = ActionAdapter(spec, mapping).to_env_batch(actions)
+    found = TensorActions(spec, mapping, CPU).to_env(torch.from_numpy(actions))
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
     assert found.shape == expected.shape
     assert all(space.contains(action.astype(space.dtype)) for action in found.numpy())
@@ -75,6 +78,15 @@ def test_the_probe_finds_spaces_and_limit_of_what_is_vectorized_alone() -> None:
     assert (spec.is_vectorized, spec.observation_size, spec.max_episode_steps) == (True, 4, 500)
     arrays = probe("tensor_envs:ArrayCartPole-v0", env_backend="gym_vector")
     assert (arrays.is_vectorized, arrays.observation_size) == (True, 4)
+
+
+def test_the_probe_finds_whether_environments_are_reset_within_a_step() -> None:
+    assert probe("tensor_envs:TensorCartPole-v0", env_backend="tensor").resets_within_step
+    for mode in AutoresetMode:
+        kwargs = {"autoreset_mode": mode.value, "terminates": True}
+        answer = _answer("probe_envs:VectorEndlessReward-v0", kwargs, "gym_vector", True)
+        assert EnvSpec.from_data(answer["spec"]).resets_within_step == (mode != AutoresetMode.NEXT_STEP)
+    assert not probe("CartPole-v1", env_backend="gym").resets_within_step
 
 
 def test_what_is_vectorized_alone_is_never_stepped_one_by_one() -> None:

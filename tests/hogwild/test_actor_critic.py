@@ -21,9 +21,11 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, vector_observation
 from asyncrl.hogwild import building
+from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.keeper import HogwildKeeper
 from asyncrl.hogwild.storage import Copies
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.storage import Storage
@@ -64,6 +66,9 @@ class Pair:
         )
         self.workers = [build_hogwild_worker(self.setup, plan.hogwild, idx, self.wakers[0]) for idx in range(2)]
         self.shared = SharedTensor(self.setup.arena, "critic" if config.is_off_policy else "model")
+        if not config.is_off_policy:
+            self.shared.value += np.linspace(-0.5, 0.5, len(self.shared.value))  # a new critic says 0 everywhere
+            self.keeper._publish()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -173,8 +178,7 @@ def test_new_units_of_returns_change_no_value_and_reach_the_workers(pair: Pair) 
 
     def values() -> torch.Tensor:
         worker._learner.begin(worker._pull)
-        model = worker._learner.model
-        return model.denormalize_value(model(model.normalize_obs(obs)).normalized_value).detach()
+        return values_of(worker, obs)
 
     pair.setup.arena.array("moments.return.values")[1] = [100.0, 7.0, 9.0]  # count, mean, variance
     before, units = values(), ReturnUnits(pair.setup.arena).values.copy()
@@ -196,23 +200,109 @@ def test_a_rollout_begins_with_the_statistics_of_observations_of_all() -> None:
     pair.close()
 
 
-def test_a_rollout_whose_critic_was_rescaled_meanwhile_teaches_nothing(pair: Pair) -> None:
-    worker = pair.workers[0]
+def move_units_at_each_step(pair: Pair, worker: Any) -> None:
+    """The keeper finds other returns, and rescales the critic, while the worker collects."""
     step = worker._split.group.step
+    returns = SharedMoments(pair.setup.arena, "return")
+    count = 0
 
     def step_while_units_move(*args: Any) -> int:
-        units = ReturnUnits(pair.setup.arena)
-        units.begin()
-        units.end()
+        nonlocal count
+        count += 1
+        returns.write(0, 1_000_000, np.array([float(count)]), np.array([10.0 ** (count % 3)]))
+        pair.keeper._refresh()
         return step(*args)
 
     worker._split.group.step = step_while_units_move
-    before = pair.shared.value.copy()
+
+
+@pytest.mark.parametrize("mode", ["shared", "shared, copied", "synced", "gradients"])
+def test_all_rows_are_trained_or_reported_as_dropped_though_returns_move(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode, _, is_copied = mode.partition(", ")
+    if is_copied:
+        monkeypatch.setattr(building, "_copies_on", lambda device: Copies.FOLLOWING)
+    pair = Pair(hogwild_mode=mode, num_gradients_to_combine=1)
+    num_trained = 0
+    train = HogwildActorCritic.train
+
+    def counting_train(learner: HogwildActorCritic, dataset: Dataset, *args: Any, **kwargs: Any) -> Any:
+        nonlocal num_trained
+        num_trained += dataset.num_valid
+        return train(learner, dataset, *args, **kwargs)
+
+    monkeypatch.setattr(HogwildActorCritic, "train", counting_train)
+    for worker in pair.workers:
+        move_units_at_each_step(pair, worker)
+    for _ in range(5):
+        for worker in pair.workers:
+            worker.poll()
+        pair.keeper.train_once(0.0)
+    dropped = sum(worker.report().failures.num_dropped for worker in pair.workers)
+    assert dropped == 0
+    assert num_trained == pair.keeper.env_steps > 0
+    pair.close()
+
+
+def values_of(worker: Any, obs: torch.Tensor) -> torch.Tensor:
+    """What the worker's network says of observations, in units of rewards."""
+    model = worker._learner.model
+    return model.denormalize_value(model(model.normalize_obs(obs)).normalized_value).detach().clone()
+
+
+def test_values_in_a_slot_and_what_is_learned_from_them_fit_units_that_move_meanwhile(pair: Pair) -> None:
+    still, moving = pair.workers
+    obs = torch.tensor([[1.0, 0.0], [0.0, 0.0]])  # EndlessReward shows nothing else
+    still._learner.begin(still._pull)
+    before = values_of(still, obs)
+    assert (before.abs() > 0.1).all()
+    move_units_at_each_step(pair, moving)
+    calls: list[Any] = []
+    train = moving._learner.train
+
+    def looking_train(*args: Any, **kwargs: Any) -> Any:
+        shows_reset = torch.from_numpy(moving._slots.obs[0][..., 0] == 1.0)
+        in_slot = torch.from_numpy(moving._slots.value[0])
+        expected = torch.where(shows_reset, before[0], before[1])
+        torch.testing.assert_close(in_slot, expected, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(values_of(moving, obs), before, rtol=1e-3, atol=1e-3)
+        assert float(moving._learner.model.return_std) == ReturnUnits(pair.setup.arena).values[1]
+        calls.append(args)
+        return train(*args, **kwargs)
+
+    moving._learner.train = looking_train
+    moving.poll()
+    assert len(calls) == 1
+
+
+def test_the_steps_of_a_worker_that_died_are_reported_as_dropped_by_its_successor() -> None:
+    pair = Pair()
+    worker, plan = pair.workers[0], pair.setup.plan.hogwild
+    assert plan is not None
     worker.poll()
-    assert np.array_equal(before, pair.shared.value)
-    worker._split.group.step = step
-    worker.poll()
-    assert not np.array_equal(before, pair.shared.value)
+    worker._clock.settle_steps(0)
+    worker.count_steps(7)  # of a rollout that it does not finish
+    successor = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
+    assert successor.report().failures.num_dropped == 7
+    third = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
+    assert third.report().failures.num_dropped == 0
+    for each in (successor, third):
+        each.close()
+    pair.close()
+
+
+def test_gradients_that_are_too_few_for_a_step_make_one_at_the_end() -> None:
+    pair = Pair(hogwild_mode="gradients", num_gradients_to_combine=2)
+    for _ in range(2):
+        pair.workers[0].poll()
+    pair.workers[1].poll()
+    for worker in pair.workers:
+        worker._clock.rest(worker.worker_idx)
+    pair.keeper.settle()
+    assert pair.shared.num_steps == 2
+    assert pair.keeper._places.num_ready == 0
+    pair.close()
 
 
 def test_what_is_not_finite_never_reaches_the_shared_parameters(pair: Pair) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from transitions import one_step
 from unavoidable import needs_cuda
 
 from asyncrl.buffers.arena import Arena
@@ -36,7 +37,7 @@ def batches() -> list[Transitions]:
         return torch.randint(4, (12,), generator=generator)
 
     discount = torch.full((12,), 0.9)
-    return [Transitions(randn(12, 3), choice(), randn(12), randn(12, 3), discount) for _ in range(NUM_UPDATES)]
+    return [one_step(randn(12, 3), choice(), randn(12), randn(12, 3), discount) for _ in range(NUM_UPDATES)]
 
 
 def learner(config: TrainConfig, storage: Storage, device: torch.device = CPU) -> OffPolicyLearner:

@@ -78,9 +78,10 @@ def test_lag_is_measured_over_samples_only(monkeypatch: pytest.MonkeyPatch) -> N
     slots.valid[4] = False
     slots.chosen_at[:] = 50.0
     monkeypatch.setattr(batcher_module, "time", SimpleNamespace(monotonic=lambda: 50.25))
-    batcher = Batcher(DeviceSlots(slots), columns_per_dataset=6)
+    batcher = Batcher(DeviceSlots(slots), columns_per_dataset=6, steady_lag_bound=10)
     batcher.collect(PARTS)
     lag = batcher.lag(learner_version=100)
     # 5 valid columns of 2 rows, 2 of these 10 rows of version 70
     assert lag.mean == pytest.approx((8 * 10 + 2 * 30) / 10)
     assert (lag.max, lag.age_ms) == (30, pytest.approx(250.0))
+    assert lag.over_bound == pytest.approx(0.2)  # a lag of 10 is within it

@@ -13,11 +13,13 @@ from small_runs import BOX, planned, small_arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner import on_policy_trainer as trainer_module
 from asyncrl.learner import saving as saving_module
-from asyncrl.learner import worker as worker_module
+from asyncrl.learner import stopping as stopping_module
 from asyncrl.learner.on_policy_trainer import OnPolicyTrainer, SlotDatasets
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
+from asyncrl.learner.stopping import StopCondition
 from asyncrl.learner.worker import LearnerOutcome, LearnerWorker
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
@@ -33,7 +35,7 @@ class Fakes:
 
     def __init__(self, tmp_path: Path, **settings: Any) -> None:
         self.log: list[Any] = []
-        resumed = settings.pop("resumed", None)
+        resumed, look = settings.pop("resumed", None), settings.pop("look", None)
         self.config = TrainConfig(**{"num_epochs": 2, **settings})
         self.version = 0
         self.datasets: list[list[Columns] | None] = []
@@ -42,12 +44,20 @@ class Fakes:
         publisher = self.Publisher(self)
         phases, counters = PhaseTimer(), resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
         datasets = SlotDatasets(self, self, phases)
+        stopping = StopCondition(self.control, self.config.train_for_seconds, counters["elapsed_s"])
         self.trainer = OnPolicyTrainer(
-            self, datasets, publisher, self.config, phases, counters["env_steps"], counters["num_samples"]
+            self,
+            datasets,
+            publisher,
+            self.config,
+            phases,
+            self.control,
+            stopping,
+            counters["env_steps"],
+            counters["num_samples"],
+            look=look,
         )
-        self.worker = LearnerWorker(
-            self.trainer, self.control, self.config, BOX, tmp_path, phases, counters["elapsed_s"]
-        )
+        self.worker = LearnerWorker(self.trainer, self.control, self.config, BOX, tmp_path, phases, stopping)
 
     class Publisher:
         def __init__(self, fakes: Fakes) -> None:
@@ -72,11 +82,13 @@ class Fakes:
     def publication(self, out: torch.Tensor) -> torch.Tensor:
         return out.fill_(float(self.version))
 
-    def train(self, dataset: Any, env_steps_before: int, after_epoch: Any) -> TrainMetrics:
+    def train(self, dataset: Any, env_steps_before: int, after_epoch: Any, after_minibatch: Any) -> TrainMetrics:
         self.log.append(("train", env_steps_before))
-        for _ in range(self.config.num_epochs):
+        for epoch in range(self.config.num_epochs):
             self.version += 4
-            after_epoch()
+            after_minibatch(4 * (epoch + 1), 4 * self.config.num_epochs)
+            if after_epoch():
+                break
         return METRICS
 
     def state_dict(self) -> LearnerState:
@@ -143,12 +155,51 @@ def test_training_is_over_when_asked_or_when_its_time_has_passed(
     assert asked.worker.is_over
 
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(worker_module, "time", clock)
+    monkeypatch.setattr(stopping_module, "time", clock)
     timed = Fakes(tmp_path, train_for_seconds=60.0)
     clock.now += 59.0
     assert not timed.worker.is_over
     clock.now += 1.0
     assert timed.worker.is_over
+
+
+@pytest.mark.parametrize("reason", ["asked", "out of time"])
+def test_an_update_ends_after_the_pass_in_hand_when_the_run_is_to_stop(
+    reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(stopping_module, "time", clock)
+    fakes = Fakes(tmp_path, num_epochs=10, train_for_seconds=60.0)
+    fakes.datasets = [DATASET]
+    train = fakes.train
+
+    def stopped_in_the_third_pass(dataset: Any, steps: int, after_epoch: Any, after_minibatch: Any) -> TrainMetrics:
+        def note(num_done: int, num_total: int) -> None:
+            after_minibatch(num_done, num_total)
+            update = fakes.control.activity.update
+            assert update is not None and (update.num_done, update.num_total) == (num_done, 40)
+            if num_done == 12 and reason == "asked":
+                fakes.control.request_stop()
+            elif num_done == 12:
+                clock.now += 60.0
+
+        return train(dataset, steps, after_epoch, note)
+
+    fakes.train = stopped_in_the_third_pass
+    report = fakes.trainer.train_once(0.0)
+    assert (report.env_steps, report.num_samples, report.num_updates) == (100, 300, 12)
+    assert [entry[:2] for entry in fakes.log[-3:]] == [("publish", 8), ("publish", 12), ("release", DATASET)]
+    assert fakes.control.activity.update is None
+    assert fakes.worker.is_over
+
+
+def test_an_update_in_one_process_looks_after_other_things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_module, "_LOOK_EVERY_S", 0.0)
+    looks: list[int] = []
+    fakes = Fakes(tmp_path, num_epochs=3, look=lambda: looks.append(fakes.version))
+    fakes.datasets = [DATASET]
+    fakes.trainer.train_once(0.0)
+    assert looks == [4, 8, 12]
 
 
 def test_it_saves_when_it_is_time_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +264,7 @@ def test_a_repeatable_run_that_is_stopped_keeps_the_checkpoint_of_its_last_reset
 
 def test_a_resumed_learner_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(worker_module, "time", clock)
+    monkeypatch.setattr(stopping_module, "time", clock)
     resumed = {"env_steps": 500, "num_samples": 700, "elapsed_s": 50.0}
     fakes = Fakes(tmp_path, train_for_env_steps=600, train_for_seconds=60.0, resumed=resumed)
     assert fakes.log == [("publish", 0, 0.0, 500)]

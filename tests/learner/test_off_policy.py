@@ -14,7 +14,7 @@ import torch
 from linear_networks import networks_of_linear_layers
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
-from transitions import BOX, CHOICE, CPU, draw
+from transitions import BOX, CHOICE, CPU, draw, one_step
 from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
@@ -54,7 +54,7 @@ class Reference:
         alpha = 1.0 if config.ent_coef == "auto" else config.ent_coef
         self.log_alpha = torch.tensor(math.log(alpha), dtype=torch.float64, requires_grad=config.ent_coef == "auto")
         self.target_entropy = -2.0 if self.is_box else 0.5 * math.log(4)
-        self.generator = torch.Generator().manual_seed(config.seed)
+        self.generator = torch.Generator().set_state(learner._generator.get_state())
         self.optimizers = [
             torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps)
             for parameters in (self.critics.parameters(), self.actor.parameters(), [self.log_alpha])
@@ -96,11 +96,19 @@ class Reference:
         trains_actor, size = self.updates % self.config.policy_delay == 0, len(batch.reward)
         noise = torch.empty(0)
         if self.is_box:
-            shape = (2 * size if trains_actor else size, 2)
+            num_between = batch.between_discount.shape[1]
+            shape = ((num_between + (2 if trains_actor else 1)) * size, 2)
             noise = torch.randn(shape, generator=self.generator, dtype=torch.float64)
         alpha = self.log_alpha.exp().detach()
         with torch.no_grad():
             target = batch.reward - batch.discount * self.cost(self.targets, batch.next_obs, noise[-size:], alpha)[0]
+            # The return of several steps holds the entropy after each of them but the last, where the value has it.
+            num_between = batch.between_discount.shape[1]
+            for step in range(num_between):
+                first = len(noise) - (num_between + 1 - step) * size
+                own = noise[first : first + size]
+                entropy = self.cost(self.targets, batch.between_obs[:, step], own, alpha)[1]
+                target = target + batch.between_discount[:, step] * alpha * entropy
         values = self.values(self.critics, batch.obs, batch.action.tanh() if self.is_box else batch.action)
         if not self.is_box:
             values = tuple(q.gather(1, batch.action.unsqueeze(1)).squeeze(1) for q in values)
@@ -127,6 +135,7 @@ class Reference:
         {},
         {"ent_coef": 0.2, "nonlinearity": "relu", "encoder_mlp_layers": [16, 8]},
         {"policy_delay": 2, "max_grad_norm": 0.3},
+        {"n_step": 3, "policy_delay": 2},
         {"critic_layer_norm": True, "tau": 0.3, "policy_initialization": "torch_default"},
     ],
     ids=lambda settings: ",".join(settings) or "default",
@@ -135,7 +144,7 @@ def test_updates_are_those_of_a_plain_reference(spec: EnvSpec, settings: dict[st
     settings = {"learning_rate": 0.01, "adam_eps": 1e-3, "tau": 0.1, "nonlinearity": "tanh", **settings}
     learner = make(spec, double=True, **settings)
     reference = Reference(learner, spec, TrainConfig(**{"max_grad_norm": 0.0, **settings}))
-    for batch in draw(spec, 4, dtype=torch.float64):
+    for batch in draw(spec, 4, dtype=torch.float64, n_step=settings.get("n_step", 1)):
         figures = reference.update(batch)
         metrics = learner.train([batch])
         for name, figure in figures.items():
@@ -152,7 +161,7 @@ def test_soft_values_of_two_states_are_found() -> None:
     spec = EnvSpec("Two", vector_observation(2, "float64"), DiscreteAction(2, 0), None)
     alpha, gamma = 0.5, 0.7
     states = torch.eye(2)
-    batch = Transitions(
+    batch = one_step(
         obs=states[[0, 0, 1, 1]],
         action=torch.tensor([0, 1, 0, 1]),
         reward=torch.tensor([1.0, 0.0, 2.0, -1.0]),

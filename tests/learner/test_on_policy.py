@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, nothing
 from graph_stand_ins import PlainCall
 from torch import Tensor
@@ -36,7 +37,7 @@ from asyncrl.runtime.processes import RunFailed
 def make(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor]:
     defaults = {"batch_size": 64, "num_batches_per_epoch": 2, "encoder_mlp_layers": [16]}
     config = TrainConfig(**{**defaults, **settings})
-    return OnPolicyLearner(ActorCritic(spec, config), config, CPU), Actor(spec, config)
+    return OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU), Actor(spec, config)
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
@@ -121,7 +122,7 @@ def test_one_step_equals_plain_autograd() -> None:
         reward_scale=2.0,
         reward_clip=1.5,
     )
-    learner, actor = OnPolicyLearner(ActorCritic(BOX, config), config, CPU), Actor(BOX, config)
+    learner, actor = OnPolicyLearner(with_values(ActorCritic(BOX, config)), config, CPU), Actor(BOX, config)
     learner.train(actor.collect(actor.receive(learner)), 0, nothing)
     dataset = actor.collect(actor.receive(learner), shift=1.0)
     # Half of the samples come from a policy that is a little off, so that ratios, clipping and KL are not trivial.
@@ -567,3 +568,43 @@ def test_one_bad_minibatch_costs_its_own_step_only() -> None:
     assert learner.skipped_steps == 1
     assert int(after.optimizer["step"]) == int(before.optimizer["step"]) + 1
     assert not torch.equal(before.optimizer["exp_avg"], after.optimizer["exp_avg"])
+
+
+def first_choice(obs: Tensor, action: Tensor) -> Tensor:
+    """Reward 1 for choice 1 where the first number is positive, and for choice 0 elsewhere."""
+    return (action == (obs[..., 0] > 0.0)).float()
+
+
+def no_reward(obs: Tensor, action: Tensor) -> Tensor:
+    return torch.zeros_like(obs[..., 0])
+
+
+def make_as_shipped(**settings: Any) -> tuple[OnPolicyLearner, Actor]:
+    """With the critic's own first weights."""
+    config = TrainConfig(**{"batch_size": 64, "num_batches_per_epoch": 2, "encoder_mlp_layers": [16], **settings})
+    return OnPolicyLearner(ActorCritic(CHOICE, config), config, CPU), Actor(CHOICE, config)
+
+
+def test_a_task_is_learned_as_well_at_any_scale_of_rewards() -> None:
+    learned = []
+    for scale in (1e-4, 1.0, 1e3):
+        learner, actor = make_as_shipped(reward_scale=scale, learning_rate=0.003)
+        rewards = []
+        for _ in range(60):
+            dataset = actor.collect(actor.receive(learner), first_choice)
+            rewards.append(float(dataset.reward.mean()))
+            learner.train(dataset, 0, nothing)
+        learned.append(sum(rewards[-10:]) / 10)
+    assert min(learned) > 0.75  # a third by chance
+    assert learned[1] == pytest.approx(learned[2], abs=0.05)
+
+
+@pytest.mark.parametrize("num_before", [0, 20])
+def test_the_gradient_stays_bounded_through_a_phase_without_reward(num_before: int) -> None:
+    learner, actor = make_as_shipped(learning_rate=0.003)
+    norms = []
+    for number in range(num_before + 60):
+        reward = first_choice if number < num_before else no_reward
+        norms.append(learner.train(actor.collect(actor.receive(learner), reward), 0, nothing).grad_norm)
+    assert max(norms[num_before:]) < 2.0
+    assert float(learner.model.value_head.weight.detach().norm()) < 2.0

@@ -7,30 +7,37 @@ import math
 import threading
 from dataclasses import fields
 from multiprocessing.context import BaseContext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from child_targets import exchange_once
+from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, nothing
+from small_runs import planned, small_arena
 from thread_ranks import ThreadRanks, together
 from torch import Tensor
 from transitions import BOX as SAC_BOX
 from transitions import CHOICE as SAC_CHOICE
 from transitions import draw
 
+from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
 from asyncrl.learner.ranks import Agreement, Ranks, Turn
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.statistics import RunningMoments
+from asyncrl.learner.stopping import StopCondition
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.transitions import Transitions
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
+from asyncrl.monitoring.phases import PhaseTimer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,7 +54,7 @@ def on_policy(spec: EnvSpec, ranks: Ranks, **settings: Any) -> OnPolicyLearner:
     given = {"encoder_mlp_layers": [16], "num_epochs": 2, "shuffle_minibatches": False, **settings}
     config = TrainConfig(**given)
     with ONE_AT_A_TIME:
-        return OnPolicyLearner(ActorCritic(spec, config), config, CPU, Storage(ranks))
+        return OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU, Storage(ranks))
 
 
 def collect(spec: EnvSpec, settings: dict[str, Any], ends: bool) -> Dataset:
@@ -271,6 +278,43 @@ def test_a_rank_that_is_done_goes_on_with_the_others_until_all_are() -> None:
 
     for turns in together(2, work):
         assert turns == [Turn(False, False, 4, 30), Turn(False, False, 5, 35), Turn(True, False, 0, 60)]
+
+
+def test_ranks_end_an_update_after_the_same_pass() -> None:
+    settings = {**PPO, "num_epochs": 6, "num_batches_per_epoch": 2}
+    dataset = collect(BOX, settings, ends=False)
+
+    def work(ranks: ThreadRanks) -> tuple[Any, LearnerState]:
+        own = columns(dataset, *((0, 8) if ranks.rank == 0 else (8, 16)))
+        learner = on_policy(BOX, ranks, **settings)
+        arena, _ = small_arena(planned(batch_size=8, num_workers=1, num_envs_per_worker=2))
+        control = RunControl(arena, 1)
+
+        def publish(block: Any, version: int, env_steps: int) -> None:
+            if version == 4 and ranks.rank == 1:  # after the second of six passes
+                control.request_stop()
+
+        source = SimpleNamespace(
+            num_ready=0, dropped_samples=0, take=lambda *_: own, lag=lambda *_: None, release=lambda: None
+        )
+        trainer = OnPolicyTrainer(
+            learner,
+            source,
+            SimpleNamespace(publish=publish),
+            TrainConfig(**settings),
+            PhaseTimer(),
+            control,
+            StopCondition(control, None),
+            agreement=Agreement(ranks),
+        )
+        report = trainer.train_once(0.0)
+        assert report is not None
+        return (report.num_updates, report.env_steps, report.num_samples), learner.state_dict()
+
+    (first, of_first), (second, of_second) = together(2, work)
+    num_steps = dataset.num_valid
+    assert first == second == (4, num_steps, 2 * num_steps)
+    assert_same(of_second, of_first)
 
 
 def test_one_learner_agrees_with_itself() -> None:

@@ -87,6 +87,24 @@ def test_several_steps_stop_at_a_truncation_and_go_on_from_its_final_observation
     }
 
 
+def test_observations_between_are_those_of_the_steps_that_a_transition_has() -> None:
+    for end in ({"terminated": 2}, {"truncated": 2}):
+        _, stripes = scripted([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], **end)
+        stripes.obs_at((0, 3))[:] = 3.0
+        (batch,) = ReplaySampler(stripes, 3, GAMMA, 1.0, None, seed=0).sample(1, 500)
+        assert batch.between_obs.shape == (500, 2, 4)
+        found = {
+            int(obs[0]): [
+                (int(after[0]), float(count)) for after, count in zip(between, discount, strict=True) if count
+            ]
+            for obs, between, discount in zip(batch.obs, batch.between_obs, batch.between_discount, strict=True)
+        }
+        assert found.pop(0) == [(1, 0.5), (2, 0.25)]
+        assert found.pop(1) == [(2, 0.5)]
+        assert found.pop(2) == []
+        assert found.pop(4) == [(5, 0.5), (6, 0.25)]
+
+
 def test_rewards_are_scaled_then_clipped_before_they_add_up() -> None:
     _, stripes = scripted([1.0, -20.0, 3.0])
     assert drawn_by_row(stripes, 2, reward_scale=2.0, reward_clip=4.0) == {0: (0.0, 2.0, 0.25), 1: (-2.0, 3.0, 0.25)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from critics import with_values
 from small_runs import BOX, CHOICE, planned, small_arena
 
 from asyncrl.buffers.weights import WeightsChannel
@@ -22,7 +23,7 @@ class Acting:
     """A policy over an arena whose observations all differ."""
 
     def __init__(self, spec: EnvSpec = BOX) -> None:
-        self.model = ActorCritic(spec, CONFIG)
+        self.model = with_values(ActorCritic(spec, CONFIG))
         self.arena, self.slots = small_arena(PLAN, spec, block_size(self.model))
         self.slots.obs[:] = np.random.default_rng(0).normal(size=self.slots.obs.shape)
         self.channel = WeightsChannel(self.arena)

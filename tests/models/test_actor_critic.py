@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from critics import with_values
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
@@ -31,7 +32,7 @@ def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
 @torch.no_grad()
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 def test_acting_gives_what_the_forward_pass_and_the_distribution_say(spec: EnvSpec, settings: dict[str, Any]) -> None:
-    model = ActorCritic(spec, TrainConfig(**settings))
+    model = with_values(ActorCritic(spec, TrainConfig(**settings)))
     model.statistics.copy_(torch.rand_like(model.statistics) + 0.5)
     obs = torch.randn(6, 5)
     result = model.act(obs, torch.Generator().manual_seed(1))
@@ -48,7 +49,7 @@ def test_acting_gives_what_the_forward_pass_and_the_distribution_say(spec: EnvSp
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 def test_sizes_are_known_without_building_the_model(spec: EnvSpec, settings: dict[str, Any]) -> None:
     config = TrainConfig(**settings)
-    model = ActorCritic(spec, config)
+    model = with_values(ActorCritic(spec, config))
     assert spec.action.num_parameters == model.distribution.num_parameters
     assert num_model_parameters(spec, config) == sum(parameter.numel() for parameter in model.parameters())
     assert num_statistics(spec, config) == model.statistics.numel()
@@ -58,7 +59,7 @@ def test_sizes_are_known_without_building_the_model(spec: EnvSpec, settings: dic
 def test_observations_are_normalized_and_clipped_only_if_asked() -> None:
     obs = torch.tensor([[3.0, 3.0, 3.0, 3.0, 1e6]])
     for normalize, expected in ((True, [[1.0, 1.0, 1.0, 1.0, 10.0]]), (False, obs.tolist())):
-        model = ActorCritic(BOX, TrainConfig(normalize_input=normalize))
+        model = with_values(ActorCritic(BOX, TrainConfig(normalize_input=normalize)))
         model.obs_mean.fill_(1.0)
         model.obs_std.fill_(2.0)
         assert model.normalize_obs(obs).tolist() == expected
@@ -78,7 +79,7 @@ def test_statistics_are_one_buffer_that_follows_the_module() -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_separate_networks_keep_the_value_loss_away_from_the_actor(shared: bool) -> None:
-    model = ActorCritic(BOX, TrainConfig(actor_critic_share_weights=shared))
+    model = with_values(ActorCritic(BOX, TrainConfig(actor_critic_share_weights=shared)))
     model(torch.randn(4, 5)).normalized_value.sum().backward()
     actor = [parameter for name, parameter in model.named_parameters() if name.startswith("actor")]
     assert all((parameter.grad is not None) == shared for parameter in actor)

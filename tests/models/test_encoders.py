@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from critics import with_values
 from gymnasium import spaces
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import EnvSpec, ObservationPart
 from asyncrl.models import registry
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.array_policy import make_array_policy
@@ -61,12 +62,17 @@ def test_each_key_has_an_encoder_and_only_its_own_part_reaches_it() -> None:
     assert not differs[:start].any() and not differs[start + 7 :].any()
 
 
+def image_part(shape: tuple[int, ...]) -> ObservationPart:
+    (part,) = spec_of(spaces.Box(0, 255, shape, np.uint8)).observation.parts
+    return part
+
+
 @pytest.mark.parametrize("shape", [(12, 10, 3), (3, 12, 10), (12, 10), (2, 12, 10, 3)])
 @pytest.mark.parametrize("architecture", ["auto", "impala"])
 def test_an_image_is_the_same_in_any_order_of_its_axes(shape: tuple[int, ...], architecture: str) -> None:
     config = TrainConfig(encoder_conv_architecture=architecture, policy_initialization="torch_default")
     torch.manual_seed(0)
-    encoder = ConvEncoder(shape, config)
+    encoder = ConvEncoder(image_part(shape), config)
     image = torch.rand(2, *shape)
     channels_first = {2: (0, 1, 2), 3: (0, 3, 1, 2) if shape[-1] == 3 else (0, 1, 2, 3), 4: (0, 1, 4, 2, 3)}[len(shape)]
     stacked = image.permute(channels_first).reshape(2, -1, 12, 10)
@@ -78,7 +84,7 @@ def test_an_image_is_the_same_in_any_order_of_its_axes(shape: tuple[int, ...], a
 @pytest.mark.parametrize("shape", [(64, 64, 3), (4, 84, 84)])
 def test_a_new_stack_leaves_room_in_the_tanh_behind_it(shape: tuple[int, ...], architecture: str) -> None:
     torch.manual_seed(0)
-    encoder = ConvEncoder(shape, TrainConfig(encoder_conv_architecture=architecture, nonlinearity="tanh"))
+    encoder = ConvEncoder(image_part(shape), TrainConfig(encoder_conv_architecture=architecture, nonlinearity="tanh"))
     with torch.no_grad():
         features = encoder(torch.rand(8, int(np.prod(shape))))
     assert (features.abs() > 0.95).float().mean() < 0.1
@@ -89,7 +95,7 @@ def test_a_new_stack_leaves_room_in_the_tanh_behind_it(shape: tuple[int, ...], a
 @pytest.mark.parametrize("settings", [{}, {"use_rnn": True, "rnn_size": 6}, {"actor_critic_share_weights": True}])
 def test_sizes_are_known_before_anything_is_built(space: spaces.Space[Any], settings: dict[str, Any]) -> None:
     spec, config = spec_of(space), TrainConfig(encoder_conv_mlp_layers=[8], **settings)
-    model = ActorCritic(spec, config)
+    model = with_values(ActorCritic(spec, config))
     assert num_model_parameters(spec, config) == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -99,7 +105,7 @@ def test_sizes_are_known_before_anything_is_built(space: spaces.Space[Any], sett
 @pytest.mark.parametrize("shared", [False, True])
 def test_arrays_act_as_tensors_do_on_nested_numbers(space: spaces.Space[Any], shared: bool) -> None:
     spec = spec_of(space)
-    model = ActorCritic(spec, TrainConfig(actor_critic_share_weights=shared))
+    model = with_values(ActorCritic(spec, TrainConfig(actor_critic_share_weights=shared)))
     flat = FlatParameters(model, with_grad=False)
     flat.data.add_(torch.randn_like(flat.data) * 0.1)
     size = model.observation_size
@@ -113,7 +119,7 @@ def test_arrays_act_as_tensors_do_on_nested_numbers(space: spaces.Space[Any], sh
 
 
 def test_choices_and_masks_are_not_normalized() -> None:
-    model = ActorCritic(spec_of(MASKED), TrainConfig())
+    model = with_values(ActorCritic(spec_of(MASKED), TrainConfig()))
     model.set_obs_statistics(torch.full((7,), 3.0), torch.full((7,), 2.0))
     normalized = [part.kind == "numbers" for part in model.layout.parts for _ in range(part.size)]
     assert model.obs_mean.tolist() == [3.0 if own else 0.0 for own in normalized]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from critics import with_values
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, EnvSpec, vector_observation
@@ -12,7 +13,7 @@ SPEC = EnvSpec("Box", vector_observation(5, "float64"), BoxAction((3,), (-1.0,) 
 
 
 def make_model(seed: int = 0) -> ActorCritic:
-    return ActorCritic(SPEC, TrainConfig(seed=seed, encoder_mlp_layers=[8]))
+    return with_values(ActorCritic(SPEC, TrainConfig(seed=seed, encoder_mlp_layers=[8])))
 
 
 def test_flattening_keeps_what_the_model_computes() -> None:

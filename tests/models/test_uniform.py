@@ -17,7 +17,7 @@ def test_squashed_actions_are_uniform_between_the_bounds_of_the_environment() ->
     action = policy.act(OBS).action
     assert action.dtype == np.float32
     assert np.isfinite(action).all()
-    taken = ActionAdapter(BOX, squash=True).to_env_batch(action)[:, 0]
+    taken = ActionAdapter(BOX, mapping="squashed").to_env_batch(action)[:, 0]
     counts, _ = np.histogram(taken, bins=10, range=(-0.5, 0.5))
     assert counts.sum() == len(OBS)
     assert np.abs(counts - 2000).max() < 5 * np.sqrt(2000 * 0.9)

@@ -9,6 +9,7 @@ from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.monitor import Monitor
 from asyncrl.monitoring.phases import Phase
+from asyncrl.monitoring.progress import Activity, UpdateProgress
 from asyncrl.monitoring.reports import (
     CheckpointReport,
     EpisodeRecord,
@@ -55,7 +56,7 @@ class Run:
 
     def __init__(self, path, **settings):
         settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
-        earlier = settings.pop("earlier", None)
+        earlier, mislead = settings.pop("earlier", None), settings.pop("training_returns_mislead", False)
         hogwild = HogwildPlan("synced", 2) if settings.get("backend") == "hogwild" else None
         self.folder = SimpleNamespace(
             metrics=path / "metrics.jsonl",
@@ -67,11 +68,12 @@ class Run:
         self.monitor = Monitor(
             self.folder,
             TrainConfig(**settings),
-            SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild),
+            SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild, replay=None, dataset_size=2048),
             clock=self.clock,
             started_at=self.clock.now - 3.0,
             progress=self.progress,
             earlier=earlier,
+            training_returns_mislead=mislead,
         )
 
     def at(self, seconds, *reports):
@@ -117,7 +119,7 @@ def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1
 def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     run.at(1, rollout(0, 100, wall_s=1.0, busy_s=0.9), rollout(1, 100, wall_s=3.0, busy_s=0.3))
     run.at(2, InferenceReport(0, 1.0, 0.25, 10, 400), InferenceReport(1, 1.0, 0.75, 30, 400))
-    run.at(3, learner(1000, 8, LagMetrics(4.0, 6.0, 12, 10.0), loss=1.0, learning_rate=2e-3))
+    run.at(3, learner(1000, 8, LagMetrics(4.0, 6.0, 12, 10.0, 0.25), loss=1.0, learning_rate=2e-3))
     run.at(
         4, learner(2000, 16, LagMetrics(8.0, 10.0, 11, 30.0), loss=3.0, learning_rate=1e-3, dropped=5, slots_ready=3)
     )
@@ -140,6 +142,7 @@ def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
         "train/n_updates": 16.0,
         "lag/mean": 6.0,
         "lag/p95": 8.0,
+        "lag/over_bound": 0.125,
         "lag/max": 12.0,
         "lag/age_ms": 20.0,
     }
@@ -302,6 +305,14 @@ def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path)
     assert by_evaluation.monitor.take_new_best() is None
 
 
+@pytest.mark.parametrize(("asked", "is_chosen"), [("auto", False), ("train", True)])
+def test_training_returns_that_mislead_choose_the_best_only_if_the_user_asks(tmp_path, asked, is_chosen):
+    run = Run(tmp_path, save_best_metric=asked, training_returns_mislead=True)
+    run.at(50, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 100))
+    assert (run.monitor.take_new_best() == 9.0) == is_chosen
+    assert (run.monitor.best_so_far == 9.0) == is_chosen
+
+
 def test_a_tensorboard_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else(tmp_path):
     (tmp_path / "tensorboard").write_text("in the way")
     run = Run(tmp_path, with_tensorboard=True)
@@ -340,6 +351,7 @@ def test_the_summary_says_how_the_run_ended(run):
             "lag_p95": 4.0,
             "lag_max": 9,
             "lag_bound": 77,
+            "lag_over_bound": 0.0,
             "lag_age_ms": 20.0,
             "dropped_samples": 64,
             "env_failures": 0,
@@ -418,3 +430,39 @@ def test_the_time_left_is_that_of_the_nearer_limit(tmp_path):
     assert run.progress.records[-1].remaining_s == pytest.approx(8000 / 500)
     run.at(50, learner(2100))
     assert run.progress.records[-1].remaining_s == pytest.approx(60 - 49)
+
+
+def test_what_the_run_is_doing_is_shown_where_the_figures_do_not_show_it(tmp_path):
+    run = Run(tmp_path, report_every_s=1000.0)
+
+    def shown(seconds, activity):
+        run.clock.now = 1000.0 + seconds
+        run.monitor.tick(activity)
+        return run.progress.updates[-1].activity
+
+    assert shown(1.0, Activity()) == "starting processes"
+    assert shown(2.0, Activity(1500)) == "collecting: 1,500 of 2,048 steps"
+    assert shown(3.0, Activity(9000)) == "collecting: 2,048 of 2,048 steps"
+    assert shown(4.0, Activity(9000, UpdateProgress(3, 80, 1001.0))) == "update: 3 of 80 minibatches"
+    run.monitor.handle(learner(2048))
+    assert shown(5.1, Activity(9000, UpdateProgress(3, 80, 1004.0))) is None
+    assert shown(6.2, Activity(9000, UpdateProgress(30, 80, 1004.0), is_stopping=True)) == (
+        "stopping, update: 30 of 80 minibatches"
+    )
+    assert shown(7.0, Activity(9000, is_stopping=True)) == "stopping"
+    assert shown(8.0, Activity(9000, has_ended=True)) == "last evaluation"
+    run.monitor.finish("completed")
+    assert run.progress.records[-1].activity is None
+
+
+def test_the_end_of_a_run_says_what_was_reached_and_what_can_be_done_next(run):
+    run.at(1.0, rollout(episodes=[EpisodeRecord(12.0, 9)]), learner(2048))
+    text = run.monitor.finish("interrupted").to_text(10_000, {"folder": "runs/x"}, {"evaluate": "python -m evaluate"})
+    first, *rows = text.splitlines()
+    assert first == "interrupted: 2,048 of 10,000 environment steps, 8 updates, 4 s"
+    assert [" ".join(row.split()) for row in rows] == [
+        "return: 12.0 (last 100 episodes)",
+        "folder: runs/x",
+        "to evaluate:",
+        "python -m evaluate",
+    ]

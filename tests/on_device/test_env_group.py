@@ -40,13 +40,13 @@ def sentinels(mode: AutoresetMode) -> SyncVectorEnv:
 
 
 def tensor_group(env: VectorEnv[Any, Any, Any]) -> TensorEnvGroup:
-    return TensorEnvGroup(env, 7, read_spec(NumberedSentinel(0), "Sentinels"), False, CPU)
+    return TensorEnvGroup(env, 7, read_spec(NumberedSentinel(0), "Sentinels"), "raw", CPU)
 
 
 @in_each_mode
 def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: AutoresetMode) -> None:
     tensors = tensor_group(AsTensors(sentinels(mode)))
-    arrays = VectorEnvGroup(sentinels(mode), 7, 0, read_spec(NumberedSentinel(0), "Sentinels"), False)
+    arrays = VectorEnvGroup(sentinels(mode), 7, 0, read_spec(NumberedSentinel(0), "Sentinels"), "raw")
     actions = np.random.default_rng(0).uniform(-0.6, 0.6, (NUM_TRAJECTORIES, ROLLOUT, NUM_ENVS, 2)).astype(np.float32)
     last, first = np.zeros((2, NUM_ENVS, 3), np.float32)
     arrays.reset(last)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bdb
 import os
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,6 +13,7 @@ import pytest
 import torch
 from small_runs import BOX, CHOICE, FakeActions, ScriptedEnv, planned, small_arena
 
+import asyncrl
 from asyncrl.algorithms.gae import gae
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.slots import TrajectorySlots
@@ -66,7 +69,7 @@ class Filled:
             return 1000 * env_idx + steps
 
         renewal = None if renewed is None else Renewal(log, make, seed)
-        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, squash=False, renewal=renewal)
+        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, mapping="raw", renewal=renewal)
         self.split = Split(0, self.group, self.slots, make_actions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_filled)]
 
@@ -293,7 +296,7 @@ def test_a_memory_goes_on_from_slot_to_slot_and_begins_anew_with_each_episode() 
 def test_gymnasiums_time_limit_truncates_where_it_would(rollout: int) -> None:
     limit, kwargs = 5, {"max_episode_steps": 5, "disable_env_checker": True}
     spec = probe("Pendulum-v1")
-    group = EnvGroup([gymnasium.make("Pendulum-v1", **kwargs)], [7], 0, spec, False)
+    group = EnvGroup([gymnasium.make("Pendulum-v1", **kwargs)], [7], 0, spec, "raw")
     plain = gymnasium.make("Pendulum-v1", **kwargs)
     expected, _ = plain.reset(seed=7)
     last = np.empty((1, 3), np.float32)
@@ -346,7 +349,7 @@ def test_an_environment_that_fails_is_made_anew_and_nothing_of_its_episode_in_th
     assert "rollout worker 3: environment 40 failed in step at its step 3" in warning
     assert "RuntimeError: a joint has come off" in warning
     assert "small_runs.py" in warning
-    assert f"{os.sep}asyncrl{os.sep}rollout" not in warning
+    assert f'"{Path(asyncrl.__file__).parent}{os.sep}' not in warning
     assert run.group.take_episodes() == (EpisodeRecord(10.0, 1),)
 
 
@@ -385,6 +388,12 @@ def test_a_failure_before_the_first_finished_episode_ends_the_run() -> None:
     with pytest.raises(EnvironmentCallFailed, match="environment 40 failed in step at its step 1") as caught:
         Filled([ScriptedEnv([*script(GO), BROKEN])], rollout=3, renewed=[ScriptedEnv([])])
     assert caught.value.__cause__ is BROKEN
+
+
+def test_a_debugger_without_a_terminal_ends_the_run_with_the_remedy() -> None:
+    with pytest.raises(EnvironmentCallFailed) as caught:
+        Filled([ScriptedEnv([*script(TERMINATED), bdb.BdbQuit()])], rollout=3, renewed=[ScriptedEnv([])])
+    assert "--serial_mode=True" in caught.value.traceback
 
 
 class CannotReset(ScriptedEnv):

@@ -69,7 +69,7 @@ class Worker:
         failures = FailureLog(0, TrainConfig(), self.control)
         renewal = Renewal(failures, lambda: ScriptedEnv([(9.0, 9.0, False, False)] * 9), lambda env_idx, steps: steps)
         splits = [
-            ReplaySplit(split, EnvGroup([env], [0], split, BOX, True, renewal), self.stripes, self.actions)
+            ReplaySplit(split, EnvGroup([env], [0], split, BOX, "squashed", renewal), self.stripes, self.actions)
             for split, env in enumerate(self.envs)
         ]
         self.worker = ReplayWorker(0, splits, self.stripes, self.limits, self.learner, self.control)
@@ -135,7 +135,7 @@ def test_a_restored_stripe_goes_on_in_the_row_after_its_last() -> None:
     run.worker.poll()
     other = Worker([(7.0, 0.5, False, False)] * 9)
     other.stripes.restore(run.stripes.content())
-    split = ReplaySplit(0, EnvGroup([other.envs[0]], [0], 0, BOX, True), other.stripes, other.actions)
+    split = ReplaySplit(0, EnvGroup([other.envs[0]], [0], 0, BOX, "squashed"), other.stripes, other.actions)
     split.ask()
     assert split.advance() == 1
     assert other.actions.asked == [(0, 2)]

@@ -31,7 +31,7 @@ class Worker:
         self.actions = FakeActions(self.slots, at_once=answers_at_once)
         self.envs = {split_idx: ScriptedEnv([(1.0, 1.0, False, False)] * 20) for split_idx in (2, 3)}
         self.splits = {
-            split_idx: Split(split_idx, EnvGroup([env], [0], split_idx, BOX, False), self.slots, self.actions)
+            split_idx: Split(split_idx, EnvGroup([env], [0], split_idx, BOX, "raw"), self.slots, self.actions)
             for split_idx, env in self.envs.items()
         }
         self.granted, self.ready = IndexRing(self.arena, "granted.1"), IndexRing(self.arena, "ready.1")

@@ -53,7 +53,7 @@ class Filled:
         plan = planned(num_workers=1, num_envs_per_worker=NUM_ENVS)
         self.control = RunControl(small_arena(plan)[0], 1)
         renewal = Renewal(FailureLog(0, TrainConfig(), self.control), make, lambda env_idx, steps: steps)
-        self.group = VectorEnvGroup(make(), 7, 0, spec, False, renewal)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", renewal)
         shape = (num_slots, ROLLOUT, NUM_ENVS)
         self.obs = np.full((num_slots, ROLLOUT + 1, NUM_ENVS, 4), np.nan, np.float32)
         self.action = np.random.default_rng(0).integers(0, 2, shape)
@@ -177,7 +177,7 @@ class FilledBySentinels:
 
     def __init__(self, mode: AutoresetMode, nested: bool, batched: bool) -> None:
         spec = read_spec(NumberedSentinel(0, nested), "Sentinels")
-        self.group = VectorEnvGroup(sentinels(mode, nested, batched), 7, 0, spec, False)
+        self.group = VectorEnvGroup(sentinels(mode, nested, batched), 7, 0, spec, "raw")
         shape = (NUM_SLOTS, SENTINEL_ROLLOUT, NUM_SENTINELS)
         self.action = np.random.default_rng(0).uniform(-0.4, 0.4, (*shape, 2)).astype(np.float32)
         self.reward = np.full(shape, np.nan, np.float32)
@@ -311,7 +311,7 @@ class Renewed:
         control.note_episode()
         renewal = Renewal(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
         spec = read_spec(NumberedSentinel(0), "Sentinels")
-        self.group = VectorEnvGroup(make(), 7, 0, spec, False, renewal)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", renewal)
         self.obs = np.empty((NUM_SENTINELS, 3), np.float32)
         self.group.reset(self.obs)
         self.num_rows = np.zeros(NUM_SENTINELS, int)  # valid ones of each one's episode
@@ -383,7 +383,7 @@ def test_a_truncation_without_its_final_observation_is_said() -> None:
 
     spec = read_spec(NumberedSentinel(0), "Sentinels")
     env = ForgetsFinalObs(sentinels(AutoresetMode.SAME_STEP, False, False))
-    group = VectorEnvGroup(env, 7, 0, spec, False)
+    group = VectorEnvGroup(env, 7, 0, spec, "raw")
     group.reset(np.empty((NUM_SENTINELS, 3), np.float32))
     fields = [np.zeros(NUM_SENTINELS, dtype) for dtype in (np.float32, bool, bool, bool)]
     rows = StepRows(*fields, np.empty((NUM_SENTINELS, 3), np.float32))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import psutil
 import pytest
 from command import PROBE, TESTS, Command
 
-from asyncrl import preflight, train
+import asyncrl
+from asyncrl import preflight, runner, train
+from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.runtime import checkpoint
 
 pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
@@ -23,14 +27,14 @@ pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")
 
 SUMMARY_NAMES = {
     *("status", "env_steps", "wall_s", "startup_s", "fps", "ep_rew_mean", "restarts", "checkpoint"),
-    *("lag_mean", "lag_p95", "lag_max", "lag_age_ms", "lag_bound", "dropped_samples", "error"),
+    *("lag_mean", "lag_p95", "lag_max", "lag_over_bound", "lag_age_ms", "lag_bound", "dropped_samples", "error"),
 }
 METRIC_NAMES = {
     *("rollout/ep_rew_mean", "rollout/ep_len_mean", "time/fps", "time/total_env_steps"),
     *("train/loss", "train/policy_gradient_loss", "train/value_loss", "train/entropy_loss", "train/entropy"),
     *("train/approx_kl", "train/clip_fraction", "train/explained_variance", "train/learning_rate"),
     *("train/grad_norm", "train/n_updates"),
-    *("lag/mean", "lag/p95", "lag/max", "lag/age_ms"),
+    *("lag/mean", "lag/p95", "lag/max", "lag/over_bound", "lag/age_ms"),
     *("perf/rollout_busy", "perf/learner_busy", "perf/slots_ready", "perf/dropped_samples", "perf/restarts"),
 }
 CENTRAL_METRIC_NAMES = {"perf/inference_busy", "perf/inference_batch_size"}
@@ -72,7 +76,8 @@ def test_the_exception_of_an_environment_is_shown_once(start: Callable[..., Comm
     assert stderr.count("Traceback") == 1, stderr
     assert stderr.count("ZeroDivisionError: the probe was asked to fail") == 1
     assert "probe_envs.py" in stderr
-    assert f"{os.sep}asyncrl{os.sep}" not in stderr.split("error: ")[0], "frames of the package are of no use to a user"
+    package = Path(asyncrl.__file__).parent
+    assert f'"{package}{os.sep}' not in stderr.split("error: ")[0], "frames of the package are of no use to a user"
     assert "rollout worker " in stderr
     assert "environment " in stderr
     assert "step 0" in stderr
@@ -117,12 +122,21 @@ def test_ctrl_c_finishes_the_update_and_saves(
     recorded = lambda: {name for record in training.records() for name in record}  # noqa: E731
     training.wait_until(lambda: recorded() >= metric_names, "every metric was recorded")
     os.killpg(training.process.pid, signal.SIGINT)
-    code, _, stderr = training.finish()
+    code, stdout, stderr = training.finish()
     assert code == 130
     assert "Traceback" not in stderr
+    assert stderr.count("Ctrl-C: stopping after the current update") == 1
     summary, saved = training.summary(), training.checkpoint()
     assert summary["status"] == "interrupted"
     assert saved is not None
+    end = stdout[stdout.index("interrupted: ") :]
+    assert f"interrupted: {summary['env_steps']:,} of " in end
+    assert f"newest checkpoint: {saved.relative_to(training.folder.parents[1])}" in end
+    commands = [shlex.split(line) for line in end.splitlines() if " -m asyncrl." in line]
+    assert [command[:3] for command in commands] == [
+        [sys.executable, "-m", f"asyncrl.{name}"] for name in ("evaluate", "train", "plot")
+    ]
+    assert all(named in " ".join(command) for command in commands for named in ("runs", "run"))
     assert summary["checkpoint"].endswith(saved.name)
     assert checkpoint.load(saved).state["env_steps"] == summary["env_steps"] > 0
 
@@ -150,6 +164,38 @@ def loads_torch(process: psutil.Process) -> bool:
         return False
 
 
+def test_a_run_that_trained_nothing_has_failed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--env=CartPole-v1", "--serial_mode", "--train_for_seconds=0.000001", "--experiment=run"]
+    assert train.main([*flags, f"--train_dir={tmp_path}", *PROBE]) == 1
+    captured = capfd.readouterr()
+    assert "error: nothing was trained: the time limit of 1e-06 s" in captured.err
+    assert "failed: 0 of " in captured.out
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_time_limit_that_was_exceeded_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = LearnerOutcome(env_steps=640, checkpoint=None, error=None, elapsed_s=47.0)
+    monkeypatch.setattr(runner, "run_serial", lambda *_: outcome)
+    flags = ["--env=CartPole-v1", "--serial_mode", "--train_for_seconds=25", "--experiment=run"]
+    assert train.main([*flags, f"--train_dir={tmp_path}", *PROBE]) == 0
+    assert "warning: the time limit of 25 s was exceeded, the run took 47 s" in capfd.readouterr().err
+
+
+def test_a_script_without_a_main_guard_is_told_so_in_one_sentence(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    flags = ["--env=CartPole-v1", "--train_dir=runs", "--num_workers=1", "--num_envs_per_worker=2", "--quiet"]
+    script.write_text(f"from asyncrl import train\nraise SystemExit(train.main({flags}))\n")
+    root = str(Path(asyncrl.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert 'if __name__ == "__main__":' in line
+
+
 def test_sigterm_saves_too(start: Callable[..., Command]) -> None:
     training = start("asyncrl.train", "--env=CartPole-v1", "--async_rl=False", *PROBE)
     training.wait_until_trained()
@@ -163,20 +209,19 @@ def test_sigterm_saves_too(start: Callable[..., Command]) -> None:
 
 
 def test_ctrl_c_twice_stops_in_the_middle_of_an_update(start: Callable[..., Command], tmp_path: Path) -> None:
-    counts = tmp_path / "counts"
-    np.zeros(8, np.int64).tofile(counts)
-    env_kwargs = json.dumps({"run_seed": 0, "counts": str(counts), "num_envs": 8})
-    keeps_pace = ("--env=probe_envs:KeepsPace-v0", f"--env_kwargs={env_kwargs}")
-    training = start("asyncrl.train", *keeps_pace, "--num_epochs=1000000000", *PROBE)
-    training.wait_until(lambda: np.fromfile(counts, np.int64).min() == 16, "all slots are full")
-    time.sleep(0.5)
+    stalling = ("--env=CartPole-v1", "--import_modules=stalling_encoder", "--encoder=stalling")
+    training = start("asyncrl.train", *stalling, *PROBE)
+    training.wait_until((tmp_path / "stalled").exists, "an update is under way")
     os.killpg(training.process.pid, signal.SIGINT)
     time.sleep(0.5)
     assert training.process.poll() is None, "the first Ctrl-C waits for the update to end"
     os.killpg(training.process.pid, signal.SIGINT)
-    code, _, stderr = training.finish()
+    code, stdout, stderr = training.finish()
     assert code == 130
     assert "Traceback" not in stderr
+    assert stderr.index("Ctrl-C: stopping after the current update") < stderr.index("Second Ctrl-C: stopped at once")
+    assert "did not end within" not in stderr
+    assert "interrupted: 0 of" in stdout
     assert training.summary()["status"] == "interrupted"
     assert training.checkpoint() is None
 

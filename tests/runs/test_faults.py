@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -211,7 +212,7 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
     assert saved is not None
     assert str(saved.name) in stderr
     command = stderr.strip().rpartition("to resume from it: ")[2].split()
-    assert command[:3] == ["python", "-m", "asyncrl.train"]
+    assert command[:3] == [sys.executable, "-m", "asyncrl.train"]
     steps = checkpoint.saved_env_steps(saved)
     goes_on = start(command[2], *command[3:], f"--train_for_env_steps={steps + 500}")
     code, stdout, stderr = goes_on.finish()

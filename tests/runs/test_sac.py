@@ -158,7 +158,7 @@ def test_the_warm_up_covers_the_whole_range_of_actions_and_learning_starts_after
     assert learner_of(finished).policy_version <= 8  # of a few steps beyond 600 at most
     replay = checkpoint.load(Path(finished.outcome.checkpoint), with_replay=True).replay
     drawn = np.concatenate([replay.columns[f"action.{split}"][0].flatten() for split in range(2)])[:600]
-    taken = ActionAdapter(finished.spec, squash=True).to_env_batch(drawn[:, np.newaxis])[:, 0]
+    taken = ActionAdapter(finished.spec, mapping="squashed").to_env_batch(drawn[:, np.newaxis])[:, 0]
     counts, _ = np.histogram(taken, bins=4, range=(-2.0, 6.0))
     assert np.abs(counts - 150).max() < 60
 

@@ -21,6 +21,18 @@ def test_once_is_a_request_and_twice_an_order(number: signal.Signals, exit_code:
         assert stop.exit_code == exit_code
 
 
+def test_the_first_request_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignals() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert "Ctrl-C: stopping after the current update" in capfd.readouterr().err
+        signal.raise_signal(signal.SIGINT)
+        assert stop.text.startswith("Second Ctrl-C: stopped at once")
+    with StopSignals(is_silent=True) as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.was_asked
+    assert capfd.readouterr().err == ""
+
+
 def test_afterwards_signals_mean_what_they_meant_before() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(ZeroDivisionError), StopSignals():
