@@ -1,11 +1,13 @@
 """Finds out an environment's spaces in a process of its own, so that its code never runs in the runner.
 
-The two sides pass JSON files in a temporary folder; what the environment prints goes to a third file there and is
-shown only when its process dies without an answer. That process ends with the one that asks.
+The child reads a request from its standard input and writes answers to a file, one line of JSON each. What the
+environment prints goes to another file, which is shown only when its process dies without an answer. The files have no
+names, so nothing is left of them when a process is killed. The child ends with the one that asks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import UsageError
@@ -50,20 +51,16 @@ def probe(
         UsageError: the environment cannot be made, or its spaces are not supported.
         EnvironmentFailed: the environment raised, died, or took longer than `timeout_s`; the text says which.
     """
-    with tempfile.TemporaryDirectory(prefix="asyncrl_probe_") as folder_name:
-        folder = Path(folder_name)
-        request = {
-            "env_id": env_id,
-            "env_kwargs": dict(env_kwargs or {}),
-            "env_backend": env_backend,
-            "atari_preprocessing": atari_preprocessing,
-            "is_checked": warn is not None,
-            "image_channels": image_channels,
-        }
-        (folder / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        exit_code = _run_child(folder, timeout_s)
-        answer, findings = _read(folder / "answer.json"), _read(folder / "findings.json")
-        output = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")[-_OUTPUT_SHOWN:].strip()
+    request = {
+        "env_id": env_id,
+        "env_kwargs": dict(env_kwargs or {}),
+        "env_backend": env_backend,
+        "atari_preprocessing": atari_preprocessing,
+        "image_channels": image_channels,
+        "is_checked": warn is not None,
+    }
+    exit_code, answers, output = _run_child(request, timeout_s)
+    answer, findings = (*answers, None, None)[:2]
     if answer is None and exit_code is None:
         raise EnvironmentFailed(f"{env_id} was not made, reset and stepped within {timeout_s:g} s.")
     if answer is None:
@@ -79,33 +76,42 @@ def probe(
     return EnvSpec.from_data(answer["spec"])
 
 
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-
-def _run_child(folder: Path, timeout_s: float) -> int | None:
-    """Returns the child's exit code, None if it was killed because time was up."""
+def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None, list[Any], str]:
+    """Returns the child's exit code (None if it was killed because time was up), its answers and its last output."""
     # The child finds modules where this process finds them; "" is the working directory for both.
     search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     lifeline, held_open = os.pipe()
-    with (folder / "output.txt").open("wb") as output, open(lifeline, "rb"), open(held_open, "wb"):
+    with (
+        tempfile.TemporaryFile() as request_file,
+        tempfile.TemporaryFile() as answer_file,
+        tempfile.TemporaryFile() as output_file,
+        open(lifeline, "rb"),
+        open(held_open, "wb"),
+    ):
+        request_file.write(json.dumps(request).encode())
+        request_file.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-m", "asyncrl.envs.probe", str(folder), str(lifeline)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
+            [sys.executable, "-m", "asyncrl.envs.probe", str(answer_file.fileno()), str(lifeline)],
+            stdin=request_file,
+            stdout=output_file,
             stderr=subprocess.STDOUT,
             # breakpoint() is for the run itself: this process has no terminal.
             env={**os.environ, "PYTHONPATH": search_path, "PYTHONBREAKPOINT": "0"},
             start_new_session=True,
-            pass_fds=(lifeline,),
+            pass_fds=(answer_file.fileno(), lifeline),
         )
+        exit_code: int | None = None
         try:
-            return child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                exit_code = child.wait(timeout_s)
         finally:
             # The environment may have started processes of its own; they share the child's session.
             _kill_group(child)
+        answer_file.seek(0)
+        output_file.seek(0)
+        lines = answer_file.read().split(b"\n")[:-1]  # the last one may be cut off
+        output = output_file.read().decode(errors="replace")[-_OUTPUT_SHOWN:].strip()
+        return exit_code, [json.loads(line) for line in lines], output
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
@@ -131,8 +137,8 @@ def _answers(
     atari_preprocessing: bool,
     image_channels: ImageChannels,
     is_checked: bool,
-) -> Iterator[tuple[str, Any]]:
-    """The child's work: names of files and what the parent is told in them, as JSON values."""
+) -> Iterator[Any]:
+    """The child's work: what the parent is told, as JSON values: the answer, then the checker's findings."""
     from asyncrl.envs.interface import checker_findings, try_out
     from asyncrl.envs.making import make_env, make_vector_env, resets_within_step, why_not_vectorized
     from asyncrl.envs.single import SingleEnv
@@ -170,30 +176,30 @@ def _answers(
         enter("close()")
         env.close()
     except UsageError as error:
-        yield "answer.json", {"usage_error": str(error)}
+        yield {"usage_error": str(error)}
     except EnvironmentFailed as error:
-        yield "answer.json", {"failure": str(error)}
+        yield {"failure": str(error)}
     except ImportError as error:
         text = f"{env_id} needs a module that cannot be imported:\n{environment_traceback(error)}"
-        yield "answer.json", {"failure": text}
+        yield {"failure": text}
     except Exception as error:
         text = f"{env_id} raised an exception in {raised_in}:\n{environment_traceback(error)}"
-        yield "answer.json", {"failure": text}
+        yield {"failure": text}
     else:
-        yield "answer.json", {"spec": spec.to_data()}
+        yield {"spec": spec.to_data()}
         if is_checked:
             env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
-            yield "findings.json", checker_findings(env)
+            yield checker_findings(env)
 
 
-def _main(folder: Path) -> None:
-    request = json.loads((folder / "request.json").read_text(encoding="utf-8"))
-    for name, answer in _answers(**request):
-        unfinished = folder / "unfinished"
-        unfinished.write_text(json.dumps(answer), encoding="utf-8")
-        unfinished.rename(folder / name)
+def _main(answer_descriptor: int) -> None:
+    request = json.load(sys.stdin)
+    with open(answer_descriptor, "w", encoding="utf-8") as answer_file:
+        for answer in _answers(**request):
+            answer_file.write(json.dumps(answer) + "\n")
+            answer_file.flush()
 
 
 if __name__ == "__main__":
     end_with(int(sys.argv[2]), whole_group=True)
-    _main(Path(sys.argv[1]))
+    _main(int(sys.argv[1]))

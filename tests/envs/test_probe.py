@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -231,11 +232,11 @@ def test_an_environment_that_hangs_is_given_up(probed: str) -> None:
         probe(probed, {"trouble": "hang"}, timeout_s=3.0)
 
 
-def test_neither_the_process_nor_what_the_environment_has_started_outlives_the_one_that_asks(
-    probed: str, tmp_path: Path
-) -> None:
+def test_neither_processes_nor_files_outlive_the_one_that_asks(probed: str, tmp_path: Path) -> None:
     program = f"from asyncrl.envs.probe import probe; probe({probed!r}, {{'trouble': 'hang'}}, timeout_s=600)"
-    asking = subprocess.Popen([sys.executable, "-c", program])
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    asking = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(temporary)})
     while not (tmp_path / "helper").exists():
         assert asking.poll() is None
         time.sleep(0.01)
@@ -244,6 +245,7 @@ def test_neither_the_process_nor_what_the_environment_has_started_outlives_the_o
     asking.kill()
     asking.wait()
     assert psutil.wait_procs(processes, timeout=10.0)[1] == []
+    assert list(temporary.iterdir()) == []
 
 
 def test_an_unknown_id_is_a_usage_error() -> None:
