@@ -10,32 +10,9 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from probe_envs import ConstantReward, Sentinel, Transition, environment_number
+from probe_envs import ConstantReward, Transition, environment_number
 
 _DAY_S = 86_400.0
-
-
-class Traceable(Sentinel):
-    """A sentinel with a number of its own also if it follows a dead one; slow until the file `gate` is there."""
-
-    def __init__(self, gate: str, delay_s: float = 0.005) -> None:
-        super().__init__(run_seed=0)
-        self._gate = Path(gate)
-        self._pause_s = delay_s
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        observation, info = super().reset(seed=seed)
-        if seed is not None:
-            self._number = seed % 2**23  # float32 holds it
-            observation = self._observe()
-        return observation, info
-
-    def step(self, action: np.ndarray) -> Transition:
-        if self._pause_s > 0.0:
-            if self._gate.exists():
-                self._pause_s = 0.0
-            time.sleep(self._pause_s)
-        return super().step(action)
 
 
 class _Marked(ConstantReward):
@@ -153,7 +130,6 @@ def jumping_time() -> float:
 
 
 for _environment in (
-    Traceable,
     Stands,
     HoldsTheInterpreter,
     Crashes,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ import numpy as np
 import torch
 
 from asyncrl import runner
+from asyncrl.algorithms.gae import GaeResult
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.requests import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
@@ -28,9 +31,15 @@ from asyncrl.envs.making import make_env
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.hogwild.sac_worker import HogwildSacWorker
+from asyncrl.learner import on_policy
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.samples import Samples
+from asyncrl.learner.transitions import Transitions
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.flat import write_block
 from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report
 from asyncrl.run_setup import RunSetup
 from asyncrl.runtime import checkpoint
@@ -96,8 +105,8 @@ class FinishedRun:
 
     @property
     def datasets(self) -> list[dict[str, np.ndarray]]:
-        """What the learner was given to train on, in order, if the run was recorded: see `recording`."""
-        return [dict(np.load(path)) for path in sorted((self.folder / "datasets").iterdir())]
+        """What each learner was given to train on, in its order, if the run was recorded: see `recording`."""
+        return [dict(np.load(path)) for path in sorted((self.folder / "datasets").glob("*.npz"))]
 
     @property
     def served_splits(self) -> list[set[int]]:
@@ -172,14 +181,22 @@ def _run(setup: RunSetup, recorded: bool, folder: Path, reports: list[Report]) -
     context = process_context()
     start_loading_modules(context)
     mains: dict[str, Any] = {"_learner_main": recording_learner_main, "_inference_main": recording_inference_main}
+    if setup.plan.hogwild is not None:
+        mains = {"_rollout_main": recording_rollout_main}
     with mock.patch.multiple(runner, **mains) if recorded else contextlib.nullcontext():
         return runner.run_parallel(setup, context, lambda role: folder / f"{role}.log", reports.append, turn)
 
 
 def recording_learner_main(setup: RunSetup, *args: Any) -> LearnerOutcome:
-    """The learner's process, which keeps every dataset."""
+    """The learner's process, recorded."""
     with recording(setup.checkpoints.parent):
         return runner._learner_main(setup, *args)
+
+
+def recording_rollout_main(setup: RunSetup, *args: Any) -> None:
+    """The process of a Hogwild worker, recorded."""
+    with recording(setup.checkpoints.parent):
+        runner._rollout_main(setup, *args)
 
 
 def recording_inference_main(setup: RunSetup, server_idx: int, *args: Any) -> None:
@@ -198,30 +215,78 @@ def recording_inference_main(setup: RunSetup, server_idx: int, *args: Any) -> No
 
 @contextlib.contextmanager
 def recording(folder: Path) -> Iterator[None]:
-    """Keeps every publication and every dataset, with the learner's version.
+    """Keeps what this process trains on and publishes, in files of `folder`.
+
+    datasets/      a file for each dataset: its fields, the learner's version, the weights and statistics with which
+                   training began, what GAE made of it, and the minibatches of all epochs one behind the other
+    publications/  the published blocks by version
+    batches/       all transitions drawn from a replay, one file for a process, and the replays of Hogwild workers
 
     Publications take a few milliseconds here, so that a slot which was granted before them is filled with old weights.
     """
-    datasets, publications = folder / "datasets", folder / "publications"
-    datasets.mkdir()
-    publications.mkdir()
-    train, publish = OnPolicyLearner.train, WeightsChannel.publish
+    datasets, publications, batches = folder / "datasets", folder / "publications", folder / "batches"
+    for subfolder in (datasets, publications, batches):
+        subfolder.mkdir(exist_ok=True)
+    train, train_minibatch, gae = OnPolicyLearner.train, OnPolicyLearner._train_minibatch, on_policy.gae
+    publish, sample, close = WeightsChannel.publish, ReplaySampler.sample, HogwildSacWorker.close
+    made_of_dataset: dict[str, list[np.ndarray]] = {}
+    numbers = itertools.count()
 
-    def recording_train(learner: OnPolicyLearner, dataset: Any, *args: Any) -> Any:
+    def keep(name: str, tensor: torch.Tensor) -> None:
+        made_of_dataset.setdefault(name, []).append(tensor.detach().numpy().copy())
+
+    def recording_train(learner: OnPolicyLearner, dataset: Any, *args: Any, **more: Any) -> Any:
+        made_of_dataset.clear()
         fields = {field.name: getattr(dataset, field.name).numpy().copy() for field in dataclasses.fields(dataset)}
-        learner_version = learner.policy_version
-        metrics = train(learner, dataset, *args)
-        fields |= {"learner_version": np.array(learner_version)}
-        np.savez(datasets / f"{learner_version:08}.npz", **fields)
+        fields["learner_version"] = np.array(learner.policy_version)
+        block = torch.empty(learner.block_size)
+        write_block(learner.model, learner._flat, block)
+        metrics = train(learner, dataset, *args, **more)
+        fields |= {name: np.concatenate(parts) for name, parts in made_of_dataset.items()}
+        name = f"{os.getpid()}-{next(numbers):08}"
+        np.savez(datasets / f"{name}.unfinished", **fields, block=block.numpy())
+        (datasets / f"{name}.unfinished.npz").rename(datasets / f"{name}.npz")
         return metrics
+
+    def recording_train_minibatch(learner: OnPolicyLearner, batch: Samples) -> Any:
+        is_sample = torch.ones_like(batch.log_prob, dtype=torch.bool) if batch.valid is None else batch.valid
+        for name in ("floats", "action", "log_prob", "advantage"):
+            keep(f"batch_{name}", getattr(batch, name)[is_sample])
+        model = learner.model
+        keep("batch_return", model.denormalize_value(batch.normalized_return[is_sample]))
+        keep("batch_size", is_sample.sum().view(1))
+        return train_minibatch(learner, batch)
+
+    def recording_gae(*args: Any) -> GaeResult:
+        result = gae(*args)
+        keep("estimated_value", args[1])
+        keep("advantage", result.advantages)
+        keep("return", result.returns)
+        return result
 
     def recording_publish(channel: WeightsChannel, block: np.ndarray, version: int, *rest: Any, **more: Any) -> None:
         np.save(publications / f"{version:08}.npy", block)
         time.sleep(_SLOW_PUBLICATION_S)
         publish(channel, block, version, *rest, **more)
 
+    def recording_sample(sampler: ReplaySampler, *sizes: int) -> list[Transitions]:
+        found = sample(sampler, *sizes)
+        with (batches / f"{os.getpid()}.drawn").open("ab") as file:
+            for batch in found:
+                columns = [tensor.numpy().reshape(len(batch.reward), -1) for tensor in batch.tensors]
+                file.write(np.concatenate(columns, axis=1, dtype=np.float32).tobytes())
+        return found
+
+    def recording_close(worker: HogwildSacWorker) -> None:
+        columns = {name: np.concatenate(parts) for name, parts in worker._stripes.content().columns.items()}
+        np.savez(batches / f"replay-{worker.worker_idx}.npz", **columns)
+        close(worker)
+
     with (
-        mock.patch.object(OnPolicyLearner, "train", recording_train),
+        mock.patch.multiple(OnPolicyLearner, train=recording_train, _train_minibatch=recording_train_minibatch),
+        mock.patch.object(on_policy, "gae", recording_gae),
         mock.patch.object(WeightsChannel, "publish", recording_publish),
+        mock.patch.object(ReplaySampler, "sample", recording_sample),
+        mock.patch.object(HogwildSacWorker, "close", recording_close),
     ):
         yield

@@ -1,4 +1,4 @@
-"""Processes that die, hang or crash: what is said, who is started again, what the learner is given, and how it ends."""
+"""Processes that die, hang or crash: what is said, who is started again, and how it ends; rows: `test_rows`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from typing import Any
 from unittest import mock
 
 import faulty_envs
-import numpy as np
 import psutil
 import pytest
 from command import PROBE, Command, wait_until
-from killing import Killer, pids
-from run_helper import PARALLEL_MODES, FinishedRun, run
-from sentinel_rows import check_rows
+from killing import pids
+from run_helper import FinishedRun, run
 
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.monitoring.reports import RestartReport, RolloutReport
@@ -28,103 +26,10 @@ from asyncrl.runtime import checkpoint
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_nothing")]
 
 BACKENDS, IDS = ((), ("--backend=hogwild", "--algo=a2c")), ("actor-learner", "hogwild")
-ENOUGH: dict[str, Any] = {"max_restarts": 100, "train_for_env_steps": 6000}
-SAC: dict[str, Any] = {
-    "algo": "sac",
-    "num_envs_per_worker": 2,
-    "batch_size": 32,
-    "replay_size": 3000,
-    "warmup_env_steps": 200,
-    "updates_per_env_step": 0.25,
-    "lr_schedule": "constant",
-    "learning_rate": 0.001,
-    "max_grad_norm": 0.0,
-    "precision": "float32",
-    "train_for_env_steps": 2000,
-}
-
-
-def run_under_fire(folder: Path, mode: str, roles: str, count: int, **settings: Any) -> FinishedRun:
-    """A recorded run of which processes are killed while it collects slowly, until all were, and then quickly."""
-    gate = folder / "gate"
-    killer = Killer(folder, roles, count, gate)
-    killer.start()
-    is_recorded = settings.get("algo", "ppo") == "ppo"
-    settings = {**ENOUGH, "env_kwargs": {"gate": str(gate)}, **settings}
-    finished = run(folder, mode, "faulty_envs:Traceable-v0", recorded=is_recorded, **settings)
-    killer.join()
-    assert killer.num_killed == count
-    assert len(restarts(finished)) == count
-    assert finished.outcome.is_complete
-    assert finished.outcome.error is None
-    return finished
 
 
 def restarts(finished: FinishedRun) -> list[RestartReport]:
     return [report for report in finished.reports if isinstance(report, RestartReport)]
-
-
-@pytest.mark.parametrize("mode", PARALLEL_MODES)
-def test_rollout_workers_that_are_killed_are_replaced_and_nothing_goes_across_the_gap(
-    mode: str, tmp_path: Path
-) -> None:
-    finished = run_under_fire(tmp_path, mode, "rollout-*.log", count=4)
-    assert all("died: SIGKILL, possibly out of memory" in report.text for report in restarts(finished))
-    assert len(check_rows(finished)) > finished.plan.num_envs
-    if not finished.plan.async_rl:
-        assert finished.largest_lag == 0
-
-
-@pytest.mark.parametrize("mode", ["sync-central", "async-central"])
-def test_an_inference_worker_that_is_killed_is_replaced_and_no_action_serves_twice(mode: str, tmp_path: Path) -> None:
-    settings = {"worker_num_splits": 2, "num_inference_workers": 2}
-    finished = run_under_fire(tmp_path, mode, "inference-*.log", count=4, **settings)
-    assert len(check_rows(finished)) == finished.plan.num_envs, "no environment was lost"
-    assert finished.learner_reports[-1].dropped_samples == 0
-
-
-@pytest.mark.parametrize("mode", ["sync-local", "async-central"])
-def test_learning_from_a_replay_goes_on_when_workers_are_killed(mode: str, tmp_path: Path) -> None:
-    finished = run_under_fire(tmp_path, mode, "[ri]*-*.log", count=4, save_replay=True, **SAC)
-    assert finished.outcome.checkpoint is not None
-    replay = checkpoint.load(Path(finished.outcome.checkpoint), with_replay=True).replay
-    assert replay is not None
-    columns = {name: np.concatenate(parts) for name, parts in replay.columns.items()}
-    numbers = set()
-    for split_idx in range(finished.plan.num_splits):
-        rows = {name: columns[f"{name}.{split_idx}"] for name in ("obs", "valid", "terminated", "truncated")}
-        numbers |= check_stripe(rows)
-        reward, action = (columns[f"{name}.{split_idx}"][rows["valid"]] for name in ("reward", "action"))
-        assert len(reward) == len(action)
-    assert len(numbers) > finished.plan.num_envs
-
-
-def check_stripe(rows: dict[str, np.ndarray]) -> set[int]:
-    """A row whose next observation is not its own environment's next one ends an episode, or is no start."""
-    numbers = set()
-    for env in range(rows["valid"].shape[1]):
-        obs = rows["obs"][:, env]
-        numbers |= {int(number) for number in obs[:, 0]}
-        for row in np.flatnonzero(rows["valid"][:, env]):
-            goes_on = obs[row + 1, 0] == obs[row, 0] and obs[row + 1, 2] == obs[row, 2] + 1
-            assert goes_on or rows["terminated"][row, env]
-            if rows["truncated"][row, env]:
-                assert goes_on
-    return numbers
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"algo": "a2c", "hogwild_mode": "synced", "train_for_env_steps": 6000},
-        {"algo": "a2c", "hogwild_mode": "gradients", "train_for_env_steps": 6000},
-        {**SAC, "num_envs_per_worker": 1},
-    ],
-    ids=["synced", "gradients", "sac"],
-)
-def test_hogwild_workers_that_are_killed_are_replaced(settings: dict[str, Any], tmp_path: Path) -> None:
-    finished = run_under_fire(tmp_path, "async-local", "rollout-*.log", count=4, backend="hogwild", **settings)
-    assert finished.learner_reports[-1].num_updates > 0
 
 
 def train(start: Callable[..., Command], env: str, *flags: str, **env_kwargs: Any) -> Command:
