@@ -49,7 +49,7 @@ def load_policy(
     """Loads a trained policy; its environment need not be installed.
 
     Args:
-        path: a run's folder, or one checkpoint's.
+        path: a run's folder or name (of a run in `train_dir`), or a checkpoint's folder.
         which: of a run, its newest checkpoint or the one that did best (`save_best_metric`).
         device: where it is to run: cpu, cuda or cuda:N.
         seed: of the draws of actions.

@@ -19,17 +19,16 @@ from asyncrl.config.flags import format_help
 from asyncrl.config.settings import all_settings
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.runtime.processes import process_context, start_loading_modules
+from asyncrl.runtime.reader import run_for_a_reader
 
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED, EXIT_TERMINATED = 0, 1, 2, 130, 143
 
+_EXAMPLES = ("python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3",)
 _DESCRIPTION = (
     "Measure pure simulation, then each combination of modes, inference modes, workers and environments, and write a "
-    "report. --env is required, unless --config or --from_run names the environment. With --train_for_env_steps=N runs "
-    "that learn are measured too. All other flags of training are passed on to every run."
+    "report. --env is required, unless --config or --from_run names the environment. --train_for_env_steps=N measures "
+    "runs that learn, too. All other flags of training are passed on to every run."
 )
-_USAGE = "python -m asyncrl.benchmark --env=Humanoid-v5"
-
-
 _STOPPED = "stopped; the same command continues with the measurements that are missing"
 
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {"--help", "-h"} & set(arguments):
         own = {flag.name for flag in FLAGS}
         settings = {name: item for name, item in all_settings().items() if name not in own and name not in INSTEAD}
-        print(format_help(_USAGE, _DESCRIPTION, settings, FLAGS))
+        print(format_help("python -m asyncrl.benchmark --env=ID", _DESCRIPTION, settings, FLAGS, _EXAMPLES))
         return EXIT_DONE
     previous = signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -83,4 +82,4 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_a_reader(main))

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, split_flags
+from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, split_flags
+from asyncrl.config.problems import refused_value
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.runtime.locating import find_checkpoint, find_checkpoint_of, find_run
+from asyncrl.runtime.reader import run_for_a_reader
 
 if TYPE_CHECKING:
     import gymnasium
@@ -28,17 +30,32 @@ if TYPE_CHECKING:
 _MOST_NAMES = 4
 
 _FLAGS = (
+    ExtraFlag("experiment", "run, by its name in train_dir or by its folder's path", is_bool=False),
     ExtraFlag("train_dir", "folder that holds all runs [default train_dir]", is_bool=False),
-    ExtraFlag("experiment", "the run; not needed with --checkpoint", is_bool=False),
-    ExtraFlag("checkpoint", "newest or best of the run, or a checkpoint's folder [default newest]", is_bool=False),
+    ExtraFlag(
+        "checkpoint",
+        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint or a run, which needs no "
+        "--experiment [default newest]",
+        is_bool=False,
+    ),
     ExtraFlag("episodes", "number of episodes [default 100]", is_bool=False),
     ExtraFlag("num_envs", "environments that are played side by side [default 8]", is_bool=False),
-    ExtraFlag("seed", "seed of the episodes and of the policy's draws [default 0]", is_bool=False),
+    ExtraFlag("seed", "seed of the episodes and of the sampled actions [default 0]", is_bool=False),
     ExtraFlag("device", "device of the policy: cpu, cuda or cuda:N [default cpu]", is_bool=False),
-    ExtraFlag("deterministic", "take the policy's most likely action instead of drawing one"),
+    ExtraFlag("deterministic", "take the most likely action instead of a sampled one"),
     ExtraFlag("video", "folder to record the episodes into as videos; needs moviepy", is_bool=False),
     ExtraFlag("render", "show the episodes in a window, one after the other"),
     ExtraFlag("json", "print the result as one JSON object on the last line"),
+)
+_EXPECTED = {
+    "episodes": "a whole number greater than 0",
+    "num_envs": "a whole number greater than 0",
+    "seed": "a whole number",
+}
+_EXAMPLES = (
+    "python -m asyncrl.evaluate --experiment=my_run --episodes=50",
+    "python -m asyncrl.evaluate --experiment=train_dir/my_run --checkpoint=best --video=videos",
+    "python -m asyncrl.evaluate --checkpoint=train_dir/my_run/checkpoints/best",
 )
 
 
@@ -117,19 +134,14 @@ def _evaluate_run(options: _Options) -> EvaluationResult:
 
 def _find(options: _Options) -> Path:
     """Finds the checkpoint, without torch."""
-    if options.checkpoint not in ("newest", "best"):
-        path = Path(options.checkpoint)
-        checkpoints.saved_env_steps(path)
-        return path
-    if options.experiment is None:
-        raise UsageError("which run? Give --experiment=NAME (and --train_dir), or --checkpoint=PATH")
-    folder = RunFolder.open(options.train_dir, options.experiment)
-    best = options.checkpoint == "best"
-    found = checkpoints.newest_first(folder.checkpoints / checkpoints.BEST if best else folder.checkpoints)
-    if not found:
-        kind = "best checkpoint" if best else "checkpoint"
-        raise UsageError(f"{folder.path} has no {kind} yet: let it train until it has saved one")
-    return found[0]
+    named, run = options.checkpoint, options.experiment
+    if named not in ("newest", "best"):
+        if run is None or Path(named).exists():
+            return find_checkpoint(named, train_dir=options.train_dir)
+        return find_checkpoint_of(find_run(run, options.train_dir), named)
+    if run is None:
+        raise UsageError("No run was given: give --experiment=NAME (of a run in --train_dir), or --checkpoint=PATH.")
+    return find_checkpoint(run, named, options.train_dir)
 
 
 def _recordings(folder: Path | None) -> set[tuple[Path, int]]:
@@ -156,19 +168,20 @@ def _read_options(argv: Sequence[str]) -> _Options:
     except ValidationError as error:
         for item in error.errors():
             name = str(item["loc"][0]).rstrip("_")
-            problems.append(f"--{name}={item['input']}: {item['msg'][0].lower()}{item['msg'][1:]}")
+            problems.append(refused_value(name, item["input"], _EXPECTED.get(name, "True or False")))
     if not problems and options.render and options.video is not None:
-        problems.append("--render shows episodes and --video records them: choose one")
+        problems.append("--render shows episodes and --video records them: give one of the two.")
     if problems:
         raise UsageError("\nerror: ".join(problems))
     return options
 
 
 def _help() -> str:
-    lines = [f"  --{flag.name + ('' if flag.is_bool else '=VALUE'):<22}{flag.description}" for flag in _FLAGS]
-    usage = "usage: python -m asyncrl.evaluate --experiment=NAME [--name=value ...]"
-    return "\n".join([usage, "", "Plays a trained policy for a fixed number of episodes.", "", *lines])
+    usage = "usage: python -m asyncrl.evaluate --experiment=NAME --name=value ..."
+    description = "Play a trained policy for a fixed number of episodes and print its mean return."
+    help_flag = ExtraFlag("help", "show this text")
+    return "\n".join([usage, "", description, "", *format_examples(_EXAMPLES), "", *format_flags([help_flag, *_FLAGS])])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_a_reader(main))

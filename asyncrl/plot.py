@@ -4,7 +4,7 @@
     python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|wall_time [--metric=eval]
     python -m asyncrl.plot speedup RUN...
 
-RUN is the folder of a run, TRAIN_DIR/EXPERIMENT. Only its plots/ folder is written to.
+RUN is a run's folder or its name in train_dir. Only its plots/ folder is written to.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from asyncrl.config.errors import UsageError
 from asyncrl.plotting.commands import run_command
 from asyncrl.plotting.options import help_text, read_options
+from asyncrl.runtime.reader import run_for_a_reader
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,4 +40,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_a_reader(main))

@@ -18,6 +18,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActResult
 from asyncrl.models.making import ActingModel, make_acting_model
 from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.locating import find_checkpoint
 
 Which = Literal["newest", "best"]
 
@@ -113,34 +114,13 @@ class Policy:
         return rows
 
 
-def find_checkpoint(path: Path, which: Which = "newest") -> Path:
-    """Finds the checkpoint that is meant by a checkpoint's folder or a run's.
-
-    Args:
-        path: either folder.
-        which: the one to take of a run's.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if (path / checkpoints.STATE_FILE).exists():
-        return path
-    folder = path / "checkpoints"
-    found = checkpoints.newest_first(folder / checkpoints.BEST if which == "best" else folder)
-    if found:
-        return found[0]
-    if not folder.is_dir():
-        raise UsageError(f"{path} is neither a run's folder nor a checkpoint's")
-    raise UsageError(f"{path} has no {which} checkpoint yet: let it train until it has saved one")
-
-
 def load_policy(path: str | Path, which: Which = "newest", device: str = "cpu", seed: int = 0) -> Policy:
     """See `asyncrl.load_policy`."""
     if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UsageError(f"device {device} is none of cpu, cuda, cuda:N")
+        raise UsageError(f"device {device} is not possible: expected cpu, cuda or cuda:N.")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"device {device}: PyTorch finds no CUDA device here; use cpu")
-    found = find_checkpoint(Path(path), which)
+    found = find_checkpoint(path, which)
     content = checkpoints.load(found)
     try:
         config = TrainConfig.from_saved(content.state["config"])

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from asyncrl import resuming
@@ -21,11 +22,13 @@ from asyncrl.config.printing import format_bytes
 from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import can_squash
-from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, num_deviations
 from asyncrl.models.sizes import shared_sizes, weights_block_size
+from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
+from asyncrl.runtime.user_modules import import_user_modules
 
 _BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment; what they share is counted once
 _LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost
@@ -37,7 +40,7 @@ class Preflight:
     """What was found.
 
     Attributes:
-        config: the settings.
+        config: the settings, with the folder of the checkpoint in place of what `init_from` names.
         plan: what they were resolved to.
         spec: the environment's spaces; None if it could not be made.
         problems: what keeps the run from starting.
@@ -64,18 +67,21 @@ class Preflight:
         return 1 if self.environment_failure else 0
 
 
-def run(loaded: LoadedConfig, machine: Machine | None = None, *, checks_env: bool = False) -> Preflight:
+def run(
+    loaded: LoadedConfig, machine: Machine | None = None, *, is_first_rank: bool = True, checks_env: bool = False
+) -> Preflight:
     """Looks at everything and stops at nothing.
 
     Args:
         loaded: settings, from a strict or a lenient load; the mistakes of a lenient one come first in the result.
         machine: what to plan for; the machine this runs on if not given.
+        is_first_rank: whether the run's folder is this process's own, and not that of another rank.
         checks_env: run Gymnasium's checker on the environment too, whose findings become warnings.
     """
     machine = machine or Machine.detect()
-    config = loaded.config
+    config, of_names = _resolve_names(loaded.config, is_first_rank)
     plan = resolve(config, machine)
-    found = [*resuming.find_problems(loaded), *find_problems(config, plan, machine)]
+    found = [*resuming.find_problems(loaded), *of_names, *find_problems(config, plan, machine)]
     problems = [*loaded.problems, *_unaffected(found, loaded.problems)]
     warnings = _unaffected(find_warnings(config, plan, loaded.given), loaded.problems)
     spec, failure = None, None
@@ -98,17 +104,28 @@ def run(loaded: LoadedConfig, machine: Machine | None = None, *, checks_env: boo
         has_convolutions = spec.observation.has_images and not config.is_off_policy
         plan = resolve(config, machine, observes_images=has_convolutions)
         problems.extend(_action_problems(config, spec))
-        problems.extend(resuming.find_problems_of_source(config, spec))
+        if "init_from" not in _names(of_names):
+            problems.extend(resuming.find_problems_of_source(config, spec))
+        if not resuming.find_problems(loaded):
+            problems.extend(resuming.find_problems_of_checkpoint(config, plan, spec))
         warnings.extend(_short_parts(config, plan, spec))
         warnings.extend(_lost_first_steps(config, spec))
         if has_convolutions and config.encoder == config.model == "default":
             warnings.extend(_large_steps(config, spec))
-        of_one_rank = arena_bytes(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config))
-        needed = of_one_rank * plan.num_local_ranks
-        if needed > free:
-            problems.append(_too_large(plan, needed, free))
+        try:
+            of_one_rank = arena_bytes(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config))
+        except Exception as error:
+            of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
+            if not of_the_user:
+                raise
+            if "import_modules" not in _names(of_names):
+                problems.append(_of_user_code(of_the_user, "making the network", error))
         else:
-            warnings.extend(_warn_tight(plan, needed, free))
+            needed = of_one_rank * plan.num_local_ranks
+            if needed > free:
+                problems.append(_too_large(plan, needed, free))
+            else:
+                warnings.extend(_warn_tight(plan, needed, free))
     return Preflight(
         config=config,
         plan=plan,
@@ -132,6 +149,34 @@ def print_findings(result: Preflight) -> int:
     return result.exit_code
 
 
+def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfig, list[Problem]]:
+    """Looks at what the settings name: the run's folder, a run to start from, and modules of the user's."""
+    problems = []
+    if is_first_rank:
+        experiment = config.experiment
+        if experiment is None:
+            experiment = run_folder.default_experiment(config.env, config.algo)
+        problem = run_folder.find_problem(config.train_dir, experiment)
+        if problem is not None:
+            problems.append(Problem(("experiment", "train_dir"), problem))
+    try:
+        config = resuming.resolve_source(config)
+    except UsageError as error:
+        problems.append(Problem(("init_from",), str(error)))
+    try:
+        import_user_modules(config.import_modules)
+    except Exception as error:
+        problems.append(_of_user_code(("import_modules",), "importing a module", error))
+    return config, problems
+
+
+def _of_user_code(names: tuple[str, ...], what: str, error: Exception) -> Problem:
+    """A mistake in what a user's module has, or an exception that it raised, with its traceback."""
+    if isinstance(error, UsageError):
+        return Problem(names, str(error))
+    return Problem(names, f"--{names[0]}: {what} raised an exception:\n{environment_traceback(error)}")
+
+
 def _unaffected(found: list[Problem], mistakes: tuple[Problem, ...]) -> list[Problem]:
     """Drops what may only follow from a mistake, because a default stands where a mistaken value was."""
     mistaken = _names(mistakes)
@@ -140,14 +185,17 @@ def _unaffected(found: list[Problem], mistakes: tuple[Problem, ...]) -> list[Pro
     return [problem for problem in found if not mistaken & set(problem.settings)]
 
 
-def _names(problems: tuple[Problem, ...]) -> set[str]:
+def _names(problems: Iterable[Problem]) -> set[str]:
     return {name for problem in problems for name in problem.settings}
 
 
 def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     is_simple = isinstance(spec.action, (BoxAction, DiscreteAction)) and not spec.observation.num_mask
     if config.is_off_policy and not is_simple:
-        text = f"--algo={config.algo} needs Box or Discrete actions without a mask; {spec.env_id} has {spec.action}."
+        mask = " with an action mask" if spec.observation.num_mask else ""
+        text = (
+            f"--algo={config.algo} needs Box or Discrete actions without a mask; {spec.env_id} has {spec.action}{mask}."
+        )
         return [Problem(("algo", "env"), text, ("--algo=ppo",))]
     if config.is_off_policy and spec.observation.num_pixels:
         text = f"--algo={config.algo} cannot learn from images, which {spec.env_id} observes ({spec.observation})."
@@ -206,8 +254,8 @@ def _large_steps(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     if config.learning_rate < _LARGE_LEARNING_RATE_OF_CONVOLUTIONS:
         return []
     text = (
-        f"learning_rate={config.learning_rate:g} is large for the convolutions over images of {spec.env_id}: an update "
-        "may permanently collapse the image features."
+        f"--learning_rate={config.learning_rate:g} is large for the convolutions over images of {spec.env_id}: an "
+        "update may permanently collapse the image features."
     )
     usual = TrainConfig.model_fields["learning_rate"].default
     return [Problem(("learning_rate",), text, (f"--learning_rate={usual:g}",))]
@@ -220,8 +268,8 @@ def _warn_tight(plan: ResourcePlan, needed: int, free: int) -> list[Problem]:
     if needed + processes <= free:
         return []
     text = (
-        f"beside {format_bytes(needed)} of shared memory, {num_processes} processes take about "
-        f"{format_bytes(processes)} or more, but only {format_bytes(free)} are free: some may be killed."
+        f"{num_processes} processes take about {format_bytes(processes)} or more on top of {format_bytes(needed)} of "
+        f"shared memory, but only {format_bytes(free)} are free: the kernel may kill some of them."
     )
     return [Problem(("num_workers",), text, (_MORE_MEMORY,))]
 
@@ -237,4 +285,4 @@ def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
         return Problem(("replay_size",), text, (f"--replay_size={fitting}", _MORE_MEMORY))
     text = f"{plan.num_slots} buffers of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
     names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
-    return Problem(names, text, (f"smaller {', '.join('--' + name for name in names)}", _MORE_MEMORY))
+    return Problem(names, text, (f"a smaller value of {', '.join('--' + name for name in names)}", _MORE_MEMORY))

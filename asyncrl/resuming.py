@@ -1,6 +1,6 @@
-"""What a run goes on from: its newest usable checkpoint, and what its settings were before.
+"""What a run is resumed from: its newest usable checkpoint, and what its settings were before.
 
-Settings may be changed on the way, for a flag is above what was saved, but for those that the checkpoint is made of.
+A resumed run may have other settings, since flags override what was saved, but not other values of those in `FIXED`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.reading import missing_for
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
+from asyncrl.runtime.run_folder import run_path
 
 FIXED = (
     "env",
+    "algo",
     "critic_layer_norm",
     "encoder",
     "core",
@@ -42,9 +46,9 @@ FIXED = (
     "normalize_input",
     "normalize_returns",
 )
-"""Settings that decide what the numbers in a checkpoint mean, for the algorithms that read them."""
+"""Settings that a resumed run keeps: what it learns, and what decides what the numbers in a checkpoint mean."""
 
-_NOT_OF_THE_RUN = ("train_dir", "experiment", "restart_behavior", "quiet")
+_MAY_CHANGE = "Environment, algorithm, network and normalization are fixed; all other settings may change."
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,15 @@ class Change:
     now: Any
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.before} -> {self.now}"
+        return f"{self.name}: {_as_given(self.before)} -> {_as_given(self.now)}"
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where a run goes on.
+    """Where a run is resumed.
 
     Attributes:
-        checkpoint: the folder that it goes on from.
+        checkpoint: the folder that it is resumed from.
         env_steps: environment steps that it was trained on.
         elapsed_s: seconds that it has taken.
         skipped: one sentence for each newer checkpoint that cannot be used.
@@ -81,26 +85,37 @@ class Resumption:
 
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
-    """The settings that differ, without those that only say where a run lies or how it is watched."""
+    """The settings that differ, without those of one start of the program."""
     old, new = before.model_dump(), now.model_dump()
-    return [
-        Change(name, old[name], new[name]) for name in old if old[name] != new[name] and name not in _NOT_OF_THE_RUN
-    ]
+    return [Change(name, old[name], new[name]) for name in old if old[name] != new[name] and name not in OF_ONE_START]
 
 
 def find_problems(loaded: LoadedConfig) -> list[Problem]:
-    """Changes that a run cannot go on with; a run that has saved nothing yet begins with any settings."""
+    """Changes with which a run cannot be resumed; a run that has saved nothing yet begins with any settings."""
     if loaded.saved is None or not checkpoint.newest_first(_checkpoints(loaded.config)):
         return []
     forbidden = _fixed_changes(loaded.saved, loaded.config)
-    if loaded.saved.is_off_policy != loaded.config.is_off_policy:
-        forbidden.append(Change("algo", loaded.saved.algo, loaded.config.algo))
     if not forbidden:
         return []
-    listed = "; ".join(str(change) for change in forbidden)
-    text = f"the run goes on from a checkpoint, to which other settings belong ({listed})."
+    text = f"Cannot resume: the checkpoint was made with {_contrast(forbidden, 'you gave')}. {_MAY_CHANGE}"
     fitting = ("--restart_behavior=restart", "another --experiment")
     return [Problem(tuple(change.name for change in forbidden), text, fitting)]
+
+
+def find_problems_of_checkpoint(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list[Problem]:
+    """Why the run's newest checkpoint cannot be resumed with this environment and plan; nothing is loaded for it."""
+    newest = checkpoint.latest(_checkpoints(config)) if _is_resumed(config) else None
+    if newest is None:
+        return []
+    try:
+        state = checkpoint.load_state(newest)
+        _check_spaces(EnvSpec.from_data(state["spec"]), spec, newest)
+        _check_replay(newest, state, plan)
+    except UsageError as error:
+        return [Problem(("experiment",), f"Cannot resume: {error}")]
+    except (checkpoint.CheckpointError, KeyError, TypeError, ValueError):
+        return []  # damaged: the run takes the one before, with a warning
+    return []
 
 
 def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
@@ -134,7 +149,7 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
         _check_spaces(saved_spec, spec, path)
         return found
     if skipped:
-        raise checkpoint.CheckpointError("no checkpoint can be used: " + "; ".join(skipped))
+        raise checkpoint.CheckpointError("Cannot resume: no checkpoint can be used: " + "; ".join(skipped))
     return None
 
 
@@ -144,25 +159,33 @@ def check_replay(resumption: Resumption | None, plan: ResourcePlan) -> None:
     Raises:
         UsageError: it is of other workers or environments.
     """
-    if resumption is None or plan.replay is None or not (resumption.checkpoint / checkpoint.REPLAY_FILE).exists():
-        return
-    state = checkpoint.load_state(resumption.checkpoint)
-    saved = int(state["replay_splits"]), int(state["replay_envs"])
-    if saved != (plan.num_splits, plan.envs_per_split):
-        raise UsageError(
-            f"cannot go on from {resumption.checkpoint}: its replay is of {saved[0]} groups of {saved[1]} "
-            f"environments, the run has {plan.num_splits} of {plan.envs_per_split}: give --num_workers and "
-            "--num_envs_per_worker as before"
+    if resumption is not None:
+        _check_replay(resumption.checkpoint, checkpoint.load_state(resumption.checkpoint), plan)
+
+
+def resolve_source(config: TrainConfig) -> TrainConfig:
+    """The settings with the checkpoint's folder in place of what `init_from` names.
+
+    Raises:
+        UsageError: it names no run or checkpoint.
+    """
+    if config.init_from is None or _has_checkpoint(config):
+        return config
+    try:
+        return config.model_copy(
+            update={"init_from": str(locate_checkpoint(config.init_from, "newest", config.train_dir))}
         )
+    except UsageError as error:
+        raise UsageError(f"--init_from={config.init_from}: {error}") from error
 
 
 def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
-    """Why a run cannot start from the checkpoint that `init_from` names."""
-    if config.init_from is None:
+    """Why a run cannot start from the checkpoint that `init_from` names; one that is resumed does not read it."""
+    if config.init_from is None or _has_checkpoint(config):
         return []
     path = Path(config.init_from)
-    if config.restart_behavior != "resume" and _run_of(config) in path.resolve().parents:
-        text = f"--init_from={path} lies in the run that --restart_behavior={config.restart_behavior} takes away."
+    if config.restart_behavior != "resume" and _run_of(config).resolve() in path.resolve().parents:
+        text = f"--init_from={path} is in the run that --restart_behavior={config.restart_behavior} removes."
         return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
     try:
         content = checkpoint.load(path)
@@ -174,33 +197,32 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
         text = f"--init_from: the checkpoint {path} is damaged: its state is incomplete ({error})"
         return [Problem(("init_from",), text)]
     if not content.optimizer:
-        text = f"--init_from={path} is the policy of an evaluation, without an optimizer: take one that training saved."
+        text = f"--init_from={path} was saved by an evaluation, without an optimizer: give one that training saved."
         return [Problem(("init_from",), text)]
-    irrelevant = {"env"} if has_own_unit(spec.action) else {"env", "action_unit"}
+    irrelevant = {"env", "algo"} if has_own_unit(spec.action) else {"env", "algo", "action_unit"}
     differing = [change for change in _fixed_changes(before, config) if change.name not in irrelevant]
     if before.is_off_policy != config.is_off_policy:
         differing.append(Change("algo", before.algo, config.algo))
     if not differing:
         return []
-    text = f"--init_from={path} has a model of other settings ({'; '.join(map(str, differing))})."
-    return [Problem(tuple(change.name for change in differing), text)]
+    text = f"--init_from={path}: the checkpoint was made with {_contrast(differing, 'this run has')}."
+    fitting = (" ".join(f"--{change.name}={format_value(change.before)}" for change in differing),)
+    return [Problem(tuple(change.name for change in differing), text, fitting)]
 
 
 def announce(resumption: Resumption | None, loaded: LoadedConfig) -> None:
-    """Tells the user where the run goes on and what is different, on standard output; skipped checkpoints on stderr."""
-    if resumption is None and loaded.saved is None:
-        return
-    for sentence in resumption.skipped if resumption is not None else ():
-        print(f"warning: {sentence}", file=sys.stderr)
-    if loaded.config.quiet:
+    """Tells the user where the run is resumed and what is different, on standard output."""
+    if loaded.config.quiet or (resumption is None and loaded.saved is None):
         return
     if resumption is None:
-        print("the run has saved nothing yet: it begins anew, with its saved settings")
+        print("No checkpoint yet: starting at step 0 with the settings in config.yaml.")
     else:
-        print(f"going on from {resumption.checkpoint} ({resumption.env_steps:,} steps)")
-    if loaded.saved is not None:
-        for change in changes(loaded.saved, loaded.config):
-            print(f"  {change}")
+        print(f"resuming from {resumption.checkpoint} ({resumption.env_steps:,} steps)")
+    differing = [] if loaded.saved is None else changes(loaded.saved, loaded.config)
+    if differing:
+        print("settings changed for this run from now on:")
+    for change in differing:
+        print(f"  {change}")
     sys.stdout.flush()
 
 
@@ -208,24 +230,54 @@ def _fixed_changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
     return [change for change in changes(before, now) if change.name in FIXED and missing_for(change.name, now) is None]
 
 
+def _contrast(differing: list[Change], whose: str) -> str:
+    """What a checkpoint was made with and what there is instead, as the end of a sentence."""
+    each = (f"{change.name}={_as_given(change.before)}; {whose} {_as_given(change.now)}" for change in differing)
+    return ", and with ".join(each)
+
+
+def _as_given(value: Any) -> str:
+    return str(value) if isinstance(value, list) else format_value(value)
+
+
 def _run_of(config: TrainConfig) -> Path:
-    return (Path(config.train_dir).expanduser() / (config.experiment or "")).resolve()
+    return run_path(config.train_dir, config.experiment or "")
 
 
 def _checkpoints(config: TrainConfig) -> Path:
     return _run_of(config) / "checkpoints"
 
 
+def _is_resumed(config: TrainConfig) -> bool:
+    return config.experiment is not None and config.restart_behavior == "resume"
+
+
+def _has_checkpoint(config: TrainConfig) -> bool:
+    """Whether the run is resumed from a checkpoint."""
+    return _is_resumed(config) and checkpoint.latest(_checkpoints(config)) is not None
+
+
+def _check_replay(path: Path, state: dict[str, Any], plan: ResourcePlan) -> None:
+    if plan.replay is None or not (path / checkpoint.REPLAY_FILE).exists():
+        return
+    saved = int(state["replay_splits"]), int(state["replay_envs"])
+    if saved != (plan.num_splits, plan.envs_per_split):
+        raise UsageError(
+            f"the replay in {path} is of {saved[0]} groups of {saved[1]} environments, the run has "
+            f"{plan.num_splits} of {plan.envs_per_split}. Give --num_workers and --num_envs_per_worker as before."
+        )
+
+
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     if _shape_of(saved) == _shape_of(present):
         return
     text = (
-        f"cannot go on from {path}: it was trained on {saved.observation} and {saved.action}, "
-        f"but {present.env_id} has {present.observation} and {present.action}"
+        f"the checkpoint {path} was trained on {saved.observation} and {saved.action}, "
+        f"but {present.env_id} has {present.observation} and {present.action}."
     )
     channels = {part.channels for part in saved.observation.parts if part.has_pixels}
     if len(channels) == 1 and channels != {part.channels for part in present.observation.parts if part.has_pixels}:
-        text += f"; --image_channels={channels.pop()} may be what is missing"
+        text += f" The flag --image_channels={channels.pop()} may be missing."
     raise UsageError(text)
 
 

@@ -49,6 +49,7 @@ from asyncrl.runtime.processes import (
     start_loading_modules,
 )
 from asyncrl.runtime.provenance import describe
+from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
 from asyncrl.runtime.torchrun import take_rank
@@ -68,6 +69,11 @@ _OF_OTHER_RANKS = {"quiet": True, "eval_every_env_steps": None, "save_milestones
 """Settings of all ranks but the first, which shows, evaluates and saves for all, and has what the others begin with."""
 
 _FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
+_EXAMPLES = (
+    "python -m asyncrl.train --env=CartPole-v1 --train_for_env_steps=200000",
+    "python -m asyncrl.train --env=my_module:MyEnv-v0 --experiment=my_run --num_workers=8",
+    "python -m asyncrl.train --experiment=my_run    (resumes it with its settings; flags override them)",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +129,9 @@ class _Command:
         context = process_context(() if self.peers is None else ("asyncrl.runtime.own_group",))
         if not loaded.problems and not loaded.config.serial_mode and not loaded.cli.get("print_config"):
             start_loading_modules(context)
-        checked = preflight.run(loaded, self._machine())
+        is_first_rank = self.peers is None or self.peers.is_first
+        checked = preflight.run(loaded, self._machine(), is_first_rank=is_first_rank)
+        loaded = dataclasses.replace(loaded, config=checked.config)
         if loaded.cli.get("print_config"):
             print(format_settings(loaded, checked.plan))
             return preflight.print_findings(checked)
@@ -144,7 +152,12 @@ class _Command:
         if self.peers is None or self.peers.is_first:
             find_saved = run_folder.find_saved_config
             return load(
-                self.arguments, _FLAGS, description="Train a policy.", lenient=True, find_saved=find_saved
+                self.arguments,
+                _FLAGS,
+                description="Train a policy on a Gymnasium environment.",
+                examples=_EXAMPLES,
+                lenient=True,
+                find_saved=find_saved,
             ), EXIT_DONE
         told = self.peers.ask()
         if "exit_code" in told:
@@ -174,7 +187,7 @@ class _Command:
         assert config.experiment is not None
         if self.peers is None or self.peers.is_first:
             return RunFolder.create(config.train_dir, config.experiment, config.restart_behavior)
-        folder = Path(config.train_dir).expanduser() / config.experiment / run_folder.RANKS
+        folder = run_folder.run_path(config.train_dir, config.experiment) / run_folder.RANKS
         behavior: run_folder.RestartBehavior = "overwrite" if self.first_env_steps is None else "resume"
         return RunFolder.create(str(folder), str(self.peers.address.rank), behavior)
 
@@ -206,8 +219,8 @@ class _Command:
                             failure = self.peers.explain(failure)
                         attempt.show_end()
                         return _explain_failure(failure, config.train_dir, experiment, folder)
-                    where = "anew" if latest(folder.checkpoints) is None else "again from its last checkpoint"
-                    print(f"{failure.summary}; the run begins {where}", file=sys.stderr, flush=True)
+                    where = "at step 0" if latest(folder.checkpoints) is None else "from its last checkpoint"
+                    print(f"{failure.summary}; the run starts again {where}", file=sys.stderr, flush=True)
                 num_deaths += 1
                 started_at = time.monotonic()
                 gc.collect()  # the shared memory of the attempt that failed
@@ -219,16 +232,16 @@ def _explain_failure(failure: RunFailed, train_dir: str, experiment: str, folder
     print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
     if (newest := latest(folder.checkpoints)) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, experiment))
-        print(f"the last checkpoint is {newest}; to go on from it: {command}", file=sys.stderr)
+        print(f"the last checkpoint is {newest}; to resume from it: {command}", file=sys.stderr)
     return failure.exit_code
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:
-    """The limit that a run has reached already, as its flag; none while it owes updates for the last steps."""
+    """What a run has reached already, and the flag that would extend it; None if updates for the last steps are due."""
     if resumption.env_steps >= config.train_for_env_steps and resumption.updates_due == 0:
-        return f"--train_for_env_steps={config.train_for_env_steps}"
+        return f"{resumption.env_steps:,} steps. Give a larger --train_for_env_steps"
     if config.train_for_seconds is not None and resumption.elapsed_s >= config.train_for_seconds:
-        return f"--train_for_seconds={config.train_for_seconds:g}"
+        return f"{resumption.elapsed_s:,.0f} s of training. Give a larger --train_for_seconds"
     return None
 
 
@@ -351,10 +364,12 @@ class _Attempt:
         config = self.loaded.config
         resumption = resuming.find_checkpoint(self.folder.checkpoints, self.spec)
         resuming.check_replay(resumption, self.plan)
-        resuming.announce(resumption, self.loaded)
+        for sentence in () if resumption is None else resumption.skipped:
+            print(f"warning: {sentence}", file=sys.stderr)
         if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
-            print(f"nothing to do: that is {limit} or more")
+            print(f"Nothing to do: the run already has {limit}.")
             return None
+        resuming.announce(resumption, self.loaded)
         if self.peers is not None:
             env_steps = None if resumption is None else resumption.env_steps
             self.peers.tell({"config": config.model_dump(mode="json"), "env_steps": env_steps})
@@ -431,4 +446,4 @@ class _Attempt:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_for_a_reader(main))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,16 +17,24 @@ from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.config.printing import format_plan, format_settings, plan_as_data
+from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import find_saved_config
 
 _FLAGS = (
     ExtraFlag("json", "print one JSON object instead of text"),
     ExtraFlag("print_config", "print each setting and where it came from"),
     ExtraFlag(
-        "num_ranks", "ranks that torchrun will start in all; shows one rank's plan and the totals [default 1]", False
+        "num_ranks",
+        "ranks that torchrun will start on all machines; shows one rank's plan and the totals [default 1]",
+        is_bool=False,
     ),
-    ExtraFlag("num_local_ranks", "how many of them run on this machine and share its memory [default all]", False),
+    ExtraFlag(
+        "num_local_ranks",
+        "ranks that torchrun will start on this machine, which share its memory [default all]",
+        is_bool=False,
+    ),
 )
+_EXAMPLES = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _FLAGS,
         program="python -m asyncrl.validate",
         description="Check the settings of a training run and show what it would need. Takes the flags of training.",
+        examples=_EXAMPLES,
         lenient=True,
         find_saved=find_saved_config,
     )
@@ -79,7 +87,7 @@ def _machine(cli: Mapping[str, Any]) -> Machine:
     if num_ranks % num_local_ranks:
         raise UsageError(
             f"--num_ranks={num_ranks} must be a multiple of --num_local_ranks={num_local_ranks}: every machine runs "
-            "the same number of ranks"
+            "the same number of ranks."
         )
     return dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_local_ranks)
 
@@ -89,7 +97,7 @@ def _count(cli: Mapping[str, Any], name: str, default: int) -> int:
     if text is None:
         return default
     if not text.isdecimal() or int(text) == 0:
-        raise UsageError(f"--{name}={text} is not possible: expected a whole number, at least 1")
+        raise UsageError(f"--{name}={text} is not possible: expected a whole number at least 1.")
     return int(text)
 
 
@@ -110,16 +118,5 @@ def _as_data(loaded: LoadedConfig, result: preflight.Preflight) -> dict[str, obj
     return data
 
 
-def _run_for_a_reader() -> int:
-    """`main`; 1 if the program that reads its output, such as `head`, has ended."""
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python flushes once more at its end
-        return 1
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(_run_for_a_reader())
+    sys.exit(run_for_a_reader(main))

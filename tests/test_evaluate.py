@@ -67,12 +67,13 @@ def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "Give --experiment=NAME"),
+        ((), "give --experiment=NAME"),
         (("--experiment=other",), "no run 'other'"),
-        (("--experiment=../run",), "cannot name a run"),
-        (("--experiment=run", "--checkpoint=missing"), "there is no such folder"),
-        (("--checkpoint=missing",), "there is no such folder"),
-        (("--experiment=run", "--episodes=0"), "--episodes=0: input should be greater than 0"),
+        (("--experiment=../run",), "There is no run ../run: no such path"),
+        (("--experiment=.run",), "cannot name a run"),
+        (("--experiment=run", "--checkpoint=missing"), "There is no checkpoint 'missing' of"),
+        (("--checkpoint=missing",), "There is no run 'missing'"),
+        (("--experiment=run", "--episodes=0"), "--episodes=0 is not possible: expected a whole number greater than 0"),
         (("--experiment=run", "--episods=3"), "the nearest is --episodes"),
         (("--experiment=run", "--device=tpu"), "device tpu"),
     ],
@@ -111,7 +112,7 @@ def test_a_run_without_a_checkpoint_says_so(tmp_path, capsys):
         folder.write_config(TrainConfig(env="CartPole-v1"))
     code, _, err = call(capsys, f"--train_dir={tmp_path}", "--experiment=run")
     assert code == 2
-    assert "no checkpoint yet" in err
+    assert "no newest checkpoint yet" in err
 
 
 def test_help_names_every_flag(capsys):

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import re
 
 import matplotlib.image
 import pytest
@@ -168,29 +169,36 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "the first word must be a command, one of trial, compare, speedup"),
-        (("trail", "{run}"), "'trail' is not a command: choose one of trial, compare, speedup; the nearest is trial"),
-        (("trial",), "no run is given: trial needs the folder of at least one"),
+        ((), "No command was given: the first argument is one of trial, compare, speedup"),
+        (
+            ("trail", "{run}"),
+            "There is no command 'trail': the first argument is one of trial, compare, speedup; the nearest is trial",
+        ),
+        (("trial",), "No run was given: trial needs at least one"),
         (("trial", "{run}", "--windw=3"), "the nearest is --window"),
-        (("trial", "{run}", "--window=0"), "--window=0 is not possible: expected a whole number greater than 0"),
+        (("trial", "{run}", "--window=0"), "--window=0 is not possible: expected a whole number greater than 0."),
+        (("trial", "{run}", "--json=maybe"), "--json=maybe is not possible: expected True or False."),
         (("trial", "{run}", "--window=11"), "--window=11 is more than the 10 records of run"),
         (("trial", "{run}", "--out=figure.gif"), "expected a file name that ends in .png, .pdf or .svg"),
         (("trial", "{run}", "{other}", "--out=figure.png"), "one file, but each of the 2 runs"),
         (("trial", "{run}", "{run}"), "given twice"),
-        (("trial", "{folder}/missing"), "there is no run"),
+        (("trial", "{folder}/missing"), "There is no run"),
         (("trial", "{folder}"), "has no metrics.jsonl"),
         (("trial", "{empty}"), "has no record yet"),
         (("trial", "{other}"), "other has recorded no return yet"),
         (("trial", "{run}", "--out={run}/config.yaml/figure.png"), "cannot write"),
-        (("compare", "{run}"), "--x is required: choose the horizontal axis, one of --x=per_worker_steps"),
+        (
+            ("compare", "{run}"),
+            "--x is required: choose the horizontal axis. Would pass: --x=per_worker_steps, --x=per_rank_steps",
+        ),
         (("compare", "{run}", "--x=steps"), "--x=steps is not possible: expected per_worker_steps, per_rank_steps, "),
         (
             ("compare", "{run}", "--x=total_steps", "--group=("),
-            "--group=( is not possible: expected a regular expression",
+            "--group=( is not possible: expected a regular expression.",
         ),
         (("compare", "{other}", "--x=total_steps", "--metric=eval"), "other has recorded no evaluation"),
         (("speedup", "{run}"), "at least two numbers of workers or ranks, but all have 2 workers"),
-        (("speedup", "{run}", "--window=3"), "there is no setting --window"),
+        (("speedup", "{run}", "--window=3"), "There is no flag --window"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, capsys, arguments, problem):
@@ -223,8 +231,9 @@ def test_help_names_every_command_and_flag(capsys):
 def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
     out = call(capsys, "--help")[1]
     for command in ("trial", "compare", "speedup"):
-        assert f"  example: python -m asyncrl.plot {command} train_dir/" in out
-    assert "required, the horizontal axis" in " ".join(out.split())
+        assert f"\n  python -m asyncrl.plot {command} train_dir/" in out
+    (axis,) = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
+    assert axis.startswith("horizontal axis: ") and axis.endswith(" (required)")
 
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("pdf", b"%PDF-"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")])

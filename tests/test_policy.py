@@ -102,7 +102,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="neither a run's folder nor a checkpoint's"):
         asyncrl.load_policy(tmp_path)
     policy = save(tmp_path, CHOICE)
-    with pytest.raises(UsageError, match="none of cpu, cuda"):
+    with pytest.raises(UsageError, match="expected cpu, cuda or cuda:N"):
         asyncrl.load_policy(tmp_path / "checkpoint_000000000100", device="tpu")
     for shape in ((5,), (2, 5), (), (2, 2, 4)):
         with pytest.raises(ValueError, match="expected observations of shape"):

@@ -72,7 +72,7 @@ def test_a_run_that_begins_anew_takes_nothing_over(folder: RunFolder, behavior: 
 @pytest.mark.parametrize("content", ["learning_rate: fast\n", "[", "colour: blue\n"])
 def test_saved_settings_that_cannot_be_read_are_one_mistake(folder: RunFolder, content: str) -> None:
     folder.config.write_text(content)
-    with pytest.raises(ConfigError, match="cannot go on with") as caught:
+    with pytest.raises(ConfigError, match="Cannot resume") as caught:
         load_again(folder)
     assert len(caught.value.problems) == 1
 
@@ -92,7 +92,7 @@ def test_a_run_goes_on_with_other_settings_but_not_with_another_model(
     problems = resuming.find_problems(load_again(folder, flag))
     assert (problems == []) == is_possible
     for problem in problems:
-        assert "->" in problem.text
+        assert problem.text.startswith("Cannot resume: the checkpoint was made with ")
         assert "--restart_behavior=restart" in str(problem)
 
 
@@ -116,7 +116,7 @@ def test_a_run_of_a_version_without_units_of_actions_goes_on_with_raw_ones(folde
     save(folder.checkpoints, 100)
     assert resuming.find_problems(load_again(folder)) == []
     (problem,) = resuming.find_problems(load_again(folder, "--action_unit=bounds"))
-    assert "action_unit: raw -> bounds" in problem.text
+    assert "made with action_unit=raw; you gave bounds." in problem.text
 
 
 def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:
@@ -196,7 +196,7 @@ def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
         EnvSpec("X", vector_observation(5), SPEC.action, 500),
         EnvSpec("X", vector_observation(4), DiscreteAction(3, 0), 500),
     ):
-        with pytest.raises(UsageError, match="cannot go on from"):
+        with pytest.raises(UsageError, match="was trained on"):
             resuming.find_checkpoint(tmp_path, other)
 
 
@@ -223,7 +223,7 @@ def test_a_checkpoint_without_units_of_actions_is_started_from_where_they_make_n
         return " ".join(map(str, resuming.find_problems_of_source(config, spec)))
 
     small = BoxAction((1,), (-0.4,), (0.4,), "float32")
-    assert "action_unit: raw -> bounds" in problems(small)
+    assert "made with action_unit=raw; this run has bounds." in problems(small)
     assert problems(small, action_unit="raw") == ""
     assert problems(BoxAction((1,), (-1.0,), (1.0,), "float32")) == ""
     assert problems(DiscreteAction(2, 0)) == ""
@@ -241,9 +241,39 @@ def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_
     evaluated = checkpoint.save(folder, checkpoint.Checkpoint(weights, {}, state), 200, keep=9)
     assert problems(trained, experiment="other") == ""
     assert problems(trained, experiment="run") == ""
-    assert "takes away" in problems(trained, experiment="run", restart_behavior="overwrite")
+    assert "removes" in problems(trained, experiment="run", restart_behavior="overwrite")
     assert "without an optimizer" in problems(evaluated)
-    assert "nonlinearity: tanh -> relu" in problems(trained, nonlinearity="relu")
+    assert "made with nonlinearity=tanh; this run has relu" in problems(trained, nonlinearity="relu")
     assert "no such folder" in problems(tmp_path / "missing")
     other = {**state, "spec": EnvSpec("X", vector_observation(9), SPEC.action, None).to_data()}
     assert "numbers (9,)" in problems(checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, other), 300, 9))
+
+
+def test_a_resumed_run_keeps_its_algorithm_and_says_what_may_change(folder: RunFolder) -> None:
+    save(folder.checkpoints, 100)
+    (problem,) = resuming.find_problems(load_again(folder, "--algo=a2c", "--encoder_mlp_layers=32"))
+    assert problem.text == (
+        "Cannot resume: the checkpoint was made with algo=ppo; you gave a2c, and with encoder_mlp_layers=[64, 64]; "
+        "you gave [32]. Environment, algorithm, network and normalization are fixed; all other settings may change."
+    )
+
+
+def test_changed_settings_are_shown_as_lasting(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load_again(folder, "--learning_rate=0.1", "--train_for_seconds=5")
+    resuming.announce(None, loaded)
+    resuming.announce(resuming.Resumption(Path("somewhere"), 12_000, 1.0), loaded)
+    assert capsys.readouterr().out.splitlines() == [
+        "No checkpoint yet: starting at step 0 with the settings in config.yaml.",
+        *(changed := ["settings changed for this run from now on:", "  learning_rate: 0.5 -> 0.1"]),
+        "resuming from somewhere (12,000 steps)",
+        *changed,
+    ]
+
+
+def test_a_source_is_not_needed_once_the_run_has_a_checkpoint(folder: RunFolder) -> None:
+    config = load_again(folder, "--init_from=gone").config
+    with pytest.raises(UsageError, match="--init_from=gone: There is no run 'gone'"):
+        resuming.resolve_source(config)
+    save(folder.checkpoints, 100)
+    assert resuming.resolve_source(config) == config
+    assert resuming.find_problems_of_source(config, SPEC) == []

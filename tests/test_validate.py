@@ -22,10 +22,11 @@ def test_torch_is_never_imported() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_a_reader_that_has_gone_is_no_failure_of_the_program() -> None:
+@pytest.mark.parametrize("flags", [("validate", "--env=CartPole-v1"), ("train", "--help"), ("plot", "--help")])
+def test_a_reader_that_has_gone_is_no_failure_of_the_program(flags: tuple[str, str]) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    command = [sys.executable, "-m", "asyncrl.validate", "--env=CartPole-v1"]
+    command = [sys.executable, "-m", f"asyncrl.{flags[0]}", flags[1]]
     ended = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60)
     os.close(write_end)
     assert (ended.returncode, ended.stderr) == (1, "")

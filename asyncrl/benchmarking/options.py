@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+)
 
 from asyncrl.benchmarking.variants import Mode
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, split_flags
+from asyncrl.config.problems import refused_value
 from asyncrl.config.settings import all_settings
+from asyncrl.runtime.locating import locate
 
 FLAGS = (
     ExtraFlag(
@@ -32,24 +43,28 @@ FLAGS = (
     ),
     ExtraFlag(
         "num_ranks",
-        "list of numbers of ranks that train together under torchrun, as 1,2,4; each rank has --num_workers workers, "
-        "and auto is resolved for the largest number [default 1]",
+        "list of numbers of ranks that train together under torchrun, such as 1,2,4; each rank has --num_workers "
+        "workers, and auto is resolved for the largest number [default 1]",
         is_bool=False,
     ),
-    ExtraFlag("num_workers", "list of numbers of rollout workers, as 1,2,4 [default as for training]", is_bool=False),
+    ExtraFlag(
+        "num_workers", "list of numbers of rollout workers, such as 1,2,4 [default as for training]", is_bool=False
+    ),
     ExtraFlag(
         "num_envs_per_worker", "list of numbers of environments in each worker [default as for training]", is_bool=False
     ),
     ExtraFlag("seeds", "number of seeds; each seed is one round of all measurements [default 3]", is_bool=False),
     ExtraFlag(
         "thresholds",
-        "list of returns: report the time and steps to reach each, as 100,200 [default none]",
+        "list of returns, such as 100,200: report the time and steps to reach each [default none]",
         is_bool=False,
     ),
     ExtraFlag("warm_up_s", "seconds after the first step that throughput leaves out [default 25]", is_bool=False),
     ExtraFlag("measure_s", "seconds of throughput to measure after that; 0 for none [default 30]", is_bool=False),
     ExtraFlag("simulate_s", "seconds of each measurement of pure simulation [default 10]", is_bool=False),
-    ExtraFlag("from_run", "folder of a trained run: measure throughput with its policy and settings", is_bool=False),
+    ExtraFlag(
+        "from_run", "trained run, by path or name: measure throughput with its policy and settings", is_bool=False
+    ),
     ExtraFlag("record_steps", "steps of each environment to record for --from_run [default 1000]", is_bool=False),
     ExtraFlag("episodes", "evaluation episodes after each learning run; 0 for none [default 20]", is_bool=False),
     ExtraFlag("config", "YAML file with settings of training", is_bool=False),
@@ -118,7 +133,7 @@ class _Own(BaseModel):
     warm_up_s: _NonNegative = 25.0
     measure_s: _NonNegative = 30.0
     simulate_s: _Positive = 10.0
-    from_run: Path | None = None
+    from_run: Annotated[Path, AfterValidator(locate)] | None = None
     record_steps: PositiveInt = 1000
     episodes: NonNegativeInt = 20
 
@@ -199,7 +214,7 @@ def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:
         for item in error.errors():
             name = str(item["loc"][0])
             flag = next((flag for flag, field in _OWN_NAMES.items() if field == name), name)
-            problem = f"--{flag}={texts[flag]} is not possible: expected {_EXPECTED.get(flag, 'a path')}."
+            problem = refused_value(flag, texts[flag], _EXPECTED.get(flag, "a path"))
             if problem not in problems:
                 problems.append(problem)
     return None
@@ -208,7 +223,7 @@ def _read_own(texts: Mapping[str, str], problems: list[str]) -> _Own | None:
 def _contradictions(own: _Own, learns: bool, texts: Mapping[str, str]) -> list[str]:
     problems = []
     if own.from_run is None and "env" not in texts and "config" not in texts:
-        problems.append("--env is required: the environment to measure with, as --env=Humanoid-v5.")
+        problems.append("--env is required: give the environment to measure with, such as --env=Humanoid-v5.")
     if own.thresholds and not learns:
         problems.append("--thresholds needs runs that learn: give --train_for_env_steps=N.")
     if not learns and own.measure_s == 0:

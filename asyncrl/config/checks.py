@@ -7,12 +7,16 @@ import re
 from collections.abc import Iterable, Iterator
 
 from asyncrl.config.machine import Machine
+from asyncrl.config.other_names import OTHER_VALUES
 from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
 from asyncrl.config.problems import Problem
 from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import TrainConfig
 
 MOST_PROCESSES = 240
+
+_COUNTERPARTS = {"ent_coef": "entropy_loss_coeff", "entropy_loss_coeff": "ent_coef"}
+"""Of settings that only some algorithms read, those with the same purpose in the others."""
 
 
 def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | None = None) -> list[Problem]:
@@ -46,16 +50,16 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.num_ranks == 1:
         return
     if config.backend == "hogwild":
-        text = f"--backend=hogwild trains in one machine's memory, not in {plan.num_ranks} ranks."
-        yield Problem(("backend",), text, ("--backend=actor_learner", "no torchrun"))
+        text = f"--backend=hogwild runs on one machine as one rank, not as {plan.num_ranks} ranks."
+        yield Problem(("backend",), text, ("--backend=actor_learner", "to start it without torchrun"))
     if plan.steps_tensors:
-        text = f"--env_backend={config.env_backend} trains in one process, not in {plan.num_ranks} ranks."
-        yield Problem(("env_backend",), text, ("no torchrun",))
+        text = f"--env_backend={config.env_backend} runs in one process, not as {plan.num_ranks} ranks."
+        yield Problem(("env_backend",), text, ("to start it without torchrun",))
     elif config.serial_mode:
-        text = f"--serial_mode=True runs in one process, not in {plan.num_ranks} ranks."
-        yield Problem(("serial_mode",), text, ("--serial_mode=False", "no torchrun"))
+        text = f"--serial_mode=True runs in one process, not as {plan.num_ranks} ranks."
+        yield Problem(("serial_mode",), text, ("--serial_mode=False", "to start it without torchrun"))
     if config.max_learner_restarts > 0:
-        text = "--max_learner_restarts starts one learner again, but of several ranks all have to be started again."
+        text = "--max_learner_restarts restarts one learner, but several ranks must be restarted together."
         yield Problem(("max_learner_restarts",), text, ("torchrun --max-restarts",))
 
 
@@ -77,7 +81,10 @@ def find_warnings(config: TrainConfig, plan: ResourcePlan, given: Iterable[str])
 
 def _environment(config: TrainConfig) -> Iterator[Problem]:
     if not config.env:
-        yield Problem(("env",), "no environment was given.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
+        text = "No environment was given"
+        if config.experiment is not None and config.restart_behavior == "resume":
+            text += f", and there is no run {config.experiment!r} in {config.train_dir} to resume"
+        yield Problem(("env",), f"{text}.", ("--env=CartPole-v1", "--env=Humanoid-v5"))
 
 
 def _tensors(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
@@ -94,24 +101,24 @@ def _tensors(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.is_off_policy:
         wrong["algo"] = "ppo"
     if wrong:
-        text = "--env_backend=tensor steps environments and trains in turn on one device, from trajectories."
+        text = "--env_backend=tensor steps environments and trains on-policy in one process on one device."
         flags = " ".join(f"--{name}={value}" for name, value in wrong.items())
         yield Problem((*wrong, "env_backend"), text, (flags,))
 
 
 def _memory(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.use_rnn and config.is_off_policy:
-        text = f"--algo={config.algo} draws single steps from a replay, which a memory (--use_rnn) cannot learn from."
+        text = f"--use_rnn=True needs trajectories, but --algo={config.algo} trains on single steps from a replay."
         yield Problem(("use_rnn", "algo"), text, ("--use_rnn=False", "--algo=ppo"))
     elif config.use_rnn and plan.rollout % plan.recurrence != 0:
-        text = f"a rollout of {plan.rollout} steps cannot be cut into sequences of recurrence = {plan.recurrence}."
+        text = f"--recurrence={plan.recurrence} must divide --rollout={plan.rollout}."
         fitting = next(size for size in range(plan.recurrence, 0, -1) if plan.rollout % size == 0)
         yield Problem(("recurrence", "rollout"), text, (f"--recurrence={fitting}", "--recurrence=auto"))
 
 
 def _precision(config: TrainConfig) -> Iterator[Problem]:
     if config.use_rnn and config.precision == "bf16":
-        text = "--precision=bf16 is not for policies with memory (--use_rnn)."
+        text = "--precision=bf16 cannot be used with --use_rnn=True."
         yield Problem(("precision", "use_rnn"), text, ("--precision=auto",))
 
 
@@ -119,8 +126,8 @@ def _processes(plan: ResourcePlan) -> Iterator[Problem]:
     count = plan.num_workers + plan.num_inference_workers
     if count > MOST_PROCESSES and not plan.serial_mode:
         text = (
-            f"num_workers + num_inference_workers = {count}, but a run has at most {MOST_PROCESSES}: each needs a "
-            "descriptor in the learner, and a process can be started with 256."
+            f"num_workers + num_inference_workers = {plan.num_workers} + {plan.num_inference_workers} = {count}: "
+            f"at most {MOST_PROCESSES} worker processes (limit on file descriptors)."
         )
         yield Problem(("num_workers",), text, (f"--num_workers={MOST_PROCESSES - plan.num_inference_workers}",))
 
@@ -139,14 +146,20 @@ def _device(name: str, device: str, machine: Machine) -> Iterator[Problem]:
         return
     match = re.fullmatch(r"cuda(?::(\d+))?", device)
     if match is None:
-        text = f"--{name}={device} is not one of {', '.join(known)}, cuda, cuda:N."
+        expected = f"one of {', '.join(known)}, cuda, cuda:N"
+        text = f"--{name}={device} is not possible: expected {expected}{_meant(name, device)}."
         yield Problem((name,), text, (f"--{name}={known[0]}",))
     elif not machine.torch_has_cuda:
         text = f"--{name}={device}: the installed torch was built without CUDA."
         yield Problem((name,), text, tuple(f"--{name}={each}" for each in reversed(known)))
     elif int(match.group(1) or 0) >= machine.num_cuda_devices:
-        text = f"--{name}={device}: number of devices that the CUDA driver shows: {machine.num_cuda_devices}."
+        text = f"--{name}={device}: the CUDA driver finds {machine.num_cuda_devices} devices."
         yield Problem((name,), text, (f"--{name}=cuda",) if machine.num_cuda_devices else (f"--{name}=cpu",))
+
+
+def _meant(name: str, value: str) -> str:
+    meant = OTHER_VALUES.get((name, value.lower()))
+    return "" if meant is None else f"; {meant}"
 
 
 def _compile(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
@@ -157,22 +170,22 @@ def _compile(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
 
 def _saving(config: TrainConfig) -> Iterator[Problem]:
     if config.checkpoint_resets and not config.serial_mode:
-        text = "--checkpoint_resets=True repeats a run to the bit, which only one process can do."
+        text = "--checkpoint_resets=True makes a run repeatable to the bit, which needs --serial_mode=True."
         yield Problem(("checkpoint_resets", "serial_mode"), text, ("--serial_mode=True", "--checkpoint_resets=False"))
     if config.checkpoint_resets and config.save_every_env_steps is None:
         text = (
-            "--checkpoint_resets=True needs checkpoints at fixed steps, for those of --save_every_s come when the "
-            "clock says so."
+            "--checkpoint_resets=True needs checkpoints at fixed steps (--save_every_env_steps); those of "
+            "--save_every_s depend on the clock."
         )
         yield Problem(("checkpoint_resets", "save_every_env_steps"), text, ("--save_every_env_steps=100000",))
     if config.checkpoint_resets and config.save_milestones_s is not None:
         text = (
-            "--save_milestones_s comes when the clock says so, and --checkpoint_resets=True begins anew at every "
-            "checkpoint: keep more of those instead."
+            "--save_milestones_s saves by the clock, but --checkpoint_resets=True needs checkpoints at fixed steps: "
+            "keep more of those instead."
         )
         yield Problem(("checkpoint_resets", "save_milestones_s"), text, ("--keep_checkpoints=20",))
     if config.save_best_metric == "eval" and config.eval_every_env_steps is None:
-        text = "--save_best_metric=eval needs evaluations during training."
+        text = "--save_best_metric=eval needs evaluations during training (--eval_every_env_steps)."
         fitting = ("--eval_every_env_steps=100000", "--save_best_metric=train")
         yield Problem(("save_best_metric", "eval_every_env_steps"), text, fitting)
 
@@ -184,12 +197,12 @@ def _splits(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     envs = plan.num_envs_per_worker
     if plan.inference_mode == "local":
         mode = "in serial mode" if plan.serial_mode else "with local inference"
-        text = f"--worker_num_splits={splits}: {mode} a worker never waits for actions, so it has one split."
+        text = f"--worker_num_splits={splits} has no use {mode}: a worker does not wait for actions."
         fitting = ("--worker_num_splits=1",) + (() if plan.serial_mode else ("--inference_mode=central",))
         yield Problem(("worker_num_splits", "inference_mode"), text, tuple(fitting))
     if envs % splits:
         text = (
-            f"--num_envs_per_worker={envs} cannot be divided into --worker_num_splits={splits} equal parts: "
+            f"--num_envs_per_worker={envs} must be a multiple of --worker_num_splits={splits}: "
             f"{envs} / {splits} = {envs / splits:.4g}."
         )
         fitting = (
@@ -203,45 +216,45 @@ def _inference(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if len(plan.inference_devices) > plan.num_inference_workers:
         text = (
             f"--inference_devices names {len(plan.inference_devices)} devices, but "
-            f"--num_inference_workers={plan.num_inference_workers}: some would have nothing to do."
+            f"--num_inference_workers={plan.num_inference_workers}: some devices would be idle."
         )
         yield Problem(("inference_devices", "num_inference_workers"), text, ("--num_inference_workers=auto",))
     if plan.num_inference_workers > plan.num_workers:
         text = (
             f"--num_inference_workers={plan.num_inference_workers} is more than the number of rollout workers, "
-            f"{plan.num_workers}: some would have nothing to do."
+            f"{plan.num_workers}: some would be idle."
         )
         yield Problem(("num_inference_workers",), text, (f"--num_inference_workers={plan.num_workers}",))
 
 
 def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> Iterator[Problem]:
     if config.algo == "ppo":
-        text = "--backend=hogwild trains A2C (A3C) and SAC: PPO's later passes would be of weights that others changed."
+        text = "--backend=hogwild trains A2C (A3C) and SAC, not PPO."
         yield Problem(("backend", "algo"), text, ("--algo=a2c", "--algo=sac", "--backend=actor_learner"))
     if config.is_off_policy and hogwild.mode != "shared":
-        text = f"--hogwild_mode={hogwild.mode} is for A2C; SAC acts with and updates the shared parameters."
+        text = f"--hogwild_mode={hogwild.mode} is for A2C; SAC has the shared mode only."
         yield Problem(("hogwild_mode", "algo"), text, ("--hogwild_mode=shared",))
     if config.inference_mode == "central":
-        text = "--inference_mode=central: Hogwild workers act with the networks that they train."
+        text = "--inference_mode=central cannot be used with --backend=hogwild: its workers compute actions themselves."
         yield Problem(("inference_mode", "backend"), text, ("--inference_mode=local",))
     if config.lr_schedule.startswith("kl_adaptive"):
-        text = f"--lr_schedule={config.lr_schedule}: a rollout is one step of its own policy, without divergence."
+        text = f"--lr_schedule={config.lr_schedule} cannot be used with --backend=hogwild."
         yield Problem(("lr_schedule", "backend"), text, ("--lr_schedule=constant", "--lr_schedule=linear_decay"))
     samples = plan.num_envs_per_worker * plan.rollout
     if not config.is_off_policy and config.normalize_advantage and samples < 2:
-        text = "--rollout=1 of one environment leaves no deviation by which --normalize_advantage=True could divide."
+        text = "--normalize_advantage=True needs two samples in an update; one environment with --rollout=1 gives one."
         yield Problem(("rollout", "num_envs_per_worker", "normalize_advantage"), text, ("--rollout=2",))
     # One worker may stand still without holding up the others.
     most = PLACES_OF_A_WORKER * max(1, plan.num_workers - 1)
     if hogwild.mode == "gradients" and hogwild.num_gradients_to_combine > most:
         text = (
-            f"--num_gradients_to_combine={hogwild.num_gradients_to_combine} is more than {plan.num_workers} workers "
-            f"can have under way when one of them stands still, {PLACES_OF_A_WORKER} each."
+            f"--num_gradients_to_combine={hogwild.num_gradients_to_combine} is too large: each of {plan.num_workers} "
+            f"workers has at most {PLACES_OF_A_WORKER} gradients under way, and one may be stuck, which leaves {most}."
         )
         yield Problem(("num_gradients_to_combine", "num_workers"), text, (f"--num_gradients_to_combine={most}",))
     for name in ("save_replay", "checkpoint_resets", "debug_forced_lag", "debug_skip_training", "with_vtrace"):
         if getattr(config, name):
-            text = f"--{name} is not there for --backend=hogwild."
+            text = f"--{name} is not available with --backend=hogwild."
             yield Problem((name, "backend"), text, (f"--{name}={TrainConfig.model_fields[name].default}",))
 
 
@@ -257,21 +270,21 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
     rows = plan.num_envs * (config.n_step + 1)
     if replay.warmup_env_steps < rows:
         text = (
-            f"--warmup_env_steps={replay.warmup_env_steps} ends before {plan.num_envs} environments have the "
-            f"{config.n_step + 1} rows that a transition of {config.n_step} steps takes."
+            f"--warmup_env_steps={replay.warmup_env_steps} is too short: {plan.num_envs} environments need "
+            f"{config.n_step + 1} steps each for a first transition with --n_step={config.n_step}, {rows} in all."
         )
         yield Problem(("warmup_env_steps", "n_step"), text, (f"--warmup_env_steps={rows}",))
     if replay.size < replay.warmup_env_steps:
-        text = f"--replay_size={replay.size} holds less than the warm-up, --warmup_env_steps={replay.warmup_env_steps}."
+        text = f"--replay_size={replay.size} is smaller than --warmup_env_steps={replay.warmup_env_steps}."
         yield Problem(("replay_size", "warmup_env_steps"), text, (f"--replay_size={replay.warmup_env_steps}",))
     if config.lr_schedule.startswith("kl_adaptive"):
-        text = f"--lr_schedule={config.lr_schedule} follows the KL divergence of trajectories, which a replay has not."
+        text = f"--lr_schedule={config.lr_schedule} needs on-policy data; --algo={config.algo} has none."
         yield Problem(("lr_schedule", "algo"), text, ("--lr_schedule=constant", "--lr_schedule=linear_decay"))
     if config.checkpoint_resets and not config.save_replay:
-        text = "--checkpoint_resets=True goes on from each checkpoint, which needs the replay in it."
+        text = "--checkpoint_resets=True needs the replay in each checkpoint (--save_replay=True)."
         yield Problem(("checkpoint_resets", "save_replay"), text, ("--save_replay=True",))
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
-        text = "debug_forced_lag, debug_skip_training and with_vtrace are for algorithms that learn from trajectories."
+        text = f"--debug_forced_lag, --debug_skip_training and --with_vtrace cannot be used with --algo={config.algo}."
         yield Problem(("debug_forced_lag", "debug_skip_training", "with_vtrace", "algo"), text)
 
 
@@ -316,9 +329,9 @@ def _async_samples(plan: ResourcePlan) -> Iterator[Problem]:
 def _lag(plan: ResourcePlan) -> Iterator[Problem]:
     if plan.forced_lag > plan.max_policy_lag:
         text = (
-            f"--debug_forced_lag={plan.debug_forced_lag} makes every sample {plan.forced_lag} versions old, since "
-            f"weights are published every {plan.num_batches_per_epoch} versions, but "
-            f"--max_policy_lag={plan.max_policy_lag} drops samples of that age: nothing would be trained."
+            f"--debug_forced_lag={plan.debug_forced_lag} makes every sample {plan.forced_lag} optimizer steps old "
+            f"(weights are published every {plan.num_batches_per_epoch}), but --max_policy_lag={plan.max_policy_lag} "
+            "drops samples of that age: nothing would be trained."
         )
         yield Problem(("debug_forced_lag", "max_policy_lag"), text, (f"--max_policy_lag={plan.steady_lag_bound}",))
 
@@ -337,7 +350,7 @@ def _learning(config: TrainConfig) -> Iterator[Problem]:
         yield Problem(("learning_rate", "lr_adaptive_min", "lr_adaptive_max"), text, tuple(fitting))
     takes_batches = not config.is_off_policy and config.backend != "hogwild"
     if config.normalize_advantage and config.batch_size < 2 and takes_batches:
-        text = "--batch_size=1 leaves no deviation by which --normalize_advantage=True could divide."
+        text = "--normalize_advantage=True needs at least two samples in a minibatch, but --batch_size=1."
         yield Problem(("batch_size", "normalize_advantage"), text, ("--normalize_advantage=False",))
 
 
@@ -348,13 +361,15 @@ def _warn_unread(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) 
         if missing is not None and getattr(config, name) != TrainConfig.model_fields[name].default:
             unread.setdefault(missing, []).append(name)
     if unread:
-        listed = "; ".join(f"--{', --'.join(names)} (read with {missing})" for missing, names in unread.items())
-        yield Problem(tuple(name for names in unread.values() for name in names), f"no effect in this run: {listed}.")
+        listed = "; ".join(f"--{', --'.join(names)} (needs {missing})" for missing, names in unread.items())
+        names = tuple(name for names in unread.values() for name in names)
+        counterparts = tuple(f"--{_COUNTERPARTS[name]}" for name in names if name in _COUNTERPARTS)
+        yield Problem(names, f"No effect in this run: {listed}.", counterparts)
 
 
 def _warn_serial(plan: ResourcePlan) -> Iterator[Problem]:
     if plan.serial_mode and plan.async_rl and plan.hogwild is None:
-        text = "serial mode collects and trains strictly in turn, although async_rl=True."
+        text = "--async_rl=True has no effect in serial mode, which collects and trains in turn."
         yield Problem(("async_rl", "serial_mode"), text, ("--async_rl=False",))
 
 
@@ -364,7 +379,7 @@ def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
         text = f"{collecting} rollout and inference workers share {plan.cores} cores."
         yield Problem(("num_workers",), text, (f"--num_workers={plan.cores}",))
     if plan.learner_threads > plan.cores:
-        text = f"learner_threads={plan.learner_threads} is more than the {plan.cores} cores."
+        text = f"--learner_threads={plan.learner_threads} is more than the {plan.cores} cores."
         yield Problem(("learner_threads",), text, (f"--learner_threads={plan.cores}",))
 
 
@@ -375,28 +390,28 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
         plan.hogwild is None and plan.async_rl and not plan.serial_mode and plan.max_policy_lag < plan.steady_lag_bound
     ):
         text = (
-            f"max_policy_lag={plan.max_policy_lag} is less than the {plan.steady_lag_bound} versions that samples "
-            "reach in ordinary operation: many will be dropped."
+            f"--max_policy_lag={plan.max_policy_lag} drops many samples: they are normally up to "
+            f"{plan.steady_lag_bound} optimizer steps old."
         )
         yield Problem(("max_policy_lag",), text, (f"--max_policy_lag={plan.steady_lag_bound}",))
     if plan.replay is None and plan.hogwild is None and plan.dataset_size > plan.train_for_env_steps:
         text = (
-            f"one dataset, {plan.batch_size} x {plan.num_batches_per_epoch} = {plan.dataset_size} samples, is more "
-            f"than train_for_env_steps={plan.train_for_env_steps}: the run ends after the first."
+            f"--train_for_env_steps={plan.train_for_env_steps} is less than one dataset, {plan.batch_size} x "
+            f"{plan.num_batches_per_epoch} = {plan.dataset_size} samples: the run ends after the first."
         )
         yield Problem(("train_for_env_steps", "batch_size", "num_batches_per_epoch"), text)
     if config.algo == "a2c" and config.num_epochs > 1 and plan.hogwild is None:
-        text = f"num_epochs={config.num_epochs}: A2C has no ratio, so further passes over the same samples are biased."
-        yield Problem(("num_epochs", "algo"), text, ("--num_epochs=1",))
+        text = "A2C should use each sample once: set --num_epochs=1."
+        yield Problem(("num_epochs", "algo"), text)
     if config.learning_rate == 0:
-        yield Problem(("learning_rate",), "learning_rate=0: the policy will not change.")
+        yield Problem(("learning_rate",), "--learning_rate=0: the policy will not change.")
 
 
 def _warn_replay(plan: ResourcePlan, replay: ReplayPlan) -> Iterator[Problem]:
     if replay.warmup_env_steps >= plan.train_for_env_steps:
         text = (
-            f"train_for_env_steps={plan.train_for_env_steps} ends within the warm-up of {replay.warmup_env_steps} "
-            "steps: nothing will be learned."
+            f"--train_for_env_steps={plan.train_for_env_steps} is within the warm-up "
+            f"(--warmup_env_steps={replay.warmup_env_steps}): nothing will be trained."
         )
         yield Problem(("train_for_env_steps", "warmup_env_steps"), text)
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from asyncrl.config.other_names import OTHER_NAMES, explain_name
 from asyncrl.config.problems import Problem
 from asyncrl.config.settings import SECTION_TITLES, Setting
 
 _TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+_ENV_ID = re.compile(r"^[A-Za-z][\w/.:]*-v\d+$")
+
+REQUIRED = ("env",)
+"""Settings without which no new run starts."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +29,13 @@ class ExtraFlag:
         name: the flag's name, with underscores.
         description: for --help.
         is_bool: True for a switch, False for a flag that takes text.
+        is_required: whether the command line needs it.
     """
 
     name: str
     description: str
     is_bool: bool = True
+    is_required: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ def split_flags(argv: Sequence[str], settings: Mapping[str, Setting], extra_flag
     while rest:
         token = rest.pop(0)
         if not token.startswith("--") or token == "--":
-            problems.append(Problem((), f"{token!r} stands alone; settings are given as --name=value."))
+            problems.append(Problem((), _unexpected(token, switches)))
             continue
         written, equals, text = token[2:].partition("=")
         name = written.replace("-", "_")
@@ -60,7 +68,7 @@ def split_flags(argv: Sequence[str], settings: Mapping[str, Setting], extra_flag
         if is_negated and not equals:
             texts[name[3:]] = "False"
         elif name not in switches:
-            problems.append(unknown_name(name, switches, f"there is no setting --{written}", "--"))
+            problems.append(unknown_name(name, switches, f"There is no flag --{written}", "--"))
             if not equals and rest and not rest[0].startswith("-"):
                 rest.pop(0)
         elif equals:
@@ -72,7 +80,7 @@ def split_flags(argv: Sequence[str], settings: Mapping[str, Setting], extra_flag
             if values:
                 texts[name] = values
             else:
-                problems.append(Problem((name,), f"--{written} needs a value: --{written}=VALUE."))
+                problems.append(Problem((name,), f"--{written} needs a value: give --{written}=VALUE."))
     return FlagTexts(texts, tuple(problems))
 
 
@@ -84,24 +92,65 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -> Problem:
     """The problem that there is no such name; it is about the setting that was probably meant."""
+    known = list(known)
+    explained = explain_name(name, known)
+    if explained is not None:
+        return Problem(tuple(filter(None, [OTHER_NAMES[name].setting])), f"{text}: {explained}.")
     near = nearest(name, known)
     return Problem((near,), f"{text}; the nearest is {prefix}{near}.") if near else Problem((), f"{text}.")
 
 
-def format_help(usage: str, description: str, settings: Mapping[str, Setting], extra_flags: Iterable[ExtraFlag]) -> str:
-    """The text of --help: the command's own flags, then every setting by section."""
+def _unexpected(token: str, known: Mapping[str, bool]) -> str:
+    """The sentence about an argument that is no flag, with what was probably meant."""
+    name, equals, value = token.lstrip("-").partition("=")
+    name = name.replace("-", "_")
+    if name in known:
+        meant = f"--{name}" + (f"={value}" if equals else "")
+    elif "env" in known and _ENV_ID.search(token):
+        meant = f"--env={token}"
+    elif "experiment" in known and not token.startswith("-"):
+        meant = f"--experiment={token}"
+    else:
+        return f"Unexpected argument {token!r}. Flags are given as --name=value; --help lists them."
+    return f"Unexpected argument {token!r}. Did you mean {meant}?"
+
+
+def format_help(
+    usage: str,
+    description: str,
+    settings: Mapping[str, Setting],
+    extra_flags: Iterable[ExtraFlag],
+    examples: Sequence[str],
+) -> str:
+    """The text of --help: examples, the command's own flags, then every setting by section."""
     width = help_width()
-    lines = [f"usage: {usage} [--name=value ...]", "", *textwrap.wrap(description, width), "", "this command:"]
-    lines += format_flag("help", "show this text", width)
-    for flag in extra_flags:
-        lines += format_flag(flag.name if flag.is_bool else f"{flag.name}=TEXT", flag.description, width)
+    lines = [f"usage: {usage} --name=value ...", "", *textwrap.wrap(description, width), "", *format_examples(examples)]
+    lines += ["", "flags of this command:", *format_flags([ExtraFlag("help", "show this text"), *extra_flags])]
     for section, title in SECTION_TITLES.items():
         shown = [setting for setting in settings.values() if setting.section == section]
         lines += ["", f"{title}:"] if shown else []
         for setting in shown:
-            text = f"{setting.description} [{setting.expected}; default {format_value(setting.default)}]"
-            lines += format_flag(setting.name, text, width)
+            default = (
+                "required for a new run" if setting.name in REQUIRED else f"default {format_value(setting.default)}"
+            )
+            text = f"{setting.description} [{setting.expected}; {default}]"
+            lines += _format_flag(setting.name, text, width)
     return "\n".join(lines)
+
+
+def format_examples(examples: Sequence[str]) -> list[str]:
+    """Commands to start from, as lines of --help."""
+    return ["example:" if len(examples) == 1 else "examples:", *(f"  {example}" for example in examples)]
+
+
+def format_flags(flags: Iterable[ExtraFlag]) -> list[str]:
+    """Flags of one command, as lines of --help."""
+    width = help_width()
+    lines: list[str] = []
+    for flag in flags:
+        text = flag.description + (" (required)" if flag.is_required else "")
+        lines += _format_flag(flag.name if flag.is_bool else f"{flag.name}=VALUE", text, width)
+    return lines
 
 
 def help_width() -> int:
@@ -109,8 +158,7 @@ def help_width() -> int:
     return min(120, max(60, shutil.get_terminal_size().columns))
 
 
-def format_flag(name: str, text: str, width: int) -> list[str]:
-    """Lines of --help for one flag."""
+def _format_flag(name: str, text: str, width: int) -> list[str]:
     indent = 30
     head = f"  --{name}"
     lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
@@ -125,8 +173,8 @@ def format_value(value: Any) -> str:
         return "none"
     if value == "":
         return "empty"
-    if isinstance(value, list):
-        return ",".join(str(element) for element in value)
+    if isinstance(value, list | tuple):
+        return ",".join(str(element) for element in value) or "[]"
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)

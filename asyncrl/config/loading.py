@@ -1,6 +1,7 @@
-"""Settings of a run from layers: defaults < preset (or a saved run that goes on) < --config file < flags.
+"""Settings of a run from layers: defaults < preset (or the saved settings of a resumed run) < --config file < flags.
 
-A thin reader of our own: every mistake must become one sentence, all of them at once, and `--flag=true` must work.
+Not an argument parser of a library: every mistake must become one sentence, all of them are reported at once, and
+`--flag=true` must work.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from pydantic import ValidationError
 
 from asyncrl.config.algorithms import DEFAULTS, SHORT_NAMES
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, format_help, split_flags, unknown_name
+from asyncrl.config.flags import ExtraFlag, format_help, format_value, nearest, split_flags, unknown_name
+from asyncrl.config.other_names import OTHER_VALUES
 from asyncrl.config.presets import Preset, preset_for, read_preset
 from asyncrl.config.problems import ConfigError, Problem
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.config.settings import Setting, all_settings
 from asyncrl.config.values import read_mapping, read_scalar
 
 _OWN_FLAGS = (
-    ExtraFlag("config", "YAML file with settings, name: value", is_bool=False),
-    ExtraFlag("preset", "preset to start from instead of the one that fits the environment, or none", is_bool=False),
+    ExtraFlag("config", "YAML file with settings, as lines of `name: value`; flags override it", is_bool=False),
+    ExtraFlag("preset", "preset to use instead of the one for the environment, or none", is_bool=False),
 )
 
 
@@ -37,7 +39,7 @@ class LoadedConfig:
         preset: name of the preset that was used.
         preset_path: its file.
         cli: value of each extra flag: bool for a switch, text or None otherwise.
-        saved: the settings that the run was last started with, if it is one that goes on.
+        saved: the settings that the run was last started with, if it is resumed.
         problems: mistakes that a lenient load left out of `config`; empty after a strict one.
     """
 
@@ -54,8 +56,6 @@ class LoadedConfig:
         """Settings that the user named, by flag or in a file of their own."""
         return tuple(name for name, origin in self.origins.items() if origin == "flag" or origin.startswith("file "))
 
-
-_OF_THE_COMMAND = {"train_dir", "experiment", "restart_behavior", "quiet"}  # a command says these anew, or not at all
 
 FindSaved = Callable[[str, str], Path | None]
 """From `train_dir` and `experiment` to the config.yaml of that run, None if there is none."""
@@ -76,7 +76,7 @@ class _Layers:
                 self.values[name] = value
                 self.origins[name] = origin
             else:
-                self.problems.append(unknown_name(name, settings, f"{origin}: there is no setting {name}"))
+                self.problems.append(unknown_name(name, settings, f"{origin}: There is no setting {name}"))
 
     def complain(self, text: str, *names: str) -> None:
         self.problems.append(Problem(names, text))
@@ -88,6 +88,7 @@ def load(
     *,
     program: str = "python -m asyncrl.train",
     description: str = "Train a policy.",
+    examples: Sequence[str] = (),
     lenient: bool = False,
     find_saved: FindSaved | None = None,
 ) -> LoadedConfig:
@@ -98,9 +99,10 @@ def load(
         extra_flags: flags of this command line that are no settings.
         program: for --help.
         description: for --help.
+        examples: commands that --help shows.
         lenient: keep mistakes in `LoadedConfig.problems`, with defaults in their place, so that the caller can find
             further problems before it refuses. A lenient result with problems must not be run.
-        find_saved: finds the run that goes on with `restart_behavior=resume`; its settings take the preset's place.
+        find_saved: finds the run that `restart_behavior=resume` resumes; its settings take the preset's place.
 
     Raises:
         ConfigError: everything that is wrong, one line each.
@@ -109,7 +111,7 @@ def load(
     settings = all_settings()
     flags = (*_OWN_FLAGS, *extra_flags)
     if any(token in ("--help", "-h") for token in argv):
-        print(format_help(program, description, settings, flags))
+        print(format_help(program, description, settings, flags, examples))
         raise SystemExit(0)
     given = split_flags(argv, settings, flags)
     layers = _Layers(problems=list(given.problems))
@@ -120,7 +122,7 @@ def load(
     wanted = {**from_file, **from_flags}
     saved = None if find_saved is None else _read_saved(wanted, find_saved, settings, layers)
     if saved is not None:
-        layers.put(saved.model_dump(mode="json", exclude=_OF_THE_COMMAND), "saved run", settings)
+        layers.put(saved.model_dump(mode="json", exclude=set(OF_ONE_START)), "saved run", settings)
     env_id = str(wanted.get("env") or ("" if saved is None else saved.env))
     preset = _choose_preset(given.texts.get("preset"), "" if saved is not None else env_id, settings, layers)
     algo = str(wanted.get("algo", TrainConfig().algo if saved is None else saved.algo))
@@ -196,7 +198,7 @@ def _spell_out(values: dict[str, Any], layers: _Layers) -> None:
 def _read_saved(
     wanted: Mapping[str, Any], find_saved: FindSaved, settings: Mapping[str, Setting], layers: _Layers
 ) -> TrainConfig | None:
-    """The settings of the run that goes on, None if this is a new one."""
+    """The settings of the run that is resumed, None if this is a new one."""
     default = TrainConfig()
     behavior = wanted.get("restart_behavior", default.restart_behavior)
     experiment, train_dir = wanted.get("experiment"), wanted.get("train_dir", default.train_dir)
@@ -208,10 +210,10 @@ def _read_saved(
     try:
         return TrainConfig.from_saved(read_mapping(path, settings))
     except UsageError as error:
-        layers.complain(f"cannot go on with {path.parent}: {error}", "experiment")
+        layers.complain(f"Cannot resume {path.parent}: {error}", "experiment")
     except ValidationError as error:
         refused = ", ".join(sorted({str(detail["loc"][0]) for detail in error.errors()}))
-        text = f"cannot go on with {path.parent}: its config.yaml has settings that are not possible now: {refused}"
+        text = f"Cannot resume {path.parent}: its config.yaml has unknown settings or values: {refused}."
         layers.complain(text, "experiment")
     return None
 
@@ -235,8 +237,22 @@ def _validate(layers: _Layers, settings: Mapping[str, Setting]) -> TrainConfig:
     for name in refused:
         value, origin = layers.values.pop(name), layers.origins.pop(name)
         where = "--" if origin == "flag" else f"{origin}: "
-        layers.complain(f"{where}{name}={value} is not possible: expected {settings[name].expected}.", name)
+        expected = settings[name].expected + (f" or {' or '.join(SHORT_NAMES)}" if name == "algo" else "")
+        text = (
+            f"{where}{name}={format_value(value)} is not possible: expected {expected}{_hint(name, value, expected)}."
+        )
+        layers.complain(text, name)
     return TrainConfig(**layers.values)
+
+
+def _hint(name: str, value: Any, expected: str) -> str:
+    """What a refused value probably means, as the end of a sentence."""
+    meant = OTHER_VALUES.get((name, str(value).lower()))
+    if meant is not None:
+        return f"; {meant}"
+    choices = expected.replace("one of ", "").replace(" or ", ", ").split(", ")
+    near = nearest(str(value).lower(), choices) if isinstance(value, str) and "one of" in expected else None
+    return f"; the nearest is {near}" if near else ""
 
 
 def _read_extra(texts: Mapping[str, str], extra_flags: Sequence[ExtraFlag]) -> dict[str, Any]:

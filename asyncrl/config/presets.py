@@ -72,7 +72,7 @@ def read_preset(name: str, settings: Mapping[str, Setting]) -> Preset:
     """
     names = preset_names()
     if name not in names:
-        raise UsageError(str(unknown_name(name, [*names, "none"], f"there is no preset {name!r} ({', '.join(names)})")))
+        raise UsageError(str(unknown_name(name, [*names, "none"], f"There is no preset {name!r} ({', '.join(names)})")))
     path = presets_folder() / f"{name}.yaml"
     content = read_mapping(path, settings)
     for key in content:

@@ -32,6 +32,11 @@ class Problem:
         return f"{self.text} {lead}: {', or '.join(self.suggestions)}."
 
 
+def refused_value(flag: str, text: object, expected: str) -> str:
+    """The sentence about a value that a flag does not take."""
+    return f"--{flag}={text} is not possible: expected {expected}."
+
+
 class ConfigError(UsageError):
     """All that is wrong with the settings at once, one line each."""
 

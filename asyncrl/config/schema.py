@@ -1,7 +1,7 @@
 """The one schema of a run: every setting, its type, range, default and meaning.
 
-Settings that Sample Factory has keep its names. `auto` values stay `auto` here; `asyncrl.config.plan` resolves them
-into the `ResourcePlan` that the roles read.
+`asyncrl.config.other_names` lists the settings that have the names of other libraries. `auto` values stay `auto` here;
+`asyncrl.config.plan` resolves them into the `ResourcePlan` that the roles read.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 ATARI_FRAMESKIP = 4
 """Frames of a game for which an action is held, unless env_kwargs say otherwise."""
+
+OF_ONE_START = ("train_dir", "experiment", "restart_behavior", "train_for_seconds", "quiet", "profile")
+"""Settings of one start of the program: the run's config.yaml does not keep them, and a resumed run does not inherit
+them."""
 
 
 _BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw"}
@@ -49,23 +53,23 @@ class TrainConfig(BaseModel):
         return cls.model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values} if isinstance(values, dict) else values)
 
     # What to train
-    env: str = _setting("", "run", "Gymnasium id, or module:Id for an environment that its module registers")
+    env: str = _setting("", "run", "Gymnasium id, or MODULE:Id for an environment that this module registers")
     env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
     env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _setting(
         "auto",
         "run",
-        "step environments one by one (gym), or all of a split at once by the vectorized implementation that Gymnasium "
-        "has registered for the id (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
-        "gives tensors on the learner's device (tensor); auto takes Gymnasium's if there is one with the same spaces",
+        "how environments are stepped: one by one (gym); several at once, by the vectorized implementation that is "
+        "registered with Gymnasium (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
+        "returns tensors on the learner's device (tensor). auto is gym_vector where it has the same spaces, else gym",
     )
     atari_preprocessing: bool = _setting(
         True,
         "run",
-        "ids of ALE/: 4 grey frames of 84 x 84, one action for 4 frames, no-op starts, and in training an episode for "
-        "each life",
+        "for ids ALE/*: stack 4 grey frames of 84 x 84, repeat actions for 4 frames, start with no-ops; in training "
+        "end the episode with each life",
     )
     import_modules: list[str] = _setting(
-        [], "run", "modules of your own that register networks; each process that builds them imports these first"
+        [], "run", "modules that register your networks; every process imports them before it builds a network"
     )
     algo: Literal["ppo", "a2c", "sac"] = _setting("ppo", "run", "learning algorithm")
     backend: Literal["actor_learner", "hogwild"] = _setting(
@@ -75,33 +79,37 @@ class TrainConfig(BaseModel):
         "parameters (hogwild); --algo=a3c is short for --backend=hogwild --algo=a2c --hogwild_mode=synced",
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
-        0, "run", "seed of weights, exploration and, one derived seed each, of the environments"
+        0, "run", "seed of weights, exploration and environments, each of which gets a seed derived from it"
     )
     train_for_env_steps: PositiveInt = _setting(
-        10_000_000, "run", "stop after this many environment steps were trained on"
+        10_000_000, "run", "stop after training on this many environment steps, resumed runs included"
     )
-    train_for_seconds: PositiveFloat | None = _setting(None, "run", "stop after this many seconds of training")
+    train_for_seconds: PositiveFloat | None = _setting(
+        None,
+        "run",
+        "stop after this many seconds of training in all; a resumed run has no limit unless it is given again",
+    )
 
     # Where the run lives
     train_dir: str = _setting("train_dir", "folder", "folder that holds all runs")
     experiment: str | None = _setting(
-        None, "folder", "name of the run's folder; made from env, algo and time if not given"
+        None, "folder", "name of the run's folder in train_dir; made of env, algo and time if not given"
     )
     restart_behavior: Literal["resume", "restart", "overwrite"] = _setting(
         "resume",
         "folder",
-        "what to do when the run's folder exists: go on with its settings and newest checkpoint, start anew and keep "
-        "the old run as NAME_old, or delete it and start anew",
+        "what to do if the run exists: resume it with its settings from its newest checkpoint; restart at step 0 and "
+        "keep the old run as NAME_old; or overwrite, which deletes the old run",
     )
     save_every_s: PositiveFloat = _setting(
         120.0, "folder", "seconds between checkpoints; one is always saved at the end"
     )
     save_every_env_steps: PositiveInt | None = _setting(
-        None, "folder", "environment steps between checkpoints, on top of those of save_every_s"
+        None, "folder", "environment steps between checkpoints, in addition to those of save_every_s"
     )
     keep_checkpoints: PositiveInt = _setting(2, "folder", "how many of the newest checkpoints are kept")
     save_milestones_s: PositiveFloat | None = _setting(
-        None, "folder", "seconds between checkpoints that are kept for ever, in checkpoints/milestones"
+        None, "folder", "seconds between checkpoints in checkpoints/milestones, which are never deleted"
     )
     save_best_metric: Literal["auto", "none", "eval", "train"] = _setting(
         "auto",
@@ -112,34 +120,40 @@ class TrainConfig(BaseModel):
     checkpoint_resets: bool = _setting(
         False,
         "folder",
-        "serial mode: begin anew at every checkpoint of save_every_env_steps with environments and random numbers that "
-        "follow from the seed and the steps, so that a resumed run equals one that was never stopped, to the bit",
+        "serial mode: at every checkpoint of save_every_env_steps, reset environments and random numbers to a state "
+        "that follows from the seed and the steps; a resumed run then equals an uninterrupted one to the bit",
     )
     report_every_s: PositiveFloat = _setting(5.0, "folder", "seconds between records in TensorBoard and metrics.jsonl")
 
     init_from: str | None = _setting(
-        None, "folder", "folder of a checkpoint to start from: its weights, statistics and optimizer, steps from 0"
+        None,
+        "folder",
+        "run or checkpoint, by path or name, whose weights, statistics and optimizer to start from, at step 0",
     )
 
     # Evaluation during training
     eval_every_env_steps: PositiveInt | None = _setting(
-        None, "evaluation", "evaluate the policy every so many environment steps, in a process of its own"
+        None, "evaluation", "evaluate the policy after each this many environment steps, in a separate process"
     )
     eval_episodes: PositiveInt = _setting(10, "evaluation", "episodes of an evaluation")
     eval_deterministic: bool = _setting(
-        False, "evaluation", "evaluate the policy's most likely actions instead of drawing them"
+        False, "evaluation", "evaluate with the most likely actions instead of sampled ones"
     )
 
     # How the roles work together
-    async_rl: bool = _setting(True, "roles", "collect while training (True), or strictly in turn (False)")
-    serial_mode: bool = _setting(False, "roles", "all roles in one process, repeatable to the bit on a CPU")
+    async_rl: bool = _setting(
+        True, "roles", "collect samples while training (True), or collect and train in turn (False)"
+    )
+    serial_mode: bool = _setting(
+        False, "roles", "run everything in one process, for debuggers; repeatable to the bit on a CPU"
+    )
     num_batches_to_accumulate: PositiveInt = _setting(
-        1, "roles", "async: datasets that may wait or be in training before collecting pauses"
+        1, "roles", "async: collecting pauses when this many datasets wait or are being trained"
     )
     num_workers: AutoPositiveInt = _setting("auto", "roles", "rollout worker processes")
     num_envs_per_worker: AutoPositiveInt = _setting("auto", "roles", "environments in each rollout worker")
     worker_num_splits: AutoPositiveInt = _setting(
-        "auto", "roles", "parts of a worker's environments that take turns: one steps while another waits for actions"
+        "auto", "roles", "groups of a worker's environments that take turns: one steps while another waits for actions"
     )
     inference_mode: Literal["auto", "local", "central"] = _setting(
         "auto", "roles", "where actions are computed: in each rollout worker, or by inference workers in batches"
@@ -148,18 +162,18 @@ class TrainConfig(BaseModel):
         "auto", "roles", "inference worker processes (central inference); auto is one for each of --inference_devices"
     )
     inference_max_wait_ms: NonNegativeFloat = _setting(
-        0.3, "roles", "longest time for which an inference worker waits to make a batch larger"
+        0.3, "roles", "longest time in milliseconds that an inference worker waits to fill a batch"
     )
     device: str = _setting("auto", "roles", "device of learner and central inference: auto, cpu, cuda or cuda:N")
     learner_device: str = _setting("auto", "roles", "device of the learner alone; auto is that of --device")
     inference_devices: tuple[str, ...] = _setting(
-        (), "roles", "devices of the inference workers, which take turns over them; without any it is that of --device"
+        (), "roles", "devices of the inference workers, assigned in turn; [] means that of --device"
     )
     precision: Literal["auto", "float32", "bf16"] = _setting(
         "auto",
         "roles",
-        "numbers in the matrix products of training; weights and losses are float32 always. For SAC auto takes bf16 "
-        "where the processor or the device multiplies it faster, otherwise float32",
+        "number format of matrix products in training; weights and losses are always float32. auto is bf16 for SAC "
+        "where the hardware multiplies it faster, otherwise float32",
     )
     compile: Literal["auto", "off", "cuda_graph"] = _setting(
         "auto",
@@ -172,11 +186,11 @@ class TrainConfig(BaseModel):
         1000, "roles", "trajectories older than this many policy versions (optimizer steps) are dropped before training"
     )
     debug_forced_lag: Annotated[int, Field(ge=0)] = _setting(
-        0, "roles", "publish weights this many versions late; for experiments and tests"
+        0, "roles", "publish weights this many optimizer steps late; for experiments and tests"
     )
 
     debug_skip_training: bool = _setting(
-        False, "roles", "take trajectories without training on them; to measure the speed of sampling alone"
+        False, "roles", "collect trajectories without training on them, to measure the speed of sampling"
     )
 
     # Samples
@@ -186,7 +200,7 @@ class TrainConfig(BaseModel):
         4, "samples", "minibatches in a dataset; a dataset is batch_size times this many samples"
     )
     num_epochs: PositiveInt = _setting(2, "samples", "passes over each dataset")
-    shuffle_minibatches: bool = _setting(True, "samples", "draw the samples of a minibatch at random from the dataset")
+    shuffle_minibatches: bool = _setting(True, "samples", "fill minibatches with samples in random order")
     reward_scale: PositiveFloat = _setting(1.0, "samples", "factor on rewards before training")
     reward_clip: PositiveFloat | None = _setting(None, "samples", "clip scaled rewards to plus or minus this value")
 
@@ -194,11 +208,13 @@ class TrainConfig(BaseModel):
     recompute_values: bool = _setting(
         True,
         "learning",
-        "compute advantages of samples of older policies with the critic as it is when training begins, not as it was "
-        "when acting",
+        "compute advantages of samples of older policies with values of the current critic, not with those stored when "
+        "acting",
     )
     with_vtrace: bool = _setting(
-        False, "learning", "correct advantages and returns for the age of the samples (V-trace), with present values"
+        False,
+        "learning",
+        "correct advantages and returns for the age of the samples (V-trace), with values of the current critic",
     )
     vtrace_rho: PositiveFloat = _setting(1.0, "learning", "V-trace: clips the weights of temporal differences")
     vtrace_c: PositiveFloat = _setting(1.0, "learning", "V-trace: clips the weights of the trace")
@@ -218,17 +234,21 @@ class TrainConfig(BaseModel):
     adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = _setting(
         0.999, "learning", "Adam's second momentum coefficient"
     )
-    max_grad_norm: NonNegativeFloat = _setting(0.5, "learning", "clip the norm of the gradient to this; 0 means never")
+    max_grad_norm: NonNegativeFloat = _setting(
+        0.5, "learning", "clip the norm of the gradient to this; 0 means no clipping"
+    )
     ppo_clip_ratio: PositiveFloat = _setting(0.2, "learning", "clip range of PPO's probability ratio")
     ppo_clip_mode: Literal["symmetric", "reciprocal"] = _setting(
         "symmetric", "learning", "clip the ratio to [1-c, 1+c] or to [1/(1+c), 1+c]"
     )
     ppo_clip_value: PositiveFloat | None = _setting(
-        None, "learning", "clip the change of value predictions to this range; None means no clipping"
+        None, "learning", "clip the change of value predictions to this range; none means no clipping"
     )
     value_loss_coeff: NonNegativeFloat = _setting(0.5, "learning", "weight of the value loss")
     entropy_loss_coeff: NonNegativeFloat = _setting(0.0, "learning", "weight of the entropy bonus")
-    kl_loss_coeff: NonNegativeFloat = _setting(0.0, "learning", "weight of the KL penalty towards the behaviour policy")
+    kl_loss_coeff: NonNegativeFloat = _setting(
+        0.0, "learning", "weight of the penalty on the KL divergence from the policy that acted"
+    )
     scale_lr: Literal["none", "linear", "sqrt"] = _setting(
         "none", "learning", "multiply learning_rate by the number of ranks that train together, or by its square root"
     )
@@ -241,22 +261,26 @@ class TrainConfig(BaseModel):
     # Learning from a replay (SAC)
     replay_size: PositiveInt = _setting(1_000_000, "replay", "environment steps that the replay holds")
     save_replay: bool = _setting(
-        False, "replay", "keep the replay in the newest checkpoints; without it a resumed run fills a new one first"
+        False, "replay", "save the replay in the newest checkpoints; without it a resumed run starts with an empty one"
     )
     warmup_env_steps: PositiveInt = _setting(
-        5_000, "replay", "environment steps before the first update, their actions drawn uniformly from the whole range"
+        5_000, "replay", "environment steps before the first update, with uniformly random actions"
     )
     updates_per_env_step: PositiveFloat = _setting(
-        1.0, "replay", "updates for each environment step after the warm-up; learner or workers wait to keep to it"
+        1.0,
+        "replay",
+        "updates for each environment step after the warm-up; whichever of learner and workers is ahead waits",
     )
     replay_ratio_tolerance: NonNegativeFloat = _setting(
-        64.0, "replay", "async: updates by which learning may fall behind, on top of two steps of every environment"
+        64.0,
+        "replay",
+        "async: updates by which learning may fall behind, in addition to two steps of every environment",
     )
     n_step: PositiveInt = _setting(
         1, "replay", "rewards in a target before it is bootstrapped; fewer at an episode's end"
     )
     tau: Annotated[float, Field(gt=0.0, le=1.0)] = _setting(
-        0.005, "replay", "share of the critics' weights that the target critics take over at each update"
+        0.005, "replay", "target critics move by this fraction towards the critics at each update"
     )
     ent_coef: PositiveFloat | Auto = _setting(
         "auto", "replay", "entropy coefficient; auto adapts it until the policy's entropy is target_entropy"
@@ -273,23 +297,23 @@ class TrainConfig(BaseModel):
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _setting(
         "auto",
         "hogwild",
-        "act with the shared parameters as they are at every moment (shared), with a copy that is pulled before each "
-        "rollout (synced), or with published ones, while gradients go to a process that combines them (gradients); "
-        "auto is synced for A2C and shared for SAC",
+        "workers act with the shared parameters directly (shared), with a copy made before each rollout (synced), or "
+        "with published ones and send gradients to a process that combines them (gradients); auto is synced for A2C "
+        "and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _setting(
-        "adam", "hogwild", "optimizer of the shared parameters, whose state is shared as they are"
+        "adam", "hogwild", "optimizer of the shared parameters; its state is shared, too"
     )
     num_gradients_to_combine: AutoPositiveInt = _setting(
-        "auto", "hogwild", "gradients that make one step (gradients); auto is the number of workers"
+        "auto", "hogwild", "gradients mode: gradients combined into one step; auto is the number of workers"
     )
     combine_gradients: Literal["mean", "sum"] = _setting(
-        "mean", "hogwild", "how gradients are combined before they are clipped (gradients)"
+        "mean", "hogwild", "gradients mode: how gradients are combined before clipping"
     )
 
     # Model
     encoder: str = _setting("default", "model", "name of a registered encoder")
-    core: str = _setting("default", "model", "name of a registered recurrent core (use_rnn)")
+    core: str = _setting("default", "model", "with use_rnn: name of a registered recurrent core")
     model: str = _setting("default", "model", "name of a registered model of actor and critic")
     image_channels: ImageChannels = _setting(
         "auto",
@@ -301,15 +325,17 @@ class TrainConfig(BaseModel):
     encoder_conv_architecture: Literal["auto", "nature", "impala"] = _setting(
         "auto", "model", "convolutions over images; auto is nature from 36 x 36 pixels on, and impala for smaller ones"
     )
-    encoder_conv_mlp_layers: list[PositiveInt] = _setting([512], "model", "widths of the layers behind convolutions")
-    use_rnn: bool = _setting(False, "model", "give the policy a memory: a recurrent core behind the encoder")
+    encoder_conv_mlp_layers: list[PositiveInt] = _setting(
+        [512], "model", "widths of the hidden layers after the convolutions"
+    )
+    use_rnn: bool = _setting(False, "model", "give the policy a memory: a recurrent core after the encoder")
     rnn_type: Literal["gru", "lstm"] = _setting("gru", "model", "kind of recurrent core")
-    rnn_size: PositiveInt = _setting(128, "model", "numbers of its memory, in each layer")
+    rnn_size: PositiveInt = _setting(128, "model", "size of the recurrent state, in each layer")
     rnn_num_layers: PositiveInt = _setting(1, "model", "layers of the recurrent core")
     recurrence: AutoPositiveInt = _setting(
         "auto",
         "model",
-        "steps through which gradients go back in time, a divisor of rollout; auto is rollout",
+        "steps of backpropagation through time; must divide rollout; auto is rollout",
     )
     encoder_mlp_layers: list[PositiveInt] = _setting([64, 64], "model", "widths of the hidden layers")
     nonlinearity: Literal["tanh", "relu", "elu"] = _setting("tanh", "model", "activation function")
@@ -317,51 +343,54 @@ class TrainConfig(BaseModel):
     policy_initialization: Literal["orthogonal", "torch_default"] = _setting(
         "orthogonal", "model", "initial weights of the network"
     )
-    adaptive_stddev: bool = _setting(False, "model", "continuous actions: the deviation depends on the observation")
+    adaptive_stddev: bool = _setting(
+        False, "model", "continuous actions: the standard deviation depends on the observation"
+    )
     initial_stddev: PositiveFloat = _setting(
-        1.0, "model", "continuous actions: deviation at the start, in the unit of action_unit"
+        1.0, "model", "continuous actions: standard deviation at the start, in the unit of action_unit"
     )
     action_unit: Literal["bounds", "raw"] = _setting(
         "bounds",
         "model",
-        "continuous actions: the policy's -1 and 1 are the environment's bounds, for each number of which both are "
-        "finite (bounds), or the policy gives the environment's own numbers (raw)",
+        "continuous actions: the policy's -1 and 1 are the environment's bounds in each dimension where both bounds "
+        "are finite (bounds), or the environment gets the policy's numbers unchanged (raw)",
     )
     squash_actions: bool = _setting(
         False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
     )
 
-    # What goes wrong: processes that die or hang, environments that fail, numbers that are none
+    # Failures: processes that die or hang, environments that raise, NaN and infinity
     env_step_timeout: PositiveFloat = _setting(
         180.0,
         "supervision",
-        "seconds without an environment step after which a rollout worker that could step is killed and started again",
+        "kill and restart a rollout worker that has not stepped an environment for this many seconds although it could",
     )
     max_restarts: Annotated[int, Field(ge=0)] = _setting(
-        10, "supervision", "rollout and inference workers started again within restart_window_s; the next ends the run"
+        10, "supervision", "restarts of rollout and inference workers within restart_window_s; one more ends the run"
     )
     max_env_failures: Annotated[int, Field(ge=0)] = _setting(
         10,
         "supervision",
-        "environments of one worker that may fail and be made anew within restart_window_s; one more ends the run. "
-        "Before the run's first finished episode none may",
+        "failures of environments of one worker within restart_window_s; one more ends the run. Before the run's first "
+        "finished episode the first failure ends it",
     )
     restart_window_s: PositiveFloat = _setting(
-        600.0, "supervision", "seconds for which a restart and an environment's failure count"
+        600.0,
+        "supervision",
+        "seconds during which restarts and failures are counted for max_restarts and max_env_failures",
     )
     max_learner_restarts: Annotated[int, Field(ge=0)] = _setting(
-        0, "supervision", "how often a run whose learner died begins again from its last checkpoint by itself"
+        0, "supervision", "times that the run resumes from its last checkpoint by itself after its learner died"
     )
     nan_policy: Literal["drop", "fail"] = _setting(
         "drop",
         "supervision",
-        "what to do with a step whose reward or observation is not finite: leave it out and reset its environment "
-        "(drop), or end the run (fail)",
+        "on a step whose reward or observation is NaN or infinite: drop it and reset the environment, or fail the run",
     )
     max_skipped_steps: PositiveInt = _setting(
         10,
         "supervision",
-        "the run ends when so many optimizer steps in a row were left out because loss or gradient were not finite",
+        "end the run after this many optimizer steps in a row were skipped for NaN or infinity in loss or gradient",
     )
 
     # What is shown

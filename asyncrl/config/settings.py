@@ -19,8 +19,8 @@ SECTION_TITLES = {
     "replay": "learning from a replay (SAC)",
     "hogwild": "the Hogwild backend",
     "model": "model",
-    "supervision": "what goes wrong",
-    "watching": "what is shown",
+    "supervision": "failures",
+    "watching": "output",
 }
 
 

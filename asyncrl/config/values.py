@@ -52,19 +52,19 @@ _Loader.add_constructor("tag:yaml.org,2002:null", _construct_null)
 
 
 def read_scalar(text: str, setting: Setting) -> Any:
-    """Reads the text of a flag: as it stands for a text setting, as a YAML value otherwise.
+    """Reads the text of a flag: unchanged for a text setting unless it is none, as a YAML value otherwise.
 
     Raises:
         UsageError: the text is no YAML value, such as an unclosed bracket.
     """
     if setting.is_text:
-        return text
+        return None if setting.is_nullable and text in ("none", "None") else text
     if setting.is_list and not text.lstrip().startswith("["):
         text = f"[{text}]"
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError:
-        raise UsageError(f"--{setting.name}={text} cannot be read; expected {setting.expected}.") from None
+        raise UsageError(f"--{setting.name}={text} is not valid YAML or JSON: expected {setting.expected}.") from None
 
 
 def read_mapping(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
@@ -77,13 +77,13 @@ def read_mapping(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"cannot read {path}: {reason}.") from None
+        raise UsageError(f"cannot read the file {path}: {reason}.") from None
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
         return _read_node(loader, root, path, settings)
     except yaml.YAMLError as error:
-        raise UsageError(f"{path} is no valid YAML: {' '.join(str(error).split())}.") from None
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     finally:
         loader.dispose()
 

@@ -90,7 +90,8 @@ def make_env(
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {error}") from error
+            reason = str(error).partition(" was raised from")[0]  # Gymnasium adds what the sentence says already
+            raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.") from error
 
 
 def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tensors: bool) -> SingleEnv:
@@ -207,14 +208,14 @@ def _import_registering_module(env_id: str) -> str:
     if not separator:
         return env_id
     if not module or not registered_id:
-        raise UsageError(f'env={env_id} is not of the form "module:Id".')
+        raise UsageError(f"--env={env_id} is not of the form MODULE:Id.")
     try:
         import_user_module(module)
     except UsageError as error:
-        raise UsageError(f"env={env_id}: {error}") from error
+        raise UsageError(f"--env={env_id}: {error}") from error
     except Exception as error:
         text = f"the module {module!r} raised an exception while it was imported"
-        raise EnvironmentFailed(f"env={env_id}: {text}:\n{environment_traceback(error)}") from error
+        raise EnvironmentFailed(f"--env={env_id}: {text}:\n{environment_traceback(error)}") from error
     return registered_id
 
 
@@ -227,11 +228,10 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
     if not near:
         by_lower = {name.lower(): name for name in known}
         near = [by_lower[name] for name in difflib.get_close_matches(registered_id.lower(), by_lower, n=3, cutoff=0.6)]
-    if near:
-        return f"{text}; the nearest are {', '.join(near)}."
+    nearest = f"; the nearest are {', '.join(near)}" if near else ""
     if ":" not in env_id:
-        return f"{text}; an environment that a module of yours registers is given as module:Id."
-    return f"{text}, also after importing {env_id.partition(':')[0]!r}: does that module call gymnasium.register?"
+        return f"{text}{nearest}. If a module of yours registers it, give --env=MODULE:{registered_id}."
+    return f"{text} after importing {env_id.partition(':')[0]!r}{nearest}. Does that module register it?"
 
 
 def _missing_package(env_id: str, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
@@ -22,5 +23,5 @@ def make_actor_critic(spec: EnvSpec, config: TrainConfig) -> ActorCritic:
         return ActorCritic(spec, config)
     model = make_registered_model(spec, config)
     if not isinstance(model, ActorCritic):
-        raise TypeError(f"the model {config.model} is a {type(model).__name__}, not a subclass of ActorCritic")
+        raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of ActorCritic.")
     return model

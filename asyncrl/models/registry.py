@@ -96,7 +96,7 @@ def _find(table: dict[str, Factory], kind: str, name: str, config: TrainConfig) 
     if name not in table:
         known = ", ".join(sorted({DEFAULT, *table}))
         raise UsageError(
-            f"--{kind}={name} is not registered (there are: {known}): give the module that registers it as "
-            "--import_modules."
+            f"--{kind}={name} is not registered (known: {known}): name the module that registers it with "
+            "--import_modules=MODULE."
         )
     return table[name]

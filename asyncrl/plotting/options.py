@@ -12,7 +12,8 @@ from typing import Literal, get_args
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, format_flag, help_width, nearest, split_flags
+from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, help_width, nearest, split_flags
+from asyncrl.config.problems import refused_value
 from asyncrl.plotting.comparison import Metric, XAxis
 from asyncrl.plotting.drawing import FORMATS
 
@@ -44,9 +45,9 @@ _JSON = ExtraFlag("json", "print the figure's numbers as one JSON object on the 
 _IN_FIRST = "plots/{}.png in the first run's folder"
 _COMMANDS: dict[str, _Command] = {
     "trial": _Command(
-        "Draws each run in its own figure: the mean return over its workers or ranks, a band of one standard "
+        "Draw each run in its own figure: the mean return over its workers or ranks, a band of one standard "
         "deviation, and a moving average of the mean.",
-        "trial train_dir/RUN",
+        "trial train_dir/my_run",
         (
             ExtraFlag(
                 "window", "records in the moving average [default a tenth of the records, at most 100]", is_bool=False
@@ -56,21 +57,23 @@ _COMMANDS: dict[str, _Command] = {
         ),
     ),
     "compare": _Command(
-        "Draws the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
+        "Draw the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
         "and a band of one standard deviation.",
-        "compare train_dir/A_seed* train_dir/B_seed* --x=total_steps",
+        "compare train_dir/a_seed* train_dir/b_seed* --x=total_steps",
         (
             ExtraFlag(
                 "x",
-                "required, the horizontal axis: total_steps, per_worker_steps or per_rank_steps (total steps divided "
-                "by the number of workers or ranks), or wall_time (since the start)",
+                "horizontal axis: total_steps, per_worker_steps or per_rank_steps (total steps divided "
+                "by the number of workers or ranks), or wall_time, since the start",
                 is_bool=False,
+                is_required=True,
             ),
             ExtraFlag("metric", "train or eval: returns of training or of evaluations [default train]", is_bool=False),
             ExtraFlag(
                 "group",
-                "regular expression; runs with the same first capture group are averaged [default: runs with the same "
-                "settings, but for seed and length, and with names that differ only in a number or date at the end]",
+                "regular expression; runs with the same first capture group, or the same match if it has none, are "
+                "averaged [default: runs with the same settings, except seed and length, whose names differ only in a "
+                "number or date at the end]",
                 is_bool=False,
             ),
             _out(_IN_FIRST.format("compare")),
@@ -78,7 +81,7 @@ _COMMANDS: dict[str, _Command] = {
         ),
     ),
     "speedup": _Command(
-        "Draws how much faster more ranks or more rollout workers are: the time to the same number of environment "
+        "Draw how much faster more ranks or more rollout workers are: the time to the same number of environment "
         "steps, start-up excluded, against the ideal line. Takes runs of one experiment.",
         "speedup train_dir/workers1 train_dir/workers2 train_dir/workers4",
         (_out(_IN_FIRST.format("speedup")), _JSON),
@@ -118,12 +121,14 @@ def read_options(argv: Sequence[str]) -> Options:
     """
     names = ", ".join(_COMMANDS)
     if not argv:
-        raise UsageError(f"the first word must be a command, one of {names}; --help shows an example of each")
+        raise UsageError(
+            f"No command was given: the first argument is one of {names}; --help shows an example of each."
+        )
     name, command = argv[0], _COMMANDS.get(argv[0])
     if command is None:
         near = nearest(name, _COMMANDS)
         hint = f"; the nearest is {near}" if near else ""
-        raise UsageError(f"{name!r} is not a command: choose one of {names}{hint}")
+        raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
     runs, flag_tokens = _separate(argv[1:], command.flags)
     flags = split_flags(flag_tokens, {}, command.flags)
     problems = [str(problem) for problem in flags.problems]
@@ -134,12 +139,12 @@ def read_options(argv: Sequence[str]) -> Options:
     except ValidationError as error:
         for item in error.errors():
             flag = str(item["loc"][0]).rstrip("_")
-            problems.append(f"--{flag}={item['input']} is not possible: expected {_EXPECTED[flag]}")
+            problems.append(refused_value(flag, item["input"], _EXPECTED.get(flag, "True or False")))
     if not runs:
-        problems.append(f"no run is given: {name} needs the folder of at least one, TRAIN_DIR/EXPERIMENT")
+        problems.append(f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir.")
     if name == "compare" and "x" not in texts:
         axes = ", ".join(f"--x={axis}" for axis in get_args(XAxis))
-        problems.append(f"--x is required: choose the horizontal axis, one of {axes}")
+        problems.append(f"--x is required: choose the horizontal axis. Would pass: {axes}.")
     if options is not None:
         problems += _problems_of_output(options)
     if problems or options is None:
@@ -151,16 +156,21 @@ def help_text() -> str:
     """The text of --help."""
     width = help_width()
     lines = [
-        "usage: python -m asyncrl.plot COMMAND RUN... [--name=value ...]",
+        "usage: python -m asyncrl.plot COMMAND RUN... --name=value ...",
         "",
-        "Draws figures of runs. RUN is the folder of a run, TRAIN_DIR/EXPERIMENT; the run may still be training.",
+        *textwrap.wrap(
+            "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training.",
+            width,
+        ),
+        "",
+        *format_examples([f"python -m asyncrl.plot {command.example}" for command in _COMMANDS.values()]),
     ]
     for name, command in _COMMANDS.items():
         lines += ["", f"{name}:"]
-        lines += textwrap.wrap(command.description, width, initial_indent="  ", subsequent_indent="  ")
-        lines.append(f"  example: python -m asyncrl.plot {command.example}")
-        for flag in command.flags:
-            lines += format_flag(flag.name if flag.is_bool else f"{flag.name}=VALUE", flag.description, width)
+        lines += textwrap.wrap(
+            command.description, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        )
+        lines += format_flags(command.flags)
     return "\n".join(lines)
 
 
@@ -181,10 +191,10 @@ def _problems_of_output(options: Options) -> list[str]:
     if options.out is None:
         return []
     if options.out.suffix.lower() not in FORMATS:
-        return [f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg"]
+        return [f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."]
     if options.command == "trial" and len(options.runs) > 1:
         return [
             f"--out={options.out} is one file, but each of the {len(options.runs)} runs has a figure; without --out, "
-            "each is written to plots/ in its run's folder"
+            "each is written to plots/ in its run's folder."
         ]
     return []

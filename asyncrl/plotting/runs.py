@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from asyncrl.config.errors import UsageError
 from asyncrl.plotting.curves import Curve, make_curve
+from asyncrl.runtime.locating import TRAIN_DIR, locate
 from asyncrl.runtime.run_folder import RunFolder
 
 TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
@@ -107,7 +108,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     Raises:
         UsageError: a folder is missing, given twice, or holds no records that can be read.
     """
-    resolved = [path.expanduser().resolve() for path in paths]
+    resolved = [locate(path).resolve() for path in paths]
     for idx, path in enumerate(resolved):
         if path in resolved[:idx]:
             raise UsageError(f"{paths[idx]} is given twice: name each run once")
@@ -144,7 +145,7 @@ def parse_records(text: str, source: str) -> tuple[Record, ...]:
 def _read_run(path: Path, name: str) -> Run:
     folder = RunFolder(path)
     if not path.is_dir():
-        raise UsageError(f"there is no run {path}: give the folder of a run, TRAIN_DIR/EXPERIMENT")
+        raise UsageError(f"There is no run {path}: give its folder's path, or its name in {TRAIN_DIR}.")
     own, *others = [_read_records(metrics) for metrics in folder.metrics_of_ranks]
     return Run(name, path, _read_config(folder.config), own, _read_recorded_workers(folder.summary), tuple(others))
 

@@ -1,7 +1,7 @@
 """The folder of one run: where each file lies, who may write there, and what may be deleted.
 
 TRAIN_DIR/EXPERIMENT/
-    config.yaml         every setting as the run used it
+    config.yaml         every setting of the run, without those of one start of the program
     environment.json    versions, git commit, machine, number of ranks
     metrics.jsonl       one record a line
     tensorboard/        the same as event files
@@ -41,7 +41,9 @@ RestartBehavior = Literal["resume", "restart", "overwrite"]
 RANKS = "ranks"
 """In a run's folder, that of the folders of all ranks but the first."""
 
-_MARKER = ".asyncrl-run"
+MARKER = ".asyncrl-run"
+"""File that marks the folder of a run."""
+
 _LOCK = ".lock"
 _MAX_NAME_BYTES = 200
 
@@ -71,7 +73,7 @@ class RunFolder:
             UsageError: the name is not one, the folder is in use, holds something that is no run, or cannot be
                 written.
         """
-        path = _run_path(train_dir, experiment)
+        path = checked_run_path(train_dir, experiment)
         try:
             path.mkdir(parents=True, exist_ok=True)
             _check_is_run_or_empty(path)
@@ -88,7 +90,7 @@ class RunFolder:
         except OSError as error:
             raise UsageError(
                 f"cannot use {path} as the run's folder: {error.strerror or error}; "
-                "choose another --train_dir or --experiment"
+                "choose another --train_dir or --experiment."
             ) from error
         return cls(path, lock)
 
@@ -99,14 +101,14 @@ class RunFolder:
         Raises:
             UsageError: there is no such run.
         """
-        path = _run_path(train_dir, experiment)
-        if not (path / _MARKER).is_file():
+        path = checked_run_path(train_dir, experiment)
+        if not (path / MARKER).is_file():
             raise UsageError(_no_such_run(path))
         return cls(path)
 
     @property
     def config(self) -> Path:
-        """Every setting, as YAML."""
+        """Every setting of the run, as YAML."""
         return self.path / "config.yaml"
 
     @property
@@ -186,18 +188,21 @@ class RunFolder:
             write_text_atomically(self.metrics, "".join(kept))
 
     def write_config(self, config: TrainConfig) -> None:
-        """Writes every setting, the default ones too.
+        """Writes every setting of the run, default values too; settings of one start of the program are left out.
 
         Raises:
             UsageError: the folder cannot be written.
         """
         import yaml
 
+        from asyncrl.config.schema import OF_ONE_START
+
         with self._writing():
-            write_text_atomically(self.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+            values = config.model_dump(mode="json", exclude=set(OF_ONE_START))
+            write_text_atomically(self.config, yaml.safe_dump(values, sort_keys=False))
 
     def read_config(self) -> TrainConfig:
-        """Reads the settings of the run.
+        """Reads the settings of the run; those of one start of the program have their defaults.
 
         Raises:
             UsageError: the file is missing or is not what `write_config` wrote.
@@ -257,20 +262,36 @@ class _Lock:
         """Locks the folder of a run, or raises UsageError with the process that has it."""
         descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            cls._lock(descriptor, folder, fcntl.LOCK_EX)
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(descriptor)
-            raise UsageError(
-                f"{folder} is in use by another run (process {holder}): wait for it, stop it, "
-                "or choose another --experiment"
-            ) from None
         except BaseException:
             os.close(descriptor)
             raise
         return cls(descriptor)
+
+    @classmethod
+    def check(cls, folder: Path) -> None:
+        """Raises UsageError if another process has the lock; changes nothing."""
+        try:
+            descriptor = os.open(folder / _LOCK, os.O_RDONLY)
+        except OSError:  # nobody has locked it yet, or the folder cannot be read, which is said when it is used
+            return
+        try:
+            cls._lock(descriptor, folder, fcntl.LOCK_SH)
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _lock(descriptor: int, folder: Path, kind: int) -> None:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise UsageError(
+                f"{folder} is in use by another run (process {holder}): wait for it, stop it, "
+                "or choose another --experiment."
+            ) from None
 
     def release(self) -> None:
         os.ftruncate(self._descriptor, 0)
@@ -279,11 +300,11 @@ class _Lock:
 
 def find_saved_config(train_dir: str, experiment: str) -> Path | None:
     """Returns the config.yaml of a run, None if there is no such run or it has none."""
-    if _problem_of_name(experiment):
+    if _problem_of_name(_name_of(train_dir, experiment)):
         return None
-    path = Path(train_dir).expanduser() / experiment
+    path = run_path(train_dir, experiment)
     config = path / "config.yaml"
-    return config if (path / _MARKER).is_file() and config.is_file() else None
+    return config if (path / MARKER).is_file() and config.is_file() else None
 
 
 def as_folder_name(text: str) -> str:
@@ -297,14 +318,58 @@ def default_experiment(env: str, algo: str, now: Callable[[], float] = time.time
     return f"{stem}_{algo}_{datetime.fromtimestamp(now()):%Y%m%d-%H%M%S}"
 
 
-def _run_path(train_dir: str, experiment: str) -> Path:
-    """Returns the run's path after checking that it is a folder right inside `train_dir`."""
-    problem = _problem_of_name(experiment)
+def run_path(train_dir: str, experiment: str) -> Path:
+    """Returns the path of a run's folder.
+
+    Args:
+        train_dir: folder that holds all runs.
+        experiment: the run's name, or the path of its folder in `train_dir`, as the program prints it.
+    """
+    return Path(train_dir).expanduser() / _name_of(train_dir, experiment)
+
+
+def _name_of(train_dir: str, experiment: str) -> str:
+    given = Path(experiment).expanduser()
+    is_path = "/" in experiment and given.parent.resolve() == Path(train_dir).expanduser().resolve()
+    return given.name if is_path else experiment
+
+
+def find_problem(train_dir: str, experiment: str) -> str | None:
+    """Says why a run cannot have this folder, None if it can; nothing is written."""
+    try:
+        path = checked_run_path(train_dir, experiment)
+        if path.is_dir():
+            _check_is_run_or_empty(path)
+            _Lock.check(path)
+        existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    except UsageError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path} cannot be the run's folder: {error.strerror or error}."
+    if not existing.is_dir():
+        return f"{path} cannot be the run's folder: {existing} is not a folder."
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{path} cannot be the run's folder: {existing} is not writable."
+    return None
+
+
+def checked_run_path(train_dir: str, experiment: str) -> Path:
+    """Returns `run_path` after checking that it is a folder right inside `train_dir`.
+
+    Raises:
+        UsageError: it is not.
+    """
+    problem = _problem_of_name(_name_of(train_dir, experiment))
     if problem:
-        raise UsageError(f"--experiment={experiment!r} cannot name a run: {problem}")
-    path = Path(train_dir).expanduser() / experiment
+        given = Path(experiment).expanduser()
+        if "/" in experiment and (given / MARKER).is_file():
+            problem = (
+                f"that run is not in --train_dir={train_dir}: give --train_dir={given.parent} --experiment={given.name}"
+            )
+        raise UsageError(f"--experiment={experiment!r} cannot name a run: {problem}.")
+    path = run_path(train_dir, experiment)
     if path.is_symlink():
-        raise UsageError(f"{path} is a link: a run's folder must lie in --train_dir itself")
+        raise UsageError(f"{path} is a link: a run's folder must lie in --train_dir itself.")
     return path
 
 
@@ -312,9 +377,9 @@ def _problem_of_name(name: str) -> str | None:
     if not name:
         return "it is empty"
     if "/" in name or "\\" in name:
-        return "it names one folder inside --train_dir and may not contain / or \\"
+        return "it must be the name of one folder inside --train_dir without / and \\"
     if name.startswith((".", "-")) or name != name.strip():
-        return "it may not start with a dot or a dash, nor start or end with a space"
+        return "it must not start with a dot or a dash, nor start or end with a space"
     if not name.isprintable():
         return "it contains a character that cannot be printed"
     if len(name.encode(errors="replace")) > _MAX_NAME_BYTES:
@@ -325,14 +390,12 @@ def _problem_of_name(name: str) -> str | None:
 def _check_is_run_or_empty(path: Path) -> None:
     """Refuses a folder that somebody else filled, before anything is written there."""
     names = {entry.name for entry in path.iterdir()}
-    if _MARKER not in names and names - {_LOCK}:
-        raise UsageError(
-            f"{path} exists and is no asyncrl run (it has no {_MARKER}): it is left alone; choose another --experiment"
-        )
+    if MARKER not in names and names - {_LOCK}:
+        raise UsageError(f"{path} exists and is no asyncrl run (it has no {MARKER}): choose another --experiment.")
 
 
 def _contents(path: Path) -> list[Path]:
-    return [entry for entry in path.iterdir() if entry.name not in (_MARKER, _LOCK)]
+    return [entry for entry in path.iterdir() if entry.name not in (MARKER, _LOCK)]
 
 
 def _move_aside(path: Path) -> Path:
@@ -353,7 +416,7 @@ def _claim(path: Path, restart_behavior: RestartBehavior) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
-    (path / _MARKER).write_text("an asyncrl run: --restart_behavior=overwrite deletes it\n", encoding="utf-8")
+    (path / MARKER).write_text("an asyncrl run: --restart_behavior=overwrite deletes it\n", encoding="utf-8")
     for name in ("logs", "checkpoints"):
         (path / name).mkdir(exist_ok=True)
 
@@ -369,11 +432,11 @@ def _step_of_record(line: str) -> int:
 def _no_such_run(path: Path) -> str:
     """Says that there is no run, and which ones there are."""
     folder = path.parent
-    text = f"there is no run {path.name!r} in {folder}"
+    text = f"There is no run {path.name!r} in {folder}"
     if not folder.is_dir():
-        return f"{text}: that folder does not exist; give the one that was trained into with --train_dir"
-    runs = [entry for entry in folder.iterdir() if (entry / _MARKER).is_file()]
-    runs.sort(key=lambda entry: (entry / _MARKER).stat().st_mtime, reverse=True)
+        return f"{text}: that folder does not exist; give the folder of your runs as --train_dir."
+    runs = [entry for entry in folder.iterdir() if (entry / MARKER).is_file()]
+    runs.sort(key=lambda entry: (entry / MARKER).stat().st_mtime, reverse=True)
     if not runs:
-        return f"{text}, nor any other"
-    return f"{text}; the newest there: {', '.join(entry.name for entry in runs[:5])}"
+        return f"{text}, and no other run."
+    return f"{text}; the newest there: {', '.join(entry.name for entry in runs[:5])}."

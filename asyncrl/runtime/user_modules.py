@@ -28,6 +28,8 @@ def import_user_module(name: str) -> None:
     """
     if name in sys.modules:
         return
+    if not name or name.startswith(".") or "/" in name or name.endswith(".py"):
+        raise UsageError(f"{name!r} is not the name of a module: give it as in an import, such as package.module.")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     try:
@@ -36,5 +38,5 @@ def import_user_module(name: str) -> None:
         if error.name is None or not (name + ".").startswith(error.name + "."):
             raise
         raise UsageError(
-            f"there is no module {name!r} in the working directory {os.getcwd()} or on Python's path."
+            f"There is no module {name!r} in the working directory {os.getcwd()} or on Python's path."
         ) from error

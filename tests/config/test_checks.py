@@ -119,10 +119,10 @@ def test_inference_workers_are_not_more_than_rollout_workers() -> None:
 @pytest.mark.parametrize(
     ("device", "machine", "words"),
     [
-        ("gpu", CPU, "not one of"),
+        ("gpu", CPU, "expected one of"),
         ("cuda", CPU, "without CUDA"),
-        ("cuda", Machine(4, True, 0), "shows: 0"),
-        ("cuda:2", Machine(4, True, 2), "shows: 2"),
+        ("cuda", Machine(4, True, 0), "finds 0 devices"),
+        ("cuda:2", Machine(4, True, 2), "finds 2 devices"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(device: str, machine: Machine, words: str) -> None:
@@ -134,7 +134,7 @@ def test_each_setting_of_a_device_is_looked_at() -> None:
     for settings in ({"learner_device": "cuda:2"}, {"inference_devices": ["cuda:1", "cuda:2"], "num_workers": 2}):
         problem = only(problems(two, **settings))
         assert problem.settings == (next(iter(settings)),) and "cuda:2" in problem.text
-    assert "not one of cpu, cuda, cuda:N" in only(problems(two, inference_devices=["auto"])).text
+    assert "one of cpu, cuda, cuda:N" in only(problems(two, inference_devices=["auto"])).text
     assert problems(two, learner_device="cuda:0", inference_devices=["cuda:1"]) == []
 
 
@@ -184,13 +184,13 @@ SAC: dict[str, Any] = {"algo": "sac", "num_workers": 2, "num_envs_per_worker": 4
 @pytest.mark.parametrize(
     ("settings", "words", "fitting"),
     [
-        ({"warmup_env_steps": 30, "n_step": 3}, "8 environments have the 4 rows", "--warmup_env_steps=32"),
-        ({"replay_size": 4999}, "holds less than the warm-up", "--replay_size=5000"),
-        ({"lr_schedule": "kl_adaptive_epoch"}, "which a replay has not", "--lr_schedule=constant"),
+        ({"warmup_env_steps": 30, "n_step": 3}, "8 environments need 4 steps each", "--warmup_env_steps=32"),
+        ({"replay_size": 4999}, "is smaller than --warmup_env_steps=5000", "--replay_size=5000"),
+        ({"lr_schedule": "kl_adaptive_epoch"}, "needs on-policy data", "--lr_schedule=constant"),
         ({"compile": "cuda_graph"}, "needs a CUDA device", "--compile=auto"),
         (
             {"serial_mode": True, "checkpoint_resets": True, "save_every_env_steps": 1000},
-            "needs the replay in it",
+            "needs the replay in each checkpoint",
             "--save_replay=True",
         ),
     ],

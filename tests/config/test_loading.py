@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import load, load_file
 from asyncrl.config.machine import Machine
+from asyncrl.config.other_names import CLEANRL, OF_SAMPLE_FACTORY, OTHER_NAMES, SAMPLE_FACTORY, STABLE_BASELINES
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.problems import ConfigError
@@ -179,6 +181,76 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
     assert "--num_workers=0" in text and "greater than 0 or auto" in text
     assert "--seed needs a value" in text
     assert "--quiet=2x" in text and "True or False" in text
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--total_timesteps=1e6", "Stable-Baselines3's total_timesteps is --train_for_env_steps"),
+        ("--lr=1e-4", "Stable-Baselines3's lr is --learning_rate"),
+        ("--n_steps=128", "Stable-Baselines3's n_steps is --rollout"),
+        ("--vf_coef=0.5", "Stable-Baselines3's vf_coef is --value_loss_coeff"),
+        ("--clip-range=0.2", "Stable-Baselines3's clip_range is --ppo_clip_ratio"),
+        ("--exploration_loss_coeff=0.1", "Sample Factory's exploration_loss_coeff is --entropy_loss_coeff"),
+        ("--save_every_sec=60", "Sample Factory's save_every_sec is --save_every_s"),
+        ("--num_policies=2", "Sample Factory's num_policies has no counterpart here: one run trains one policy"),
+        ("--algo=APPO", "Sample Factory's APPO is --algo=ppo --async_rl=True"),
+        ("--algo=PPO", "expected one of ppo, a2c, sac or a3c; the nearest is ppo"),
+        ("--async_rl=maybe", "expected True or False"),
+    ],
+)
+def test_flags_and_values_of_other_libraries_are_answered_with_what_they_are_called_here(flag: str, said: str) -> None:
+    (found,) = messages([flag])
+    assert said in found
+
+
+def test_the_entropy_coefficients_of_ppo_and_sac_are_told_apart() -> None:
+    for algo, given, meant in (("ppo", "ent_coef", "entropy_loss_coeff"), ("sac", "entropy_loss_coeff", "ent_coef")):
+        loaded = load(["--env=Pendulum-v1", f"--algo={algo}", f"--{given}=0.2"])
+        found = find_warnings(loaded.config, resolve(loaded.config, Machine(cores=4)), loaded.given)
+        (warning,) = [each for each in found if given in each.settings]
+        assert warning.suggestions == (f"--{meant}",)
+
+
+def test_the_tables_of_other_libraries_name_settings_that_exist_and_are_those_of_the_document() -> None:
+    settings = all_settings()
+    assert {other.setting for other in OTHER_NAMES.values()} - {""} <= set(settings)
+    assert not set(OTHER_NAMES) & set(settings), "an alias of a setting would never be shown"
+    assert set(OF_SAMPLE_FACTORY) <= set(settings)
+    text = (Path(__file__).resolve().parents[2] / "docs" / "other_libraries.md").read_text()
+    for library in (STABLE_BASELINES, CLEANRL, SAMPLE_FACTORY):
+        section = text.split(f"\n## {library}\n")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| `(\w+)` \| (?:`--(\w+)`|none)(?:; (.*?))? \|$", section, re.MULTILINE)
+        expected = {
+            (name, other.setting, other.note) for name, other in OTHER_NAMES.items() if other.library == library
+        }
+        assert set(rows) == expected
+    kept = text.split("\nThese settings")[1].split("\n\n")[1]
+    assert tuple(re.findall(r"`(\w+)`", kept)) == OF_SAMPLE_FACTORY
+
+
+@pytest.mark.parametrize(
+    ("argument", "meant"),
+    [
+        ("my_run", "--experiment=my_run"),
+        ("Humanoid-v5", "--env=Humanoid-v5"),
+        ("ALE/Pong-v5", "--env=ALE/Pong-v5"),
+        ("seed=5", "--seed=5"),
+        ("-env", "--env"),
+    ],
+)
+def test_an_unexpected_argument_is_answered_with_the_flag_that_was_meant(argument: str, meant: str) -> None:
+    assert messages([argument]) == [f"Unexpected argument {argument!r}. Did you mean {meant}?"]
+
+
+def test_help_has_examples_required_flags_and_one_word_for_no_value(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        load(["--help"], examples=("python -m asyncrl.train --env=CartPole-v1",))
+    text = capsys.readouterr().out
+    assert "example:\n  python -m asyncrl.train --env=CartPole-v1\n" in text
+    assert "[text; required for a new run]" in " ".join(text.split())
+    assert "None" not in text
+    assert "default ]" not in text and "default ()" not in text and "default []" in " ".join(text.split())
 
 
 def test_a_mistake_in_a_file_names_the_file(tmp_path: Path) -> None:

@@ -23,36 +23,36 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
     """The sentences that say so."""
     loaded = load(["--env=Pendulum-v1", *flags])
     found = find_warnings(loaded.config, resolve(loaded.config, machine), loaded.given)
-    return [warning.text for warning in found if "no effect" in warning.text]
+    return [warning.text for warning in found if "No effect" in warning.text]
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--algo=sac", "--ppo_clip_ratio=0.3"], "--ppo_clip_ratio (read with algo=ppo)"),
-        (["--tau=0.1", "--n_step=3"], "--n_step, --tau (read with algo=sac)"),
-        (["--hogwild_optimizer=rmsprop"], "--hogwild_optimizer (read with backend=hogwild)"),
-        (["--algo=a3c", "--batch_size=64"], "--batch_size (read with algo=ppo or a2c or sac)"),
-        (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (read with hogwild_mode=gradients)"),
-        (["--num_inference_workers=2"], "--num_inference_workers (read with inference_mode=central)"),
-        (["--atari_preprocessing=False"], "--atari_preprocessing (read with env=ALE/*)"),
-        (["--eval_episodes=3"], "--eval_episodes (read with eval_every_env_steps)"),
+        (["--algo=sac", "--ppo_clip_ratio=0.3"], "--ppo_clip_ratio (needs algo=ppo)"),
+        (["--tau=0.1", "--n_step=3"], "--n_step, --tau (needs algo=sac)"),
+        (["--hogwild_optimizer=rmsprop"], "--hogwild_optimizer (needs backend=hogwild)"),
+        (["--algo=a3c", "--batch_size=64"], "--batch_size (needs algo=ppo or a2c or sac)"),
+        (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (needs hogwild_mode=gradients)"),
+        (["--num_inference_workers=2"], "--num_inference_workers (needs inference_mode=central)"),
+        (["--atari_preprocessing=False"], "--atari_preprocessing (needs env=ALE/*)"),
+        (["--eval_episodes=3"], "--eval_episodes (needs eval_every_env_steps)"),
         (
             ["--async_rl=False", "--num_batches_to_accumulate=2"],
-            "--num_batches_to_accumulate (read with async_rl=True)",
+            "--num_batches_to_accumulate (needs async_rl=True)",
         ),
-        (["--inference_devices=cpu"], "--inference_devices (read with inference_mode=central)"),
-        (["--rnn_size=64", "--core=own"], "--core, --rnn_size (read with use_rnn=True)"),
-        (["--algo=sac", "--encoder=own"], "--encoder (read with algo=ppo or a2c or a3c)"),
-        (["--algo=sac", "--backend=hogwild", "--compile=off"], "--compile (read with backend=actor_learner)"),
+        (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
+        (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
+        (["--algo=sac", "--encoder=own"], "--encoder (needs algo=ppo or a2c or a3c)"),
+        (["--algo=sac", "--backend=hogwild", "--compile=off"], "--compile (needs backend=actor_learner)"),
         (
             ["--algo=sac", "--gae_lambda=0.5", "--hogwild_mode=shared"],
-            "--gae_lambda (read with algo=ppo or a2c or a3c); --hogwild_mode (read with backend=hogwild)",
+            "--gae_lambda (needs algo=ppo or a2c or a3c); --hogwild_mode (needs backend=hogwild)",
         ),
     ],
 )
 def test_what_nothing_reads_is_said_in_one_line(flags: list[str], said: str) -> None:
-    assert unread(*flags) == [f"no effect in this run: {said}."]
+    assert unread(*flags) == [f"No effect in this run: {said}."]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_presets_are_never_blamed(preset: str, algo: str) -> None:
 def test_settings_in_the_users_own_file_count_as_named(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("tau: 0.5\n")
-    assert unread(f"--config={file}") == ["no effect in this run: --tau (read with algo=sac)."]
+    assert unread(f"--config={file}") == ["No effect in this run: --tau (needs algo=sac)."]
 
 
 def test_every_condition_is_of_settings_and_values_that_there_are() -> None:

@@ -57,7 +57,11 @@ def test_an_unknown_id_is_refused_with_the_nearest_names() -> None:
     assert "CartPole-v1" in refusal("CartPol-v1")
     assert "CartPole-v1" in refusal("cartpole-v1")
     assert "CartPole-v1" in refusal("CartPole-v9")
-    assert "module:Id" in refusal("Zzzzzz-v0")
+
+
+@pytest.mark.parametrize("env_id", ["Zzzzzz-v0", "Hoper-v5", "Robo-v0"])
+def test_an_unknown_id_may_be_one_of_a_users_module_whatever_it_resembles(env_id: str) -> None:
+    assert f"give --env=MODULE:{env_id}" in refusal(env_id)
 
 
 def test_what_installs_atari_is_said_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +74,7 @@ def test_what_installs_atari_is_said_where_it_is_missing(monkeypatch: pytest.Mon
 def test_an_unknown_module_or_argument_is_named(own_module: str) -> None:
     assert "'no_such_module'" in refusal("no_such_module:Id-v0")
     assert "widht" in refusal("CartPole-v1", widht=3)
-    assert "gymnasium.register" in refusal(own_module.partition(":")[0] + ":Zzzzzz-v0")
+    assert "Does that module register it?" in refusal(own_module.partition(":")[0] + ":Zzzzzz-v0")
 
 
 def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

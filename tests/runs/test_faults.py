@@ -116,13 +116,13 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
     assert "error: learner died: SIGKILL, possibly out of memory" in stderr
     assert saved is not None
     assert str(saved.name) in stderr
-    command = stderr.strip().rpartition("to go on from it: ")[2].split()
+    command = stderr.strip().rpartition("to resume from it: ")[2].split()
     assert command[:3] == [sys.executable, "-m", "asyncrl.train"]
     steps = checkpoint.saved_env_steps(saved)
     goes_on = start(command[2], *command[3:], f"--train_for_env_steps={steps + 500}")
     code, stdout, stderr = goes_on.finish()
     assert code == 0, stderr
-    assert f"going on from {saved.relative_to(training.folder.parents[1])}" in stdout
+    assert f"resuming from {saved.relative_to(training.folder.parents[1])}" in stdout
     assert goes_on.summary()["env_steps"] >= steps + 500
 
 
@@ -137,8 +137,8 @@ def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(
     os.kill(first, signal.SIGKILL)
     code, stdout, stderr = training.finish()
     assert code == 0, stderr
-    assert "the run begins again from its last checkpoint" in stderr
-    assert "going on from" in stdout
+    assert "the run starts again from its last checkpoint" in stderr
+    assert "resuming from" in stdout
     assert training.summary()["status"] == "completed"
     assert training.summary()["restarts"] == 1
     steps = [record["time/total_env_steps"] for record in training.records()]

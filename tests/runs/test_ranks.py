@@ -104,7 +104,7 @@ def test_ranks_hold_the_same_weights_and_any_number_of_them_goes_on(tmp_path: Pa
         )
         code, output, errors = resumed.finish()
         assert code == 0, errors
-        assert "going on from" in output
+        assert "resuming from" in output
         after = checkpoint.load(checkpoint.newest_first(run.folder / "checkpoints")[0]).state
         assert steps <= after["env_steps"] < steps + 100
         assert after["policy_version"] > before["policy_version"]
@@ -169,7 +169,7 @@ def test_torchrun_starts_all_ranks_again_after_one_was_killed_and_they_go_on(tmp
     assert not {process_of(run, rank).pid for rank in range(2)} & set(before)
     run.process.terminate()
     _, output, errors = run.finish()
-    assert "going on from" in output, errors
+    assert "resuming from" in output, errors
     first, second = summaries_of(run)
     assert first["status"] == second["status"] == "interrupted"
     assert first["env_steps"] == second["env_steps"] > saved

@@ -138,7 +138,7 @@ def test_a_killed_run_goes_on_with_its_settings_and_its_curve(start: Callable[..
     target = steps + 3000
     code, out, err = train(start, f"--train_for_env_steps={target}", "--learning_rate=0.0005")
     assert code == 0, err
-    assert f"going on from runs/run/checkpoints/{newest.name} ({steps:,} steps)" in out
+    assert f"resuming from runs/run/checkpoints/{newest.name} ({steps:,} steps)" in out
     assert "  learning_rate: 0.0003 -> 0.0005" in out
     summary = command.summary()
     assert summary["status"] == "completed"
@@ -153,7 +153,7 @@ def test_a_killed_run_goes_on_with_its_settings_and_its_curve(start: Callable[..
 
     code, out, _ = train(start)
     assert code == 0
-    assert "nothing to do" in out
+    assert "Nothing to do" in out
 
 
 def test_updates_that_a_run_owes_for_its_last_steps_are_made_when_it_goes_on(start: Callable[..., Command]) -> None:
@@ -173,10 +173,10 @@ def test_updates_that_a_run_owes_for_its_last_steps_are_made_when_it_goes_on(sta
 
     code, out, err = train(start)
     assert code == 0, err
-    assert "nothing to do" not in out
+    assert "Nothing to do" not in out
     state = checkpoint.load_state(command.checkpoint())
     assert (state["env_steps"], state["policy_version"], state["updates_due"]) == (steps, 20 * (steps - 100), 0)
-    assert "nothing to do" in train(start)[1]
+    assert "Nothing to do" in train(start)[1]
 
 
 def test_a_run_that_saved_nothing_begins_anew_and_says_so(start: Callable[..., Command]) -> None:
@@ -186,7 +186,7 @@ def test_a_run_that_saved_nothing_begins_anew_and_says_so(start: Callable[..., C
     command.finish()
     code, out, err = train(start, "--train_for_env_steps=500", "--encoder_mlp_layers=[8]")
     assert code == 0, err
-    assert "has saved nothing yet" in out
+    assert "No checkpoint yet: starting at step 0 with the settings in config.yaml." in out
     assert "encoder_mlp_layers: [16] -> [8]" in out
     assert max(record["env_steps"] for record in command.records()) == command.summary()["env_steps"]
     # Of a run too short for a window of episodes the last policy is the best.
@@ -206,8 +206,8 @@ def test_the_learning_rate_in_force_is_the_one_asked_for(start: Callable[..., Co
 def test_another_network_or_environment_cannot_go_on(start: Callable[..., Command]) -> None:
     assert train(start, "--env=CartPole-v1", *PROBE, "--train_for_env_steps=500")[0] == 0
     for flags, change in (
-        (["--encoder_mlp_layers=[8,8]"], "encoder_mlp_layers: [16] -> [8, 8]"),
-        (["--env=MountainCar-v0"], "env: CartPole-v1 -> MountainCar-v0"),
+        (["--encoder_mlp_layers=[8,8]"], "encoder_mlp_layers=[16]; you gave [8, 8]"),
+        (["--env=MountainCar-v0"], "env=CartPole-v1; you gave MountainCar-v0"),
     ):
         command = start("asyncrl.train", "--train_for_env_steps=9000", *flags)
         before = {path: path.stat().st_mtime_ns for path in command.folder.rglob("*")}
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_none_at_all_is_an_
     (newest / "model.safetensors").write_bytes(content)
     code, out, err = train(start, "--train_for_env_steps=4000")
     assert code == 0
-    assert f"going on from runs/run/checkpoints/{before.name}" in out
+    assert f"resuming from runs/run/checkpoints/{before.name}" in out
     assert err.startswith("warning: ")
     assert newest.name in err
 

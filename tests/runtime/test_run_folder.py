@@ -7,7 +7,7 @@ import pytest
 from full_disk import files_of_at_most
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.runtime.run_folder import RunFolder, default_experiment, find_saved_config
 
 HOLD_LOCK = """
@@ -156,12 +156,13 @@ def test_a_run_that_does_not_exist_is_answered_with_those_that_do(train_dir):
         RunFolder.open(str(train_dir), "wlaker")
 
 
-def test_the_config_comes_back_as_it_was_written(train_dir):
-    config = TrainConfig(
-        env="mod:Env-v0", env_kwargs={"a": [1, {"b": None}]}, experiment="123", adam_eps=1e-9, train_for_seconds=None
-    )
+def test_the_config_comes_back_as_it_was_written_without_what_belongs_to_one_start(train_dir):
+    config = TrainConfig(env="mod:Env-v0", env_kwargs={"a": [1, {"b": None}]}, encoder="123", adam_eps=1e-9)
+    of_one_start = {"train_dir": "here", "experiment": "run", "restart_behavior": "restart", "train_for_seconds": 1.0}
+    of_one_start |= {"quiet": True, "profile": True}
+    assert set(of_one_start) == set(OF_ONE_START)
     with RunFolder.create(str(train_dir), "run", "resume") as folder:
-        folder.write_config(config)
+        folder.write_config(config.model_copy(update=of_one_start))
     assert RunFolder.open(str(train_dir), "run").read_config() == config
     folder.config.write_text("learning_rate: fast\n")
     with pytest.raises(UsageError, match=r"config\.yaml does not hold"):

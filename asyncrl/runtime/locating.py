@@ -1,0 +1,89 @@
+"""Finds the run or the checkpoint that a user names: by the path that the program prints, or by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import nearest
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.run_folder import MARKER, RunFolder
+
+TRAIN_DIR = "train_dir"
+"""Folder of all runs where nobody names another."""
+
+_WHICH = ("newest", "best")
+
+
+def locate(given: Path) -> Path:
+    """Returns the path, or where it does not exist the folder of the run in `TRAIN_DIR` that has this name."""
+    path, named = given.expanduser(), Path(TRAIN_DIR) / given
+    return named if not path.exists() and named.exists() else path
+
+
+def find_run(given: str | Path, train_dir: str = TRAIN_DIR) -> Path:
+    """Returns the folder of a run.
+
+    Args:
+        given: the folder's path, or the run's name in `train_dir`.
+        train_dir: folder that holds all runs.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    path = Path(given).expanduser()
+    if (path / MARKER).is_file():
+        return path
+    if len(path.parts) > 1:
+        raise UsageError(
+            f"There is no run {path}: " + ("it is not a run's folder." if path.exists() else "no such path.")
+        )
+    return RunFolder.open(train_dir, str(given)).path
+
+
+def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = TRAIN_DIR) -> Path:
+    """Returns the folder of a checkpoint.
+
+    Args:
+        given: path of a checkpoint, of a folder of checkpoints or of a run, or the name of a run in `train_dir`.
+        which: the one to take of a run's: newest or best.
+        train_dir: folder that holds all runs.
+
+    Raises:
+        UsageError: there is no such run or checkpoint, or the run has saved none yet.
+    """
+    if which not in _WHICH:
+        near = nearest(which, _WHICH)
+        hint = f"; the nearest is {near}" if near else ""
+        raise UsageError(f"There is no checkpoint {which!r} of a run: expected {' or '.join(_WHICH)}{hint}.")
+    path = Path(given).expanduser()
+    if (path / checkpoints.STATE_FILE).exists():
+        return path
+    if not (path / "checkpoints").is_dir():
+        found = checkpoints.newest_first(path)
+        if found:
+            return found[0]
+        if path.exists() and len(path.parts) > 1:
+            raise UsageError(f"{path} is neither a run's folder nor a checkpoint's.")
+        path = find_run(given, train_dir)
+    folder = path / "checkpoints"
+    found = checkpoints.newest_first(folder / checkpoints.BEST if which == "best" else folder)
+    if not found:
+        raise UsageError(f"{path} has no {which} checkpoint yet: let it train until it has saved one.")
+    return found[0]
+
+
+def find_checkpoint_of(run: Path, name: str) -> Path:
+    """Returns the checkpoint of a run that has this name, such as checkpoint_000000100000, best or milestones.
+
+    Raises:
+        UsageError: there is none.
+    """
+    folder = run / "checkpoints"
+    if (folder / name).is_dir():
+        return find_checkpoint(folder / name)
+    near = nearest(name, (*_WHICH, *(path.name for path in checkpoints.newest_first(folder))))
+    hint = f"; the nearest is {near}" if near else ""
+    raise UsageError(
+        f"There is no checkpoint {name!r} of {run}: expected {', '.join(_WHICH)}, a checkpoint's name or path{hint}."
+    )

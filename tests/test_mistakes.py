@@ -1,0 +1,334 @@
+"""Fifty mistakes on the command lines, each answered with sentences that say what to do, and with the exit code.
+
+All run in this process. The look at an environment is a process of its own as always, but each environment is looked at
+once.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import asyncrl
+from asyncrl import benchmark, evaluate, plot, preflight, train, validate
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.run_folder import RunFolder
+
+MAINS: dict[str, Callable[[list[str]], int]] = {
+    "train": train.main,
+    "validate": validate.main,
+    "evaluate": evaluate.main,
+    "benchmark": benchmark.main,
+    "plot": plot.main,
+}
+SPEC = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
+STEPS = 200_168
+PROBE = preflight.probe
+
+
+class Mistake(NamedTuple):
+    """A command line, what is said of it, and in how many errors, one a line; warnings depend on the machine."""
+
+    command: str
+    flags: str
+    said: str
+    num_errors: int = 1
+
+
+CART_POLE = "--env=CartPole-v1"
+MISTAKES = [
+    # Flags
+    Mistake("train", "", "No environment was given. Would pass: --env=CartPole-v1"),
+    Mistake(
+        "train", "--env=CartPole-v1 --num_worker=2", "There is no flag --num_worker; the nearest is --num_workers."
+    ),
+    Mistake("train", "--env=CartPole-v1 --total_timesteps=1e6", "total_timesteps is --train_for_env_steps."),
+    Mistake("train", "--env=CartPole-v1 --lr=1e-3 --n_steps=8", "Stable-Baselines3's n_steps is --rollout.", 2),
+    Mistake("train", "--env=CartPole-v1 --num_policies=2", "has no counterpart here: one run trains one policy."),
+    Mistake("train", "CartPole-v1", "Unexpected argument 'CartPole-v1'. Did you mean --env=CartPole-v1?", 2),
+    Mistake("train", "--env=CartPole-v1 my_run", "Unexpected argument 'my_run'. Did you mean --experiment=my_run?"),
+    Mistake("train", "-env CartPole-v1", "Unexpected argument '-env'. Did you mean --env?", 3),
+    Mistake("train", "--env=CartPole-v1 --seed", "--seed needs a value: give --seed=VALUE."),
+    Mistake("train", "--env=CartPole-v1 --wandb", "There is no flag --wandb."),
+    # Values
+    Mistake("train", "--env=CartPole-v1 --num_workers=-2", "--num_workers=-2 is not possible: expected a whole number"),
+    Mistake("train", "--env=CartPole-v1 --num_workers=many", "--num_workers=many is not possible"),
+    Mistake("train", "--env=CartPole-v1 --gamma=2 --rollout=0", "at least 0 and at most 1.", 2),
+    Mistake("train", "--env=CartPole-v1 --learning_rate=fast", "expected a number at least 0."),
+    Mistake("train", "--env=CartPole-v1 --algo=APPO", "Sample Factory's APPO is --algo=ppo --async_rl=True."),
+    Mistake("train", "--env=CartPole-v1 --algo=pp0", "expected one of ppo, a2c, sac or a3c; the nearest is ppo."),
+    Mistake("train", "--env=CartPole-v1 --device=gpu", "a GPU is --device=cuda."),
+    Mistake("train", "--env=CartPole-v1 --device=cuda:99", "--device=cuda:99: the "),
+    Mistake("train", "--env=CartPole-v1 --async_rl=maybe", "expected True or False."),
+    Mistake("train", '--env=CartPole-v1 --env_kwargs={"a', "is not valid YAML or JSON: expected a JSON object."),
+    # Files
+    Mistake("train", "--config=missing.yaml", "cannot read the file missing.yaml: No such file"),
+    Mistake("train", "--config=broken.yaml", "broken.yaml is not valid YAML"),
+    Mistake(
+        "train", "--config=typo.yaml", "file typo.yaml: There is no setting lerning_rate; the nearest is learning_rate."
+    ),
+    Mistake("train", "--env=CartPole-v1 --preset=mujocco", "There is no preset 'mujocco'"),
+    # The environment
+    Mistake("train", "--env=CartPol-v1", "the nearest are CartPole-v1"),
+    Mistake("train", "--env=Robo-v0", "If a module of yours registers it, give --env=MODULE:Robo-v0."),
+    Mistake("train", "--env=no_such:Robo-v0", "There is no module 'no_such' in the working directory"),
+    Mistake("train", "--env=:Robo-v0", "is not of the form MODULE:Id."),
+    Mistake("train", '--env=CartPole-v1 --env_kwargs={"colour":1}', "does not take these arguments (env_kwargs)"),
+    # Names of the user's own code
+    Mistake("train", "--env=CartPole-v1 --encoder=waves", "--encoder=waves is not registered (known: default)"),
+    Mistake("train", "--env=CartPole-v1 --model=wide", "--model=wide is not registered (known: default)"),
+    Mistake("train", "--env=CartPole-v1 --use_rnn --core=traces", "--core=traces is not registered (known: default)"),
+    Mistake("train", "--env=CartPole-v1 --import_modules=typo", "There is no module 'typo'"),
+    Mistake("train", "--env=CartPole-v1 --import_modules=waves.py", "give it as in an import, such as package.module."),
+    # Settings that do not go together
+    Mistake("train", "--env=CartPole-v1 --batch_size=1000", "1000 / 32 = 31.25. Would pass: --batch_size=992", 1),
+    Mistake(
+        "train",
+        "--env=CartPole-v1 --async_rl=False --num_workers=3 --num_envs_per_worker=7",
+        "is not a multiple of 3 x 7",
+    ),
+    Mistake("train", "--env=CartPole-v1 --num_workers=300", "at most 240 worker processes (limit on file descriptors)"),
+    Mistake("train", "--env=CartPole-v1 --backend=hogwild", "trains A2C (A3C) and SAC, not PPO."),
+    Mistake("train", "--env=CartPole-v1 --algo=sac --use_rnn", "--use_rnn=True needs trajectories, but --algo=sac"),
+    Mistake("train", "--env=CartPole-v1 --squash_actions", "needs continuous actions with finite bounds"),
+    Mistake("train", "--env=CartPole-v1 --save_best_metric=eval", "needs evaluations during training"),
+    Mistake("train", "--env=CartPole-v1 --algo=sac --replay_size=1e12", "of shared memory, but only"),
+    # The run's folder
+    Mistake("train", "--env=CartPole-v1 --experiment=../../x", "cannot name a run: it must be the name of one folder"),
+    Mistake(
+        "validate", "--env=CartPole-v1 --experiment=../../x", "cannot name a run: it must be the name of one folder"
+    ),
+    Mistake("validate", "--env=CartPole-v1 --experiment=foreign", "is no asyncrl run (it has no .asyncrl-run)"),
+    Mistake("validate", "--env=CartPole-v1 --experiment=busy", "is in use by another run (process "),
+    Mistake("validate", "--env=CartPole-v1 --train_dir=typo.yaml", "typo.yaml is not a folder."),
+    Mistake("train", "--experiment=elsewhere/moved", "give --train_dir=elsewhere --experiment=moved.", 2),
+    Mistake("train", "--experiment=rum", "No environment was given, and there is no run 'rum' in train_dir to resume."),
+    # Going on
+    Mistake(
+        "train",
+        "--experiment=run --encoder_mlp_layers=[32]",
+        "error: Cannot resume: the checkpoint was made with encoder_mlp_layers=[64, 64]; you gave [32]. ",
+    ),
+    Mistake("train", "--experiment=train_dir/run --algo=a2c", "the checkpoint was made with algo=ppo; you gave a2c."),
+    Mistake("validate", "--experiment=run --env=MountainCar-v0", "with env=CartPole-v1; you gave MountainCar-v0."),
+    Mistake("validate", "--experiment=other_spaces", "Cannot resume: the checkpoint train_dir/other_spaces/"),
+    Mistake(
+        "train", "--env=CartPole-v1 --init_from=missing", "--init_from=missing: There is no run 'missing' in train_dir"
+    ),
+    Mistake(
+        "train", "--env=CartPole-v1 --init_from=no/such", "--init_from=no/such: There is no run no/such: no such path."
+    ),
+    Mistake(
+        "train", "--env=CartPole-v1 --init_from=run --nonlinearity=elu", "with nonlinearity=tanh; this run has elu."
+    ),
+    # Other commands
+    Mistake("validate", "--env=CartPole-v1 --num_ranks=0", "--num_ranks=0 is not possible"),
+    Mistake(
+        "validate",
+        "--env=CartPole-v1 --num_ranks=4 --num_local_ranks=3",
+        "must be a multiple of --num_local_ranks=3: every",
+    ),
+    Mistake("evaluate", "", "No run was given: give --experiment=NAME"),
+    Mistake("evaluate", "run", "Unexpected argument 'run'. Did you mean --experiment=run?"),
+    Mistake("evaluate", "--experiment=rum", "There is no run 'rum' in train_dir; the newest there: "),
+    Mistake(
+        "evaluate",
+        "--experiment=run --checkpoint=lastest",
+        "There is no checkpoint 'lastest' of train_dir/run: expected newest, best,",
+    ),
+    Mistake("evaluate", "--checkpoint=typo.yaml", "There is no run 'typo.yaml'"),
+    Mistake("evaluate", "--experiment=empty", "has no newest checkpoint yet: let it train until it has saved one."),
+    Mistake(
+        "evaluate",
+        "--experiment=run --episodes=0",
+        "--episodes=0 is not possible: expected a whole number greater than 0.",
+    ),
+    Mistake("evaluate", "--experiment=run --device=tpu", "device tpu is not possible: expected cpu, cuda or cuda:N."),
+    Mistake("evaluate", "--experiment=run --render --video=here", "give one of the two."),
+    Mistake("benchmark", "--output=out", "--env is required"),
+    Mistake("benchmark", "--env=CartPole-v1 --output=out --async_rl=True", "use --modes=sync,async."),
+    Mistake("benchmark", "--env=CartPole-v1 --output=out --encoder=waves", "--encoder=waves is not registered"),
+    Mistake(
+        "benchmark",
+        "--env=CartPole-v1 --output=out --num_workers=0",
+        "expected whole numbers greater than 0 or auto, one",
+    ),
+    Mistake("benchmark", "--output=out --from_run=rum", "--from_run=rum is not the folder of a run"),
+    Mistake("plot", "", "No command was given: the first argument is one of trial, compare, speedup"),
+    Mistake("plot", "trail run", "There is no command 'trail'"),
+    Mistake("plot", "trial", "No run was given: trial needs at least one"),
+    Mistake("plot", "trial rum", "There is no run "),
+    Mistake("plot", "compare run", "--x is required: choose the horizontal axis."),
+    Mistake("plot", "compare run --x=steps", "--x=steps is not possible: expected per_worker_steps, "),
+]
+
+
+UNFINISHED_ENCODER = """
+import asyncrl
+
+@asyncrl.register_encoder("unfinished")
+def make(layout, config):
+    raise NotImplementedError("of my own")
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A working directory with runs and files that mistakes are made with."""
+    place = tmp_path_factory.mktemp("mistakes")
+    (place / "broken.yaml").write_text("seed: [1\n")
+    (place / "typo.yaml").write_text("env: CartPole-v1\nlerning_rate: 1\n")
+    (place / "waves.py").write_text("")
+    (place / "raises.py").write_text("def fail():\n    raise ValueError('of my own')\n\n\nfail()\n")
+    (place / "unfinished_encoder.py").write_text(UNFINISHED_ENCODER)
+    (place / "train_dir" / "foreign").mkdir(parents=True)
+    (place / "train_dir" / "foreign" / "thesis.tex").write_text("keep")
+    save_run(place / "train_dir", "run")
+    save_run(place / "elsewhere", "moved")
+    save_run(place / "train_dir", "other_spaces", EnvSpec("CartPole-v1", vector_observation(5), SPEC.action, 500))
+    with RunFolder.create(str(place / "train_dir"), "empty", "resume") as folder:
+        folder.write_config(TrainConfig(env="CartPole-v1"))
+    with RunFolder.create(str(place / "train_dir"), "busy", "resume"):
+        yield place
+
+
+def save_run(train_dir: Path, name: str, spec: EnvSpec = SPEC) -> None:
+    """A run with a checkpoint, which was started for one second, quietly, and from another run."""
+    config = TrainConfig(env="CartPole-v1", experiment=name, train_for_seconds=1.0, quiet=True, init_from="gone")
+    weights = ActorCritic(spec, config).state_dict()
+    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data(), "env_steps": STEPS, "elapsed_s": 9.0}
+    with RunFolder.create(str(train_dir), name, "resume") as folder:
+        folder.write_config(config)
+        content = checkpoint.Checkpoint(weights, {"step": torch.zeros(1)}, state)
+        checkpoint.save(folder.checkpoints, content, STEPS, keep=1)
+        checkpoint.save_best(folder.checkpoints, content, STEPS, 1.0)
+        folder.metrics.write_text(json.dumps({"env_steps": 1, "rollout/ep_rew_mean": 1.0}) + "\n")
+
+
+@functools.cache
+def probe_once(arguments: str) -> EnvSpec:
+    return PROBE(**json.loads(arguments))
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(env_id: str, env_kwargs: Any, *, warn: object = None, **more: Any) -> EnvSpec:
+        return probe_once(json.dumps({"env_id": env_id, "env_kwargs": env_kwargs, **more}))
+
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(preflight, "probe", probe)
+    monkeypatch.setattr(train, "start_loading_modules", lambda context: None)
+    monkeypatch.setattr(benchmark, "start_loading_modules", lambda context: None)
+
+
+def contents(place: Path) -> set[tuple[Path, int]]:
+    return {(path, path.stat().st_mtime_ns) for path in place.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.command} {mistake.flags}")
+def test_a_mistake_is_answered_with_sentences_and_the_exit_code(
+    mistake: Mistake, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = contents(place)
+    code = MAINS[mistake.command](mistake.flags.split())
+    stderr = capfd.readouterr().err
+    lines = stderr.splitlines()
+    assert code == 2, stderr
+    assert mistake.said in stderr
+    errors = [line for line in lines if not line.startswith("warning: ")]
+    assert len(errors) == mistake.num_errors, stderr
+    assert all(line.startswith("error: ") and line.endswith((".", "?")) for line in errors), stderr
+    assert "Traceback" not in stderr and '.py"' not in stderr
+    assert contents(place) == before, "nothing is started or changed"
+
+
+def test_there_are_fifty_of_them() -> None:
+    assert len(MISTAKES) >= 50
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--import_modules=raises"], "--import_modules: importing a module raised an exception:"),
+        (
+            ["--import_modules=unfinished_encoder", "--encoder=unfinished"],
+            "--encoder: making the network raised an exception:",
+        ),
+    ],
+)
+def test_an_exception_in_a_module_of_the_users_is_shown_without_frames_of_the_package(
+    flags: list[str], said: str, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main([CART_POLE, *flags]) == 2
+    stderr = capfd.readouterr().err
+    assert stderr.startswith(f"error: {said}\nTraceback")
+    assert "Error: of my own" in stderr.splitlines()[-1]
+    assert f"{place}/" in stderr
+    assert f"{Path(asyncrl.__file__).parent}/" not in stderr
+
+
+def test_a_run_that_is_trained_already_says_how_far_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+    for experiment in ("run", "train_dir/run"):
+        assert train.main([f"--experiment={experiment}", "--train_for_env_steps=60000"]) == 0
+        printed = capfd.readouterr()
+        assert "Nothing to do: the run already has 200,168 steps. Give a larger --train_for_env_steps." in printed.out
+        assert printed.err == ""
+    assert train.main(["--experiment=run", "--train_for_seconds=9"]) == 0
+    assert "the run already has 9 s of training. Give a larger --train_for_seconds." in capfd.readouterr().out
+
+
+def test_nothing_that_belongs_to_one_start_is_inherited(capfd: pytest.CaptureFixture[str]) -> None:
+    assert validate.main(["--experiment=run", "--json", "--print_config"]) == 0
+    report = json.loads(capfd.readouterr().out)
+    for name in ("quiet", "train_for_seconds", "profile"):
+        assert report["config"][name]["origin"] == "default"
+    assert report["config"]["env"]["origin"] == "saved run"
+
+
+def test_the_settings_of_an_old_run_start_a_new_one(capfd: pytest.CaptureFixture[str]) -> None:
+    flags = ["--config=train_dir/run/config.yaml", "--seed=5", "--json", "--print_config", "--init_from=none"]
+    assert validate.main(flags) == 0, capfd.readouterr()
+    config = json.loads(capfd.readouterr().out)["config"]
+    assert config["experiment"]["value"] is None
+    assert (config["env"]["value"], config["seed"]["value"]) == ("CartPole-v1", 5)
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["run", "train_dir/run", "train_dir/run/", "train_dir/run/checkpoints", "train_dir/run/checkpoints/best"],
+)
+def test_a_run_or_checkpoint_is_found_by_what_the_screen_prints(
+    named: str, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for flags in ([f"--experiment={named}"], [f"--checkpoint={named}"]):
+        assert evaluate.main([*flags, "--episodes=1", "--json"]) == 0, capfd.readouterr()
+        found = json.loads(capfd.readouterr().out.splitlines()[-1])["checkpoint"]
+        assert found.endswith(f"checkpoint_{STEPS:012d}")
+        assert ("best" in found) == ("best" in named)
+    assert validate.main([CART_POLE, f"--init_from={named}", "--encoder_mlp_layers=64,64"]) == 0, capfd.readouterr()
+    checked = preflight.run(validate.load([CART_POLE, f"--init_from={named}"], lenient=True))
+    assert checked.config.init_from is not None
+    assert Path(checked.config.init_from).name == f"checkpoint_{STEPS:012d}"
+    assert asyncrl.load_policy(named).config.env == "CartPole-v1"
+
+
+def test_a_checkpoint_of_a_run_is_found_by_its_name(capfd: pytest.CaptureFixture[str]) -> None:
+    for name in (f"checkpoint_{STEPS:012d}", "best"):
+        assert evaluate.main(["--experiment=run", f"--checkpoint={name}", "--episodes=1"]) == 0, capfd.readouterr()
+    assert plot.main(["trial", "run"]) == 0, capfd.readouterr()
+
+
+@pytest.mark.parametrize(("which", "said"), [("lastest", "expected newest or best"), ("Best", "the nearest is best")])
+def test_a_policy_that_does_not_exist_is_not_silently_another(which: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        asyncrl.load_policy("run", which=which)
