@@ -462,11 +462,12 @@ def _drawn(finished: FinishedRun) -> list[Path]:
 
 def _check_drawn(path: Path, finished: FinishedRun, lives: Mapping[int, Life], cuts: Mapping[int, Row]) -> set[int]:
     """Checks the transitions that a process has drawn; returns the lives that they are of."""
-    sizes = (5, 2, 1, 5, 1)
+    num_between = finished.config.n_step - 1
+    sizes = (5, 2, 1, 5, 1, 5 * num_between, num_between)
     content = np.fromfile(path, np.float32)
     numbers = set()
     for record in content[: len(content) // sum(sizes) * sum(sizes)].reshape(-1, sum(sizes)):
-        obs, action, (reward,), next_obs, (discount,) = np.split(record, np.cumsum(sizes)[:-1])
+        obs, action, (reward,), next_obs, (discount,), between, weights = np.split(record, np.cumsum(sizes)[:-1])
         number, episode, first = obs[:3].astype(int).tolist()
         life, total, weight, step = lives[number], 0.0, 1.0, first
         np.testing.assert_array_equal(obs, life.observation(episode, first), "a transition begins with its observation")
@@ -477,6 +478,12 @@ def _check_drawn(path: Path, finished: FinishedRun, lives: Mapping[int, Life], c
             weight *= 0.0 if made.terminated else finished.config.gamma
             if made.ended or cuts.get(number) == (episode, step + 1, True):
                 break
+        for idx, observed in enumerate(between.reshape(num_between, 5)):
+            is_there = first + 1 + idx <= step
+            assert abs(weights[idx] - is_there * finished.config.gamma ** (idx + 1)) < 1e-6, "no step between is there"
+            if is_there:
+                expected = life.observation(episode, first + 1 + idx)
+                np.testing.assert_array_equal(observed, expected, "an observation between is that of its step")
         assert abs(reward - total) < 1e-4, "the reward is the sum over the steps of the transition"
         assert abs(discount - weight) < 1e-6, "only a termination makes the next value 0"
         if weight > 0.0:
