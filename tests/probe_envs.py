@@ -243,19 +243,22 @@ class KeepsPace(ConstantReward):
         return super().step(action)
 
 
-class Failing(ConstantReward):
-    """Raises in its step number `fail_at`, counted from 0."""
+class Failing(_Probe):
+    """Raises in its step number `fail_at`, counted from 0, in its first episode."""
 
     def __init__(self, fail_at: int) -> None:
         super().__init__()
         self._fail_at = fail_at
         self._steps = 0
 
+    def _begin(self) -> np.ndarray:
+        return np.zeros(1, np.float32)
+
     def step(self, action: int) -> Transition:
         if self._steps == self._fail_at:
             raise ZeroDivisionError("the probe was asked to fail")
         self._steps += 1
-        return super().step(action)
+        return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
 class Unreliable(_Probe):

@@ -70,7 +70,8 @@ def test_cart_pole_is_learned_and_evaluated(start: Callable[..., Command]) -> No
 
 @pytest.mark.parametrize("mode", ["--serial_mode", "--inference_mode=local", "--inference_mode=central"])
 def test_the_exception_of_an_environment_is_shown_once(start: Callable[..., Command], mode: str) -> None:
-    failing = start("asyncrl.train", "--env=probe_envs:Failing-v0", '--env_kwargs={"fail_at": 0}', mode, *PROBE)
+    # Later than the steps that are made to look at the environment before the run.
+    failing = start("asyncrl.train", "--env=probe_envs:Failing-v0", '--env_kwargs={"fail_at": 20}', mode, *PROBE)
     code, _, stderr = failing.finish()
     assert code == 1
     assert stderr.count("Traceback") == 1, stderr
@@ -80,7 +81,7 @@ def test_the_exception_of_an_environment_is_shown_once(start: Callable[..., Comm
     assert f'"{package}{os.sep}' not in stderr.split("error: ")[0], "frames of the package are of no use to a user"
     assert "rollout worker " in stderr
     assert "environment " in stderr
-    assert "step 0" in stderr
+    assert "step 20" in stderr
     assert failing.summary()["status"] == "failed"
 
 
