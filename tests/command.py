@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from quick_start import MODULES as QUICK_MODULES
+from quick_start import QuickProcess
 
 from asyncrl.runtime import checkpoint
 
@@ -32,17 +34,32 @@ PROBE = (
 
 
 class Command:
-    """A command in a session of its own, so that all of its processes can be found."""
+    """A command in a session of its own, so that all of its processes can be found.
+
+    `is_fresh`: it is started by an interpreter of its own, although it could be started quickly.
+    """
 
     def __init__(
-        self, module: str, *flags: str, cwd: Path, launcher: Sequence[str] = (), prefix: Sequence[str] = ()
+        self,
+        module: str,
+        *flags: str,
+        cwd: Path,
+        launcher: Sequence[str] = (),
+        prefix: Sequence[str] = (),
+        is_fresh: bool = False,
     ) -> None:
         self.folder = cwd / "runs" / "run"
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
+        flags = ("--train_dir=runs", "--experiment=run", *flags)
+        environment = {**os.environ, "PYTHONPATH": path}
+        self.process: QuickProcess | subprocess.Popen[str]
+        if module in QUICK_MODULES and not (launcher or prefix or is_fresh):
+            self.process = QuickProcess(module, flags, cwd, environment)
+            return
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", *launcher, module, "--train_dir=runs", "--experiment=run", *flags],
+            [*prefix, sys.executable, "-m", *launcher, module, *flags],
             cwd=cwd,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

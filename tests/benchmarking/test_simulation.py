@@ -62,7 +62,6 @@ def test_a_recording_has_no_more_rows_than_it_has(recording):
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-@pytest.mark.timeout(60)
 def test_processes_step_at_random_and_from_a_recording(recording):
     at_random = measure_pure_simulation(CONFIG, 2, 2, seconds=0.1, warm_up_s=0.0)
     replayed = measure_pure_simulation(CONFIG, 1, 3, seconds=0.1, warm_up_s=0.0, recording=recording[1])
@@ -91,7 +90,6 @@ def counting(step, taken):
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-@pytest.mark.timeout(60)
 def test_a_failure_of_an_environment_is_told():
     failing = TrainConfig(env="probe_envs:Failing-v0", env_kwargs={"fail_at": 5})
     with pytest.raises(EnvironmentFailed, match="asked to fail"):

@@ -11,7 +11,7 @@ import pytest
 
 from asyncrl.benchmarking.watch import CommandTimedOut, Usage, run_watched
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 BUSY_CHILD = """
 import subprocess, sys, time

@@ -60,7 +60,6 @@ def test_words_are_one_dimensional_integers() -> None:
         arena.words("matrix")
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("has_eventfd", [True, False])
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_child_sees_the_same_pages_and_wakes_its_parent(

@@ -27,7 +27,6 @@ def test_items_come_out_in_order_around_the_end_and_a_full_ring_refuses() -> Non
     assert consumer.pop_all() == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_hundred_thousand_items_of_another_process_arrive_once_and_in_order(context: BaseContext) -> None:
     count = 100_000

@@ -82,7 +82,6 @@ def test_there_is_nothing_on_a_device_where_learner_or_reader_have_none() -> Non
     assert not channel.find(torch.device("cuda:0"))
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("leaves_nothing")
 def test_no_block_is_torn_while_another_process_publishes_without_pause(context: BaseContext) -> None:
     size = 5_000

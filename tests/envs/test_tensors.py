@@ -14,9 +14,8 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec
-from asyncrl.envs.probe import _answer, probe
+from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows, check_spaces
 
 CPU = torch.device("cpu")
@@ -84,8 +83,8 @@ def test_the_probe_finds_whether_environments_are_reset_within_a_step() -> None:
     assert probe("tensor_envs:TensorCartPole-v0", env_backend="tensor").resets_within_step
     for mode in AutoresetMode:
         kwargs = {"autoreset_mode": mode.value, "terminates": True}
-        answer = _answer("probe_envs:VectorEndlessReward-v0", kwargs, "gym_vector", True)
-        assert EnvSpec.from_data(answer["spec"]).resets_within_step == (mode != AutoresetMode.NEXT_STEP)
+        spec = probe("probe_envs:VectorEndlessReward-v0", kwargs, env_backend="gym_vector")
+        assert spec.resets_within_step == (mode != AutoresetMode.NEXT_STEP)
     assert not probe("CartPole-v1", env_backend="gym").resets_within_step
 
 

@@ -17,7 +17,7 @@ from asyncrl.buffers.shared_tensors import RUN, SharedTensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 RATE = 0.05
 

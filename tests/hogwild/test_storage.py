@@ -14,7 +14,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.storage import Copies, InitialStorage, MergedMoments, SharedStorage
 from asyncrl.learner.statistics import RunningMoments
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 TAKEN = torch.zeros(())
 """What a step is given as `found_inf`, so that it is taken."""

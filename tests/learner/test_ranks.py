@@ -39,8 +39,6 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
 
-pytestmark = pytest.mark.timeout(60)
-
 ONE_AT_A_TIME = threading.Lock()
 """Initial weights are drawn from the generator of the whole process."""
 

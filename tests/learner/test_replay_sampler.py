@@ -163,7 +163,6 @@ def test_what_is_overwritten_while_it_is_read_is_drawn_anew(monkeypatch: pytest.
     assert writes == []
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("leaves_nothing")
 def test_no_half_written_row_is_drawn_while_four_processes_write(context: BaseContext) -> None:
     arena, stripes = new_replay(4, 3, 40)

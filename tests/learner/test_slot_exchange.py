@@ -95,7 +95,6 @@ def test_what_a_dead_worker_had_finished_is_kept_and_what_it_was_filling_begins_
     assert all(run.slots.state(slot) == SlotState.FILLING for slot in others)
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.usefixtures("leaves_nothing")
 def test_the_trainer_is_woken_by_the_thread_that_exchanges_slots() -> None:
     run, waker = Exchange(), Waker()
@@ -124,7 +123,6 @@ def test_the_trainer_is_woken_by_the_thread_that_exchanges_slots() -> None:
     assert {part.slot for part in columns} == {slot for _, slot in slots}
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_failure_of_the_exchanging_thread_reaches_the_trainer() -> None:
     run, waker = Exchange(), Waker()

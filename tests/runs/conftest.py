@@ -14,8 +14,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
     """Starts `python -m MODULE` with flags, in a folder of this test."""
     commands: list[Command] = []
 
-    def start(module: str, *flags: str) -> Command:
-        commands.append(Command(module, *flags, cwd=tmp_path))
+    def start(module: str, *flags: str, is_fresh: bool = False) -> Command:
+        commands.append(Command(module, *flags, cwd=tmp_path, is_fresh=is_fresh))
         return commands[-1]
 
     yield start

@@ -14,7 +14,7 @@ from run_helper import FinishedRun
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 BOUNDS = ((0.0, 100.0), (-0.01, 0.01), (-1.0, 1.0))
 ACTOR_CRITIC: dict[str, Any] = {"learning_rate": 0.003}

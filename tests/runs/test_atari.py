@@ -21,7 +21,6 @@ SMALL = (
 )
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("backend", ["gym", "gym_vector"])
 @pytest.mark.usefixtures("leaves_nothing")
 def test_a_game_is_trained_by_the_preset_and_whole_games_are_evaluated(

@@ -13,7 +13,7 @@ from command import PROBE, Command
 
 from asyncrl.runtime import checkpoint
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 Start = Callable[..., Command]
 FAILED = "ZeroDivisionError: the probe was asked to fail"

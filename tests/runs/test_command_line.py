@@ -22,7 +22,7 @@ from asyncrl import preflight, runner, train
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.runtime import checkpoint
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 SUMMARY_NAMES = {
@@ -45,7 +45,9 @@ EVALUATION_NAMES = {
 
 def test_cart_pole_is_learned_and_evaluated(start: Callable[..., Command]) -> None:
     training = start(
-        "asyncrl.train", "--env=CartPole-v1", "--train_for_env_steps=40000", "--seed=1", "--report_every_s=0.5"
+        "asyncrl.train",
+        *("--env=CartPole-v1", "--train_for_env_steps=40000", "--seed=1", "--report_every_s=0.5"),
+        is_fresh=True,
     )
     code, stdout, stderr = training.finish()
     assert code == 0, stderr
@@ -59,7 +61,7 @@ def test_cart_pole_is_learned_and_evaluated(start: Callable[..., Command]) -> No
     assert {name for record in records for name in record} >= METRIC_NAMES
     assert records[-1]["time/total_env_steps"] == summary["env_steps"]
 
-    code, stdout, stderr = start("asyncrl.evaluate", "--episodes=10", "--json").finish()
+    code, stdout, stderr = start("asyncrl.evaluate", "--episodes=10", "--json", is_fresh=True).finish()
     assert code == 0, stderr
     result = json.loads(stdout.splitlines()[-1])
     assert set(result) == EVALUATION_NAMES
@@ -148,7 +150,7 @@ def test_ctrl_c_before_there_is_a_run_ends_the_command(tmp_path: Path, monkeypat
 
 
 def test_ctrl_c_while_modules_are_loaded_shows_nothing_of_them(start: Callable[..., Command]) -> None:
-    training = start("asyncrl.train", "--env=CartPole-v1", *PROBE)
+    training = start("asyncrl.train", "--env=CartPole-v1", *PROBE, is_fresh=True)
     training.wait_until(lambda: any(map(loads_torch, training.session())), "the fork server loads torch")
     os.killpg(training.process.pid, signal.SIGINT)
     code, _, stderr = training.finish()

@@ -65,7 +65,8 @@ def shown_blocks(name: str) -> list[Block]:
     return [block for block in blocks if lacking is None or lacking not in block.text]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.long
+@pytest.mark.timeout(400)
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if any(b.language == "bash" for b in shown_blocks(name))])
 def test_the_blocks_of_a_document_work_when_pasted_in_order(name: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.monitoring.reports import RestartReport, RolloutReport
 from asyncrl.runtime import checkpoint
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 BACKENDS, IDS = ((), ("--backend=hogwild", "--algo=a2c")), ("actor-learner", "hogwild")
 

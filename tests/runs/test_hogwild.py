@@ -21,7 +21,7 @@ from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 in_each_mode = pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
 

@@ -12,7 +12,7 @@ from run_helper import MODES, run
 
 from asyncrl.envs.actions import ActionAdapter
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 in_each_mode = pytest.mark.parametrize("mode", MODES)
 

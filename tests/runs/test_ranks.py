@@ -285,4 +285,4 @@ def test_a_mistake_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:
     run = ranks(2, tmp_path, "--env=CartPole-v1", "--backend=hogwild")
     code, _, errors = run.finish()
     assert code != 0
-    assert errors.count("--backend=hogwild trains in one machine's memory, not in 2 ranks") == 1
+    assert errors.count("--backend=hogwild runs on one machine as one rank, not as 2 ranks") == 1

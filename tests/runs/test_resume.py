@@ -21,7 +21,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport, RolloutReport
 from asyncrl.runtime import checkpoint
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 REPEATABLE: dict[str, Any] = {
     "checkpoint_resets": True,

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from row_cases import Case, run_case
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
 

@@ -20,7 +20,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
 
-pytestmark = [pytest.mark.timeout(90), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 in_each_mode = pytest.mark.parametrize("mode", ["serial", "sync-local", "async-local", "async-central"])
 

@@ -11,7 +11,7 @@ import torch
 from row_checks import SAME_POLICY
 from run_helper import SMALL, FinishedRun, run
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 NORMALIZED: dict[str, Any] = {"normalize_input": True, "normalize_returns": True}
 

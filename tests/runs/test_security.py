@@ -16,7 +16,7 @@ from command import PROBE, Command
 
 from asyncrl import evaluate, train
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 Start = Callable[..., Command]
 

@@ -13,8 +13,6 @@ from asyncrl.runtime.peers import LOST_OTHERS, Peers
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.torchrun import RankAddress
 
-pytestmark = pytest.mark.timeout(60)
-
 LIMIT_S = 20.0
 
 

@@ -13,7 +13,7 @@ from signal_slot.signal_slot import EventLoop
 from asyncrl.monitoring.reports import RolloutReport
 from asyncrl.runtime.reporting import ReportChannel
 
-pytestmark = [pytest.mark.timeout(30), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 class HeldChannel:

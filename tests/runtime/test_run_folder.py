@@ -125,7 +125,6 @@ def test_a_file_in_the_way_is_one_sentence(train_dir):
         RunFolder.create(str(train_dir), "run", "overwrite")
 
 
-@pytest.mark.timeout(60)
 def test_a_living_run_is_protected_and_a_killed_one_gives_way(train_dir):
     process = subprocess.Popen([sys.executable, "-c", HOLD_LOCK, str(train_dir)], stdout=subprocess.PIPE, text=True)
     try:

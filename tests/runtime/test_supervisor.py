@@ -23,7 +23,7 @@ from asyncrl.runtime.supervisor import Supervisor
 
 TESTS = str(Path(__file__).parents[1])
 
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("leaves_nothing")]
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 
 @pytest.fixture
