@@ -37,6 +37,7 @@ def fonts_are_open(tmp_path_factory):
     figure.savefig(tmp_path_factory.mktemp("fonts") / "a.png")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 @pytest.mark.usefixtures("fonts_are_open", "leaves_nothing")
 def test_a_benchmark_measures_reports_and_goes_on(tmp_path, capfd):

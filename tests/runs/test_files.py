@@ -60,7 +60,7 @@ def test_three_failures_in_a_row_end_the_run_and_none_is_reported_as_saved(start
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_while_a_checkpoint_is_written_leaves_one_that_loads(start: Start, number: signal.Signals) -> None:
-    large = ("--encoder_mlp_layers=[1500,1500]", "--num_epochs=1", "--num_batches_per_epoch=1")
+    large = ("--encoder_mlp_layers=[1000,1000]", "--num_epochs=1", "--num_batches_per_epoch=1")
     command = start("asyncrl.train", *CART_POLE, *large, "--save_every_s=0.1", "--keep_checkpoints=1")
     command.wait_until(lambda: command.checkpoint() is not None, "a checkpoint is saved")
     folder = command.folder / "checkpoints"

@@ -79,6 +79,7 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
     return {**loaded.model, **loaded.optimizer}
 
 
+@pytest.mark.long
 def test_ranks_hold_the_same_weights_and_any_number_of_them_goes_on(tmp_path: Path) -> None:
     run = ranks(2, tmp_path, *SAC, "--train_for_env_steps=1000")
     code, _, errors = run.finish()
@@ -142,6 +143,7 @@ def test_one_rank_that_is_asked_to_stop_stops_all_and_everything_is_saved(tmp_pa
     assert checkpoint.load(tmp_path / summaries[0]["checkpoint"]).state["env_steps"] == summaries[0]["env_steps"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("flags", [("--env=CartPole-v1", *PROBE), SAC], ids=["ppo", "sac"])
 def test_a_limit_of_time_ends_all_ranks_after_the_same_steps(tmp_path: Path, flags: tuple[str, ...]) -> None:
     # Each rank has a clock of its own, which begins when it does: the first to reach the limit ends the run.
@@ -242,6 +244,7 @@ def two_hosts() -> Iterator[list[Host]]:
             host.keeper.wait()
 
 
+@pytest.mark.long
 def test_two_hosts_train_one_policy_each_with_files_of_its_own(tmp_path: Path, two_hosts: list[Host]) -> None:
     meet_at = two_hosts[0].address
     runs = [

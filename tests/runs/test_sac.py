@@ -116,7 +116,7 @@ def test_a_contextual_bandit_is_solved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ratio", [0.25, 4.0])
 def test_the_asked_ratio_is_kept(ratio: float, tmp_path: Path) -> None:
-    settings = {**SAC, "updates_per_env_step": ratio, "batch_size": 8, "train_for_env_steps": 2000}
+    settings = {**SAC, "updates_per_env_step": ratio, "batch_size": 8, "train_for_env_steps": 1200}
     finished = run(tmp_path, "async-local", "ConstantReward", **settings)
     assert_updates_are_made_when_due(finished, env_steps=200)
 

@@ -25,6 +25,7 @@ def mean_return(checkpoint: str | None, episodes: int = 40) -> float:
     return evaluate(load_policy(Path(checkpoint)), episodes=episodes, deterministic=True).mean_reward
 
 
+@pytest.mark.long
 def test_an_image_and_a_vector_are_answered_by_a_choice_and_a_number(tmp_path: Path) -> None:
     # With larger learning rates some policies lost their image (docs/results.md, "Memory, spaces, lag").
     small = {"learning_rate": 0.0005, "batch_size": 80, "num_batches_per_epoch": 4, "num_epochs": 2}
