@@ -236,7 +236,7 @@ def _own_device(name: str) -> torch.device:
 
 
 def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearner) -> None:
-    """Brings weights, optimizer and statistics to those of rank 0; draws go on with a generator of one's own."""
+    """Brings weights, optimizer and statistics to those of rank 0; random draws stay each rank's own."""
     if ranks.num_ranks == 1:
         return
     state = learner.state_dict()

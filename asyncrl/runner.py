@@ -38,7 +38,9 @@ from asyncrl.supervision import Supervision, WorkerSpec
 REPORT_EVERY_S = 1.0
 WATCH_S = 0.2
 GRACE_S = 4.0
-ROLLOUT_NICENESS = 10  # on full cores whoever trains or answers goes first: others wait for that, nobody for one worker
+ROLLOUT_NICENESS = (
+    10  # on full cores learner and inference workers go first: others wait for that, nobody for one worker
+)
 EVALUATION_NICENESS = 15  # a third of a worker's share where cores are full
 LAST_EVALUATION_S = 900.0
 LEARNER = "learner"
@@ -54,7 +56,7 @@ log = logging.getLogger(__name__)
 def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
     """All roles in this process, in a fixed order.
 
-    With `checkpoint_resets` the run goes on from each checkpoint as a resumed run does, everything made anew; so one
+    With `checkpoint_resets` the run goes on from each checkpoint as a resumed run does, everything recreated; so one
     that is resumed from it repeats it to the bit.
 
     Args:

@@ -107,7 +107,7 @@ def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) 
 
     Args:
         command: program and arguments.
-        log: file for what it prints; made anew.
+        log: file for what it prints; recreated.
         timeout_s: seconds after which it is ended.
 
     Returns:

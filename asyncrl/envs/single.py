@@ -17,7 +17,7 @@ VECTOR_SEEDS = 2**30
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
-    """Steps the only environment in a vectorized one, in whichever mode that resets: after an end it is reset anew."""
+    """Steps the only environment in a vectorized one, in any autoreset mode: after an end it is reset again."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str) -> None:
         """Takes ownership of `env`, which holds one environment; it is `vector_env` from then on."""

@@ -94,7 +94,7 @@ def image_size(shape: tuple[int, ...], channels: Channels) -> tuple[int, int]:
 
 
 def image_axes(shape: tuple[int, ...], channels: Channels) -> tuple[int, ...]:
-    """Order in which the axes of an image become channels (all that are none of height and width), height, width."""
+    """Order in which the axes of an image become channels (all other axes), height, width."""
     axes = tuple(range(len(shape)))
     if len(shape) == 2 or channels == "first":
         return axes

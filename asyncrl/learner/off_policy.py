@@ -232,7 +232,7 @@ class OffPolicyLearner:
         size = batch.reward.shape[0]
         ent_coef = self._log_ent_coef.exp()[0]
         obs = self._network_inputs(batch)
-        # The policy of the present observations is not needed unless it is trained: its gradient wants only their rows.
+        # The policy of the present observations is not needed unless it is trained: its gradient needs their rows only.
         rows = obs if trains_actor else obs[size:]
         parameters = self.model.parameters_of(self._actor_pass.forward(self._actor.layers, rows)[0])
         if self.model.is_gaussian:

@@ -53,7 +53,7 @@ class DatasetSource(Protocol):
 
 
 class SlotDatasets:
-    """Datasets of full slots, which are granted anew once they were trained on."""
+    """Datasets of full slots, which are granted again after training."""
 
     def __init__(self, exchange: SlotExchange, batcher: Batcher, phases: PhaseTimer) -> None:
         """Takes what gives slots and what copies them; waiting is charged to `phases`."""

@@ -64,7 +64,7 @@ class ReplaySampler:
         split, row, env = self._draw(wanted)
         drawn = self._gather(split, row, env)
         for _ in range(_MOST_ROUNDS):
-            # What a worker has meanwhile begun to overwrite is drawn anew.
+            # Draw again what a worker has begun to overwrite meanwhile.
             oldest = np.array([self._stripes.first_whole_row(idx) for idx in range(self._stripes.num_splits)])
             (lost,) = np.nonzero(row < oldest[split])
             if len(lost) == 0:

@@ -172,7 +172,7 @@ class ObservationEncoder(nn.Module):
 
     @property
     def vector_keys(self) -> list[tuple[list[slice], Layers]] | None:
-        """See above; made anew at each look, for the layers may have moved."""
+        """See above; recreated at each look, for the layers may have moved."""
         if not all(isinstance(encoder, MlpEncoder) for encoder in self.encoders):
             return None
         return [

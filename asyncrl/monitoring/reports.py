@@ -95,7 +95,7 @@ class EnvironmentFailures:
     """What went wrong with a worker's environments.
 
     Attributes:
-        num_failures: environments that were made anew.
+        num_failures: environments that were recreated.
         num_not_finite: steps that were left out because a reward or an observation is not finite.
         num_dropped: samples that are not trained on for one of both.
         warnings: what the user is to be told.

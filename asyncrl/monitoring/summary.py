@@ -50,7 +50,7 @@ class Summary:
         lag_over_bound: share of samples whose lag at first use was more than the plan expects while workers keep pace.
         lag_age_ms: mean age of the samples at first use, in milliseconds.
         dropped_samples: samples that were too old to train on, or of environments that failed or whose worker died.
-        env_failures: environments that failed and were made anew.
+        env_failures: environments that failed and were recreated.
         skipped_steps: optimizer steps that were left out because loss or gradient were not finite.
         failed_saves: checkpoints that could not be written.
         restarts: processes that were started again.

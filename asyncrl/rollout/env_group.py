@@ -62,7 +62,7 @@ class EnvGroup(EnvironmentGroup):
             first_env_idx: number of the first one in the run.
             spec: their spaces.
             mapping: see `ActionAdapter`.
-            renewal: how they are made anew when they fail; without it all trouble is raised.
+            renewal: how they are recreated when they fail; without it all trouble is raised.
         """
         super().__init__(first_env_idx, spec, mapping, renewal)
         self._envs = list(envs)
@@ -239,7 +239,7 @@ class EnvGroup(EnvironmentGroup):
             try:
                 self._envs[env] = renewal.make()
             except Exception as error:
-                raise self._failed(env, "being made anew", error) from error
+                raise self._failed(env, "being recreated", error) from error
             inner, self._time_limits[env] = without_bookkeeping(self._envs[env])
             self._steps[env], self._resets[env] = inner.step, inner.reset
             self._seeds[env] = renewal.seed(self._first_env_idx + env, self._steps_made(env) + self._num_renewals)

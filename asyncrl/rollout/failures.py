@@ -1,6 +1,6 @@
 """What goes wrong with environments, and what a worker makes of it: a warning each, until there are too many.
 
-step or reset raises            the environment is made anew; more than `max_env_failures` in a window end the run,
+step or reset raises            the environment is recreated; more than `max_env_failures` in a window end the run,
                                 and so does any before the run's first finished episode
 reward or observation is NaN    the step is left out and the environment reset, or the run ends (`nan_policy`)
 observation is of another kind  the run ends: that is a mistake in the environment
@@ -104,7 +104,7 @@ class FailureLog:
         self._control.note_episode()
 
     def note_failure(self, trouble: EnvironmentTrouble) -> None:
-        """Notes that an environment is to be made anew.
+        """Notes that an environment is to be recreated.
 
         Raises:
             EnvironmentTrouble: the same, because the run cannot go on: no environment has ever finished an episode, or
@@ -123,7 +123,7 @@ class FailureLog:
                 f"{window_s:g} s, --max_env_failures={limit} allows {limit}; the last: {trouble}",
                 f"the first failure: {_details(recent[0])}\n\nthe last failure: {_details(trouble)}",
             )
-        self.warn(f"{_details(trouble)}\nit is made anew, and what was collected of its unfinished episode left out")
+        self.warn(f"{_details(trouble)}\nit is recreated, and what was collected of its unfinished episode left out")
 
     def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
         """Notes that a step is left out.
@@ -183,7 +183,7 @@ class FailureLog:
 
 @dataclass(frozen=True)
 class LostStep:
-    """A step that is no sample. Its environment has begun anew, and the row after it holds the first observation.
+    """A step that is no sample. Its environment was reset, and the row after it holds the first observation.
 
     Attributes:
         env: number of the environment in its group.
@@ -198,7 +198,7 @@ class LostStep:
 
 @dataclass(frozen=True)
 class Renewal:
-    """How the environments of a group are made anew when they fail.
+    """How the environments of a group are recreated when they fail.
 
     Attributes:
         failures: decides whether they are.

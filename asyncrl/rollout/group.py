@@ -27,7 +27,7 @@ class EnvironmentGroup:
             first_env_idx: number of the group's first environment in the run.
             spec: the environments' spaces.
             mapping: see `ActionAdapter`.
-            renewal: how environments are made anew when they fail; without it all trouble is raised.
+            renewal: how environments are recreated when they fail; without it all trouble is raised.
         """
         self.lost: list[LostStep] = []
         self._first_env_idx = first_env_idx

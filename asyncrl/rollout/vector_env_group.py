@@ -33,7 +33,7 @@ from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
 class VectorEnvGroup(EnvironmentGroup):
     """Steps one vectorized environment. Owns it and its episode counters.
 
-    Its environments cannot be reset or made anew one by one: where one fails, or gives what is not finite, the steps of
+    Its environments cannot be reset or recreated one by one: where one fails, or gives what is not finite, the steps of
     all are lost.
     """
 
@@ -179,7 +179,7 @@ class VectorEnvGroup(EnvironmentGroup):
             raise self._wrong_observation(env, self._num_steps, "step", error) from None
 
     def _lose_all(self, rows: StepRows, trouble: EnvironmentTrouble) -> None:
-        """The row is no sample of any environment; episodes begin anew in the next one."""
+        """The row is no sample of any environment; new episodes begin in the next one."""
         if self._renewal is None:
             raise trouble
         num_samples = int((~self._holds_final_obs).sum())
@@ -208,7 +208,7 @@ class VectorEnvGroup(EnvironmentGroup):
             try:
                 self._env = renewal.make()
             except Exception as error:
-                raise self._call_failed(0, self._num_steps, "being made anew", error) from error
+                raise self._call_failed(0, self._num_steps, "being recreated", error) from error
             self._seed = renewal.seed(self._first_env_idx, self._num_steps + self._num_renewals)
             self._try_reset(obs_rows)
 

@@ -100,7 +100,7 @@ def refuse_to_run_while_imported() -> None:
 
 
 def start_loading_modules(context: BaseContext) -> None:
-    """Starts the fork server, which loads its modules while the runner does other things; anew if it has died."""
+    """Starts the fork server, which loads its modules meanwhile, also in place of one that has died."""
     if context.get_start_method() != "forkserver":
         return
     before = _fork_server_pid()

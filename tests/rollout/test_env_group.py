@@ -406,9 +406,9 @@ class CannotBeMade:
         raise KeyError("simulator")
 
 
-@pytest.mark.parametrize("fails_in", ["reset", "being made anew"])
+@pytest.mark.parametrize("fails_in", ["reset", "being recreated"])
 def test_what_fails_again_is_tried_again_until_the_failures_are_too_many(fails_in: str) -> None:
-    renewed: Any = CannotBeMade() if fails_in == "being made anew" else [CannotReset([]) for _ in range(9)]
+    renewed: Any = CannotBeMade() if fails_in == "being recreated" else [CannotReset([]) for _ in range(9)]
     with pytest.raises(EnvironmentsKeepFailing) as caught:
         Filled([ScriptedEnv([*script(TERMINATED), BROKEN])], rollout=3, renewed=renewed, max_env_failures=3)
     expected = "environments of rollout worker 3 failed 4 times within 600 s, --max_env_failures=3 allows 3"

@@ -40,7 +40,7 @@ class Filled:
         fail: Callable[[CartPoleVectorEnv], None] | None = None,
         backend: str = "gym_vector",
     ) -> None:
-        """`fail` is called with the environment before row 30 of each slot; it is made anew when it fails."""
+        """`fail` is called with the environment before row 30 of each slot; it is recreated when it fails."""
         kwargs = {"max_episode_steps": max_episode_steps}
         config = TrainConfig(env="CartPole-v1", env_kwargs=kwargs, env_backend=backend)
         spec = probe("CartPole-v1", env_backend=backend)
@@ -298,7 +298,7 @@ def test_episodes_are_those_of_the_environments_lost_steps_included(
 
 
 class Renewed:
-    """A group whose environments are made anew when they fail, and what they were stepped with."""
+    """A group whose environments are recreated when they fail, and what they were stepped with."""
 
     def __init__(self, mode: AutoresetMode) -> None:
         self.made: list[VectorEnv[Any, Any, Any]] = []
