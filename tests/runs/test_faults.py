@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -118,7 +119,7 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
     assert "error: learner died: SIGKILL, possibly out of memory" in stderr
     assert saved is not None
     assert str(saved.name) in stderr
-    command = stderr.strip().rpartition("to resume from it: ")[2].split()
+    command = shlex.split(stderr.strip().rpartition("to resume from it: ")[2])
     assert command[:3] == [sys.executable, "-m", "asyncrl.train"]
     steps = checkpoint.saved_env_steps(saved)
     goes_on = start(command[2], *command[3:], f"--train_for_env_steps={steps + 500}")
@@ -156,7 +157,7 @@ def test_nothing_outlives_the_runner(start: Callable[..., Command], flags: tuple
     else:
         training = start("asyncrl.train", "--env=CartPole-v1", "--inference_mode=central", *PROBE)
         training.wait_until_trained()
-    assert len(training.session()) >= 5
+    training.wait_until(lambda: len(training.session()) >= 5, "runner, fork server, learner and two workers run")
     training.process.kill()
     training.process.wait()
     wait_until(lambda: not training.session(), 5.0, "all descendants are gone")
