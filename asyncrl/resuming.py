@@ -184,7 +184,8 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     if config.init_from is None or _has_checkpoint(config):
         return []
     path = Path(config.init_from)
-    if config.restart_behavior != "resume" and _run_of(config).resolve() in path.resolve().parents:
+    is_removed = config.experiment is not None and config.restart_behavior != "resume"
+    if is_removed and _run_of(config).resolve() in path.resolve().parents:
         text = f"--init_from={path} is in the run that --restart_behavior={config.restart_behavior} removes."
         return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
     try:

@@ -49,7 +49,7 @@ from asyncrl.runtime.processes import (
     start_loading_modules,
 )
 from asyncrl.runtime.provenance import describe
-from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.runtime.reader import drop_output, run_for_a_reader
 from asyncrl.runtime.run_folder import RunFolder, default_experiment
 from asyncrl.runtime.signals import StopAtOnce, StopSignals
 from asyncrl.runtime.torchrun import take_rank
@@ -65,7 +65,13 @@ _LATE = (
     "over its samples. Smaller updates end sooner (--batch_size, --num_batches_per_epoch)."
 )
 
-_OF_OTHER_RANKS = {"quiet": True, "eval_every_env_steps": None, "save_milestones_s": None, "init_from": None}
+_OF_OTHER_RANKS = {
+    "quiet": True,
+    "eval_every_env_steps": None,
+    "save_best_metric": "none",
+    "save_milestones_s": None,
+    "init_from": None,
+}
 """Settings of all ranks but the first, which shows, evaluates and saves for all, and has what the others begin with."""
 
 _FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
@@ -131,6 +137,8 @@ class _Command:
             start_loading_modules(context)
         is_first_rank = self.peers is None or self.peers.is_first
         checked = preflight.run(loaded, self._machine(), is_first_rank=is_first_rank)
+        if not is_first_rank:
+            checked = dataclasses.replace(checked, warnings=())  # those of the first rank are shown
         loaded = dataclasses.replace(loaded, config=checked.config)
         if loaded.cli.get("print_config"):
             print(format_settings(loaded, checked.plan))
@@ -230,10 +238,15 @@ def _explain_failure(failure: RunFailed, train_dir: str, experiment: str, folder
     """Says on standard error what went wrong and how to go on; returns the exit code."""
     print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
     print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
+    _say_how_to_resume(train_dir, experiment, folder)
+    return failure.exit_code
+
+
+def _say_how_to_resume(train_dir: str, experiment: str, folder: RunFolder) -> None:
+    """Names the newest checkpoint of a run that failed, and the command that continues from it."""
     if (newest := latest(folder.checkpoints)) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, experiment))
         print(f"the last checkpoint is {newest}; to resume from it: {command}", file=sys.stderr)
-    return failure.exit_code
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:
@@ -318,7 +331,10 @@ class _Attempt:
                 "train on": command_text("asyncrl.train", *named, *longer),
                 "plot": command_text("asyncrl.plot", "trial", shown_path(folder.path)),
             }
-        print(summary.to_text(config.train_for_env_steps, places, commands), flush=True)
+        try:
+            print(summary.to_text(config.train_for_env_steps, places, commands), flush=True)
+        except BrokenPipeError:  # the run is what counts, also if nobody reads of it
+            drop_output()
 
     def run(self, started_at: float) -> int:
         """Goes on from the newest checkpoint, or begins; returns the exit code.
@@ -441,6 +457,8 @@ class _Attempt:
         )
         if mistake is not None:
             print(f"error: {mistake}", file=sys.stderr)
+            assert config.experiment is not None
+            _say_how_to_resume(config.train_dir, config.experiment, folder)
             return EXIT_FAILED
         return EXIT_DONE if outcome.is_complete else stop.exit_code
 

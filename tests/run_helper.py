@@ -256,8 +256,9 @@ def recording(folder: Path) -> Iterator[None]:
         metrics = train(learner, dataset, *args, **more)
         fields |= {name: np.concatenate(parts) for name, parts in made_of_dataset.items()}
         name = f"{os.getpid()}-{next(numbers):08}"
-        np.savez(datasets / f"{name}.unfinished", **fields, block=block.numpy())
-        (datasets / f"{name}.unfinished.npz").rename(datasets / f"{name}.npz")
+        with (datasets / f"{name}.unfinished").open("wb") as file:
+            np.savez(file, **fields, block=block.numpy())
+        (datasets / f"{name}.unfinished").rename(datasets / f"{name}.npz")
         return metrics
 
     def recording_train_minibatch(learner: OnPolicyLearner, batch: Samples) -> Any:

@@ -119,6 +119,13 @@ def test_a_run_of_a_version_without_units_of_actions_goes_on_with_raw_ones(folde
     assert "made with action_unit=raw; you gave bounds." in problem.text
 
 
+def test_a_run_of_a_version_that_compiled_updates_goes_on_without(folder: RunFolder) -> None:
+    text = folder.config.read_text()
+    assert text.count("compile: auto") == 1
+    folder.config.write_text(text.replace("compile: auto", "compile: inductor"))
+    assert load_again(folder).config.compile == "off"
+
+
 def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:
     state: dict[str, Any] = {"spec": spec.to_data(), "env_steps": env_steps, "elapsed_s": 7.5}
     state |= {"env_steps_of_worker_0": env_steps - 10, "env_steps_of_worker_1": 10}

@@ -23,6 +23,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, split_flags
 from asyncrl.config.problems import refused_value
 from asyncrl.config.settings import all_settings
+from asyncrl.config.values import read_mapping
 from asyncrl.runtime.locating import locate
 
 FLAGS = (
@@ -190,7 +191,10 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
         if (name in settings and name not in (*_LISTS, "backend", "seed")) or name in ("config", "preset")
     ]
     if own.from_run is not None:
-        passed = [f"--config={own.from_run / 'config.yaml'}", "--preset=none", *passed]
+        path = own.from_run / "config.yaml"
+        # A run that has no unit of actions among its settings acts in the environment's own.
+        unit = [] if "action_unit" in read_mapping(path, settings) else ["--action_unit=raw"]
+        passed = [f"--config={path}", "--preset=none", *unit, *passed]
     return BenchmarkOptions(own, int(seed), learns, tuple(passed))
 
 

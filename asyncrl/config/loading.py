@@ -210,11 +210,11 @@ def _read_saved(
     try:
         return TrainConfig.from_saved(read_mapping(path, settings))
     except UsageError as error:
-        layers.complain(f"Cannot resume {path.parent}: {error}", "experiment")
+        layers.complain(f"Cannot resume {path.parent}: {error}", "experiment", "env")
     except ValidationError as error:
         refused = ", ".join(sorted({str(detail["loc"][0]) for detail in error.errors()}))
         text = f"Cannot resume {path.parent}: its config.yaml has unknown settings or values: {refused}."
-        layers.complain(text, "experiment")
+        layers.complain(text, "experiment", "env")
     return None
 
 

@@ -71,7 +71,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "env_frameskip": OtherName(SAMPLE_FACTORY, "env_kwargs", 'as an argument of the environment, {"frameskip": 4}'),
     "num_policies": OtherName(SAMPLE_FACTORY, "", _NONE_OF_PBT),
     "with_pbt": OtherName(SAMPLE_FACTORY, "", _NONE_OF_PBT),
-    "batched_sampling": OtherName(SAMPLE_FACTORY, "env_backend", "auto steps all environments of a worker at once"),
+    "batched_sampling": OtherName(SAMPLE_FACTORY, "env_backend", "auto steps vectorized implementations at once"),
     "with_wandb": OtherName(SAMPLE_FACTORY, "with_tensorboard", "there is no Weights & Biases; metrics.jsonl has all"),
     "value_bootstrap": OtherName(SAMPLE_FACTORY, "", "truncated episodes are always bootstrapped"),
 }

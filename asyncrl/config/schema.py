@@ -50,7 +50,11 @@ class TrainConfig(BaseModel):
         Raises:
             pydantic.ValidationError: they are not possible.
         """
-        return cls.model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values} if isinstance(values, dict) else values)
+        if not isinstance(values, dict):
+            return cls.model_validate(values)
+        if values.get("compile") == "inductor":  # computed the same as plain updates
+            values = {**values, "compile": "off"}
+        return cls.model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values})
 
     # What to train
     env: str = _setting("", "run", "Gymnasium id, or MODULE:Id for an environment that this module registers")

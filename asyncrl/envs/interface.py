@@ -66,7 +66,7 @@ def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tupl
     except (TypeError, ValueError):
         raise _wrong_value(env_id, "reward", reward, "a number") from None
     for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if not isinstance(value, (bool, int, np.bool_)):
+        if np.ndim(value) != 0 or np.asarray(value).dtype.kind not in "biu":
             raise _wrong_value(env_id, name, value, "True or False")
     if not isinstance(info, dict):
         raise _wrong_value(env_id, "info", info, "a dict")

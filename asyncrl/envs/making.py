@@ -10,7 +10,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -145,26 +145,39 @@ def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, An
     return make_vector_env(config.env, config.env_kwargs, num_envs, config.preprocesses_atari)
 
 
-def why_not_vectorized(
+class VectorizedLook(NamedTuple):
+    """What is known of an id's vectorized implementation.
+
+    Attributes:
+        obstacle: why it cannot stand for the single environment; None if it can.
+        resets_within_step: see `resets_within_step`.
+    """
+
+    obstacle: str | None
+    resets_within_step: bool = False
+
+
+def look_at_vectorized(
     env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any], atari_preprocessing: bool = True
-) -> str | None:
-    """Why the id's vectorized implementation cannot stand for `env`; None if it can."""
+) -> VectorizedLook:
+    """Finds out whether the id's vectorized implementation can stand for `env`."""
     if env.spec is None or env.spec.vector_entry_point is None:
-        return "none is registered"
+        return VectorizedLook("none is registered")
     try:
         vector_env = make_vector_env(env_id, env_kwargs, 2, atari_preprocessing)
     except Exception as error:
-        return f"it cannot be made: {error}"
+        return VectorizedLook(f"it cannot be made: {error}")
     try:
         spaces = (vector_env.single_observation_space, vector_env.single_action_space)
         if spaces != (env.observation_space, env.action_space):
-            return "its spaces are others"
+            return VectorizedLook("its spaces are others")
         if (problem := _problem_of_mode(vector_env)) is not None:
-            return problem
+            return VectorizedLook(problem)
         mode = vector_env.metadata["autoreset_mode"]
         if mode != AutoresetMode.NEXT_STEP and has_action_mask(env.observation_space):
-            return f"its autoreset mode is {mode.name}, in which an action may meet the mask of another observation"
-        return None
+            problem = f"its autoreset mode is {mode.name}, in which an action may meet the mask of another observation"
+            return VectorizedLook(problem)
+        return VectorizedLook(None, resets_within_step(vector_env))
     finally:
         vector_env.close()
 

@@ -140,7 +140,7 @@ def _answers(
 ) -> Iterator[Any]:
     """The child's work: what the parent is told, as JSON values: the answer, then the checker's findings."""
     from asyncrl.envs.interface import checker_findings, try_out
-    from asyncrl.envs.making import make_env, make_vector_env, resets_within_step, why_not_vectorized
+    from asyncrl.envs.making import look_at_vectorized, make_env, resets_within_step
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import read_spec
 
@@ -163,16 +163,13 @@ def _answers(
         elif env_backend == "gym" and isinstance(env, SingleEnv):
             raise UsageError(f"{env_id} is there in its vectorized form alone: give --env_backend=gym_vector.")
         elif env_backend != "gym":
-            obstacle = why_not_vectorized(env_id, env_kwargs, env, atari_preprocessing)
-            if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
-                raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
-            spec = dataclasses.replace(spec, is_vectorized=obstacle is None)
+            look = look_at_vectorized(env_id, env_kwargs, env, atari_preprocessing)
+            if look.obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
+                raise UsageError(f"{env_id} has no vectorized implementation to use: {look.obstacle}.")
+            is_vectorized = look.obstacle is None
+            spec = dataclasses.replace(spec, is_vectorized=is_vectorized, resets_within_step=look.resets_within_step)
         if isinstance(env, SingleEnv):
             spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
-        elif spec.is_vectorized:
-            vector_env = make_vector_env(env_id, env_kwargs, 1, atari_preprocessing)
-            spec = dataclasses.replace(spec, resets_within_step=resets_within_step(vector_env))
-            vector_env.close()
         enter("close()")
         env.close()
     except UsageError as error:

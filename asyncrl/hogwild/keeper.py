@@ -194,9 +194,11 @@ class GradientCombiner(HogwildKeeper):
 
     def _take_last_steps(self) -> None:
         """Steps along all gradients that are there; the last of these steps may be along fewer than the others."""
-        while taken := self._places.take(min(self._count, self._places.num_ready)):
+        num_left = self._places.num_ready  # workers that do not rest may hand over more meanwhile
+        while num_left > 0 and (taken := self._places.take(min(self._count, num_left))):
             self._descend_along(taken)
             self._places.free(taken)
+            num_left -= len(taken)
 
     def _descend_along(self, taken: Sequence[int]) -> None:
         gradient = combine(self._places.values[taken], self._config.combine_gradients)

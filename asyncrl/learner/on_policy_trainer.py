@@ -128,6 +128,7 @@ class OnPolicyTrainer:
         self._look = look
         self._looked_at = time.monotonic()
         self._num_epochs = 0  # of the dataset in training
+        self._was_cut_short = False  # whether passes over the last dataset were left out
         self._agreement = agreement or Agreement(Ranks())
         self._learner = learner
         self._datasets = datasets
@@ -155,8 +156,8 @@ class OnPolicyTrainer:
 
     @property
     def has_more_to_learn(self) -> bool:
-        """Whether the steps that the run is to have are not all trained on yet."""
-        return self._env_steps < self._config.train_for_env_steps
+        """Whether the steps that the run is to have are not all trained on yet, with all passes."""
+        return self._was_cut_short or self._env_steps < self._config.train_for_env_steps
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Trains on the next dataset if there is one within `timeout_s`.
@@ -234,9 +235,9 @@ class OnPolicyTrainer:
         self._num_epochs += 1
         if self._num_epochs == self._config.num_epochs:
             return False
-        should_stop = self._agreement.should_stop(self._stopping.is_met)
+        self._was_cut_short = self._agreement.should_stop(self._stopping.is_met)
         self._phases.charge(Phase.WAIT_RANKS)
-        return should_stop
+        return self._was_cut_short
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

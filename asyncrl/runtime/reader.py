@@ -13,6 +13,13 @@ def run_for_a_reader(main: Callable[[], int]) -> int:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python flushes once more at its end
+        drop_output()
         return 1
     return code
+
+
+def drop_output() -> None:
+    """Lets standard output lead nowhere: nobody reads it any more, and Python flushes it once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -336,6 +336,7 @@ def _name_of(train_dir: str, experiment: str) -> str:
 
 def find_problem(train_dir: str, experiment: str) -> str | None:
     """Says why a run cannot have this folder, None if it can; nothing is written."""
+    path = run_path(train_dir, experiment)
     try:
         path = checked_run_path(train_dir, experiment)
         if path.is_dir():

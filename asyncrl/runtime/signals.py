@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from types import FrameType, TracebackType
@@ -68,7 +69,8 @@ class StopSignals:
         self._received.append(number)
         if len(self._received) == 1 and not self._is_silent:
             # The handler may have interrupted a print, so it writes past Python's buffers. The terminal has shown ^C.
-            os.write(2, f"\n{_name(number)}: {_ANSWER}\n".encode())
+            with contextlib.suppress(OSError):  # nobody reads it any more
+                os.write(2, f"\n{_name(number)}: {_ANSWER}\n".encode())
 
 
 def _name(number: int) -> str:

@@ -71,9 +71,14 @@ def test_the_hogwild_backend_is_a_mode():
 
 
 def test_a_trained_run_brings_its_settings(tmp_path):
-    (tmp_path / "config.yaml").write_text("env: CartPole-v1\n")
-    options = read_options(["--output=out", f"--from_run={tmp_path}"])
-    assert options.train_flags == (f"--config={tmp_path}/config.yaml", "--preset=none")
+    own = (f"--config={tmp_path}/config.yaml", "--preset=none")
+    for settings, unit in (
+        ("env: CartPole-v1\naction_unit: bounds\n", ()),
+        ("env: CartPole-v1\n", ("--action_unit=raw",)),
+    ):
+        (tmp_path / "config.yaml").write_text(settings)
+        options = read_options(["--output=out", f"--from_run={tmp_path}"])
+        assert options.train_flags == (*own, *unit)
     with pytest.raises(UsageError, match="throughput only"):
         read_options(["--output=out", f"--from_run={tmp_path}", "--train_for_env_steps=100"])
 

@@ -165,6 +165,10 @@ def test_an_environment_unlike_gymnasiums_interface_is_told_what_that_is(
     assert "\n" not in str(caught.value)
 
 
+def test_flags_of_numpys_types_are_taken(probed: str) -> None:
+    probe("probed_module:Returns-v0", {"step": "obs, 0.0, np.int64(0), np.array(False), {}"})
+
+
 def test_a_reset_without_a_seed_is_told_the_signature(probed: str) -> None:
     with pytest.raises(UsageError, match=r"reset\(\) does not take a seed; Gymnasium calls reset\(seed="):
         probe("probed_module:Unseeded-v0")

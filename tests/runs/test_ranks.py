@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ import pytest
 import torch
 from command import PROBE, Command, wait_until
 from killing import pids
+from unavoidable import PREFIX
 
 from asyncrl.runtime import checkpoint
 
@@ -225,11 +227,13 @@ class Host:
 @pytest.fixture
 def two_hosts() -> Iterator[list[Host]]:
     """Two network namespaces with a cable between them. In a user namespace anybody may make them."""
+    if shutil.which("ip") is None:
+        pytest.skip("there is no command `ip` (Debian's package iproute2)")
     hosts: list[Host] = []
     try:
         hosts.append(Host.create("10.213.57.1", ("--user", "--map-root-user", "--net")))
         if hosts[0].keeper.poll() is not None:
-            pytest.skip("this system allows no user namespaces")
+            pytest.skip(f"{PREFIX}this system allows no user namespaces")
         hosts.append(Host.create("10.213.57.2", ("--net",), hosts[0]))
         peer = ("peer", "name", INTERFACE, "netns", str(hosts[1].keeper.pid))
         hosts[0].ip("link", "add", INTERFACE, "type", "veth", *peer)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from unittest import mock
 
 import pytest
 
@@ -31,6 +33,13 @@ def test_the_first_request_is_answered_at_once(capfd: pytest.CaptureFixture[str]
         signal.raise_signal(signal.SIGTERM)
         assert stop.was_asked
     assert capfd.readouterr().err == ""
+
+
+def test_a_request_is_taken_though_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "write", mock.Mock(side_effect=BrokenPipeError))
+    with StopSignals() as stop:
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.check()
 
 
 def test_afterwards_signals_mean_what_they_meant_before() -> None:
