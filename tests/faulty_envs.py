@@ -104,12 +104,12 @@ class FailsToReset(_Marked):
 
 
 class Limps(_Marked):
-    """Takes a hundred times as long as others for each step, if it is marked."""
+    """Takes 400 times as long as others for each step, if it is marked."""
 
     QUICK_S = 0.0002
 
     def step(self, action: int) -> Transition:
-        time.sleep(100 * self.QUICK_S if self._is_marked else self.QUICK_S)
+        time.sleep(400 * self.QUICK_S if self._is_marked else self.QUICK_S)
         return ConstantReward.step(self, action)
 
 
