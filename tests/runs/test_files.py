@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -25,12 +26,20 @@ def failed_saves(command: Command) -> int:
     return int(max((record.get("perf/failed_saves", 0) for record in command.records()), default=0))
 
 
+def put_in_the_way(folder: Path) -> None:
+    """Puts a file in the place of a folder that a run may make again at any moment."""
+    while not folder.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(IsADirectoryError):
+            folder.write_text("in the way")
+
+
 def test_a_checkpoint_that_cannot_be_written_is_said_and_training_goes_on(start: Start) -> None:
     command = start("asyncrl.train", *CART_POLE, "--save_every_s=2")
     command.wait_until(lambda: command.checkpoint() is not None, "a checkpoint is saved")
     folder = command.folder / "checkpoints"
     aside = folder.rename(command.folder / "aside")
-    folder.write_text("in the way")
+    put_in_the_way(folder)
     command.wait_until(lambda: failed_saves(command) >= 1, "a failure is recorded")
     folder.unlink()
     aside.rename(folder)
@@ -49,8 +58,7 @@ def test_three_failures_in_a_row_end_the_run_and_none_is_reported_as_saved(start
     command = start("asyncrl.train", *CART_POLE, "--save_every_s=0.5")
     command.wait_until_trained()
     folder = command.folder / "checkpoints"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.write_text("in the way")
+    put_in_the_way(folder)
     code, _, err = command.finish()
     assert code == 1
     assert "3 checkpoints in a row could not be saved" in err

@@ -90,6 +90,9 @@ def test_a_serial_run_repeats_to_the_bit(async_rl: bool, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("mode", ["serial", "async-local"])
 def test_a_run_ends_after_its_seconds(mode: str, tmp_path: Path) -> None:
-    finished = run(tmp_path, mode, "ConstantReward", train_for_env_steps=10**9, train_for_seconds=0.3)
-    assert 0 < finished.outcome.env_steps < 10**9
+    limit_s = 1.0
+    finished = run(tmp_path, mode, "ConstantReward", train_for_env_steps=10**9, train_for_seconds=limit_s)
+    assert finished.outcome.is_complete
+    assert finished.outcome.elapsed_s >= limit_s
+    assert finished.outcome.env_steps < 10**9
     assert finished.values([0.0]), "the checkpoint loads"
