@@ -236,7 +236,7 @@ class ChildProcess:
 
 
 def _open_pidfd(process: BaseProcess) -> int | None:
-    """A descriptor of the process that tells of its end whoever its parent is; None where the system has none."""
+    """A descriptor of the process that tells of its end whatever its parent is; None where the system has none."""
     assert process.pid is not None
     try:
         return os.pidfd_open(process.pid)

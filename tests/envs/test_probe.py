@@ -166,7 +166,8 @@ def test_an_environment_unlike_gymnasiums_interface_is_told_what_that_is(
 
 
 def test_flags_of_numpys_types_are_taken(probed: str) -> None:
-    probe("probed_module:Returns-v0", {"step": "obs, 0.0, np.int64(0), np.array(False), {}"})
+    spec = probe("probed_module:Returns-v0", {"step": "obs, 0.0, np.int64(0), np.array(False), {}"})
+    assert spec.action == DiscreteAction(n=2, start=0)
 
 
 def test_a_reset_without_a_seed_is_told_the_signature(probed: str) -> None:

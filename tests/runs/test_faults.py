@@ -161,6 +161,7 @@ def test_nothing_outlives_the_runner(start: Callable[..., Command], flags: tuple
     training.process.kill()
     training.process.wait()
     wait_until(lambda: not training.session(), 5.0, "all descendants are gone")
+    assert training.session() == []
 
 
 def test_the_death_of_the_fork_server_costs_nothing(start: Callable[..., Command]) -> None:

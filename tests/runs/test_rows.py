@@ -71,7 +71,8 @@ def test_an_inference_worker_that_is_killed_is_replaced_and_no_action_serves_twi
 def test_a_replay_holds_every_step_and_what_is_drawn_from_it_never_goes_across_an_end_or_a_death(
     case: Case, tmp_path: Path
 ) -> None:
-    run_case(case, tmp_path)
+    finished, counts = run_case(case, tmp_path)
+    assert counts.trained >= finished.config.train_for_env_steps, "the replay is large enough for all steps"
 
 
 @each(
