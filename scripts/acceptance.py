@@ -135,6 +135,12 @@ def _ranks() -> Iterator[Case]:
     yield Case("SAC Pendulum-v1 20k 2 ranks", sac, -200.0, needed=3, num_ranks=2)
 
 
+def _control(million_steps: int, thresholds: dict[str, float]) -> Iterator[Case]:
+    # Needs two of three seeds: the median reaches the threshold.
+    for env, threshold in thresholds.items():
+        yield Case(f"{env} {million_steps}M async", _flags(env, million_steps * 1_000_000), threshold)
+
+
 SUITES: dict[str, list[Case]] = {
     "core": [
         *_cartpole(),
@@ -166,6 +172,32 @@ SUITES: dict[str, list[Case]] = {
             measure="training",
         )
     ],
+    "mujoco": list(
+        _control(
+            1,
+            {
+                "Hopper-v5": 3000.0,
+                "Walker2d-v5": 3700.0,
+                "HalfCheetah-v5": 6500.0,
+                "Ant-v5": 3000.0,
+                "Swimmer-v5": 110.0,
+                "Humanoid-v5": 2500.0,
+            },
+        )
+    ),
+    "mujoco3": list(
+        _control(
+            3,
+            {
+                "Hopper-v5": 3300.0,
+                "Walker2d-v5": 5000.0,
+                "HalfCheetah-v5": 8000.0,
+                "Ant-v5": 4500.0,
+                "Humanoid-v5": 5500.0,
+            },
+        )
+    ),
+    "box2d": list(_control(1, {"LunarLander-v3": 270.0, "LunarLanderContinuous-v3": 270.0, "BipedalWalker-v3": 295.0})),
     "halfcheetah": [Case("HalfCheetah-v5 3M async", _flags("HalfCheetah-v5", 3_000_000), 4000.0)],
     "a2c": [
         Case("A2C CartPole-v1 500k", _flags("CartPole-v1", 500_000, "--algo=a2c"), 450.0),
