@@ -27,7 +27,10 @@ class OtherName:
 
 
 _ONE_POLICY = "one run trains one policy"
-_NO_WANDB = "there is no Weights & Biases; metrics.jsonl has all records"
+_NO_WANDB = "Weights & Biases is not supported; TensorBoard and metrics.jsonl have all records"
+_ADAM = "the optimizer is Adam; --backend=hogwild has --hogwild_optimizer"
+_TARGETS = "the target critics move at each update, by the fraction --tau"
+_SCALES = "uint8 images are divided by 255, and --normalize_input normalizes everything else"
 _PER_ENV = "for each of --num_workers processes"
 _STEPS_OF_ALL = "times n_envs: there the steps of one environment are counted, here those of all"
 _UPDATE_RATIO = "gradient_steps / (train_freq x n_envs)"
@@ -44,16 +47,10 @@ OTHER_NAMES: dict[str, OtherName] = {
     "clip_range": OtherName(STABLE_BASELINES, "ppo_clip_ratio"),
     "clip_range_vf": OtherName(STABLE_BASELINES, "ppo_clip_value", "in units of normalized returns"),
     "target_kl": OtherName(
-        STABLE_BASELINES,
-        "lr_schedule_kl_threshold",
-        "no pass ends early here; with --lr_schedule=kl_adaptive_epoch the learning rate follows the KL divergence",
+        STABLE_BASELINES, "", "no pass ends early; --lr_schedule=kl_adaptive_epoch adapts the learning rate instead"
     ),
-    "rms_prop_eps": OtherName(
-        STABLE_BASELINES, "hogwild_optimizer", "RMSProp is for --backend=hogwild only, else Adam"
-    ),
-    "use_rms_prop": OtherName(
-        STABLE_BASELINES, "hogwild_optimizer", "RMSProp is for --backend=hogwild only, else Adam"
-    ),
+    "rms_prop_eps": OtherName(STABLE_BASELINES, "", _ADAM),
+    "use_rms_prop": OtherName(STABLE_BASELINES, "", _ADAM),
     "policy_kwargs": OtherName(STABLE_BASELINES, "encoder_mlp_layers", "and the other settings of the model"),
     "net_arch": OtherName(STABLE_BASELINES, "encoder_mlp_layers"),
     "activation_fn": OtherName(STABLE_BASELINES, "nonlinearity"),
@@ -67,7 +64,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "learning_starts": OtherName(STABLE_BASELINES, "warmup_env_steps"),
     "gradient_steps": OtherName(STABLE_BASELINES, "updates_per_env_step", _UPDATE_RATIO),
     "train_freq": OtherName(STABLE_BASELINES, "updates_per_env_step", _UPDATE_RATIO),
-    "target_update_interval": OtherName(STABLE_BASELINES, "tau", "the target critics move at each update"),
+    "target_update_interval": OtherName(STABLE_BASELINES, "", _TARGETS),
     "n_critics": OtherName(STABLE_BASELINES, "", "SAC has two critics"),
     "eval_freq": OtherName(STABLE_BASELINES, "eval_every_env_steps", _STEPS_OF_ALL),
     "n_eval_episodes": OtherName(STABLE_BASELINES, "eval_episodes"),
@@ -96,26 +93,24 @@ OTHER_NAMES: dict[str, OtherName] = {
     "policy_frequency": OtherName(
         CLEANRL, "policy_delay", "the policy is updated once each time, there as often as the critics"
     ),
-    "target_network_frequency": OtherName(CLEANRL, "tau", "the target critics move at each update"),
+    "target_network_frequency": OtherName(CLEANRL, "", _TARGETS),
     "alpha": OtherName(CLEANRL, "ent_coef"),
     "autotune": OtherName(CLEANRL, "ent_coef", "--ent_coef=auto"),
     "env_id": OtherName(CLEANRL, "env"),
     "exp_name": OtherName(CLEANRL, "experiment"),
     "cuda": OtherName(CLEANRL, "device", "--device=cuda"),
-    "track": OtherName(CLEANRL, "with_tensorboard", _NO_WANDB),
+    "track": OtherName(CLEANRL, "", _NO_WANDB),
     "torch_deterministic": OtherName(CLEANRL, "serial_mode", "a serial run on a CPU repeats to the bit"),
     "capture_video": OtherName(CLEANRL, "", "record with python -m asyncrl.evaluate --video=FOLDER"),
     "exploration_loss_coeff": OtherName(SAMPLE_FACTORY, "entropy_loss_coeff"),
-    "exploration_loss": OtherName(SAMPLE_FACTORY, "entropy_loss_coeff", "the entropy bonus is the only one"),
-    "optimizer": OtherName(SAMPLE_FACTORY, "", "the optimizer is Adam; --backend=hogwild has --hogwild_optimizer"),
-    "decoder_mlp_layers": OtherName(SAMPLE_FACTORY, "", "encoder or recurrent core lead to the heads directly"),
+    "exploration_loss": OtherName(SAMPLE_FACTORY, "", "the entropy bonus is the only one"),
+    "optimizer": OtherName(SAMPLE_FACTORY, "", _ADAM),
+    "decoder_mlp_layers": OtherName(SAMPLE_FACTORY, "", "the heads follow the encoder or the recurrent core directly"),
     "policy_init_gain": OtherName(SAMPLE_FACTORY, "", "each kind of layer has a fixed gain"),
-    "continuous_tanh_scale": OtherName(SAMPLE_FACTORY, "squash_actions", "squashes the action, not its mean"),
-    "obs_subtract_mean": OtherName(
-        SAMPLE_FACTORY, "", "uint8 images are divided by 255, all else has --normalize_input"
-    ),
-    "obs_scale": OtherName(SAMPLE_FACTORY, "", "uint8 images are divided by 255, all else has --normalize_input"),
-    "normalize_input_keys": OtherName(SAMPLE_FACTORY, "normalize_input", "all keys, but no uint8 images"),
+    "continuous_tanh_scale": OtherName(SAMPLE_FACTORY, "squash_actions", "it squashes the action, not its mean"),
+    "obs_subtract_mean": OtherName(SAMPLE_FACTORY, "", _SCALES),
+    "obs_scale": OtherName(SAMPLE_FACTORY, "", _SCALES),
+    "normalize_input_keys": OtherName(SAMPLE_FACTORY, "", "--normalize_input normalizes all keys, except uint8 images"),
     "env_frameskip": OtherName(SAMPLE_FACTORY, "env_kwargs", 'as an argument of the environment, {"frameskip": 4}'),
     "env_framestack": OtherName(SAMPLE_FACTORY, "atari_preprocessing", "4 frames for ALE/*; elsewhere use a wrapper"),
     "pixel_format": OtherName(SAMPLE_FACTORY, "image_channels", "CHW is first, HWC is last"),
@@ -139,7 +134,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "value_bootstrap": OtherName(SAMPLE_FACTORY, "", "truncated episodes are always bootstrapped"),
     "num_policies": OtherName(SAMPLE_FACTORY, "", _ONE_POLICY),
     "with_pbt": OtherName(SAMPLE_FACTORY, "", _ONE_POLICY),
-    "with_wandb": OtherName(SAMPLE_FACTORY, "with_tensorboard", _NO_WANDB),
+    "with_wandb": OtherName(SAMPLE_FACTORY, "", _NO_WANDB),
     "benchmark": OtherName(SAMPLE_FACTORY, "", "python -m asyncrl.benchmark measures speed"),
 }
 """By the name there."""
