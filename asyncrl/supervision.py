@@ -125,8 +125,8 @@ class Supervision:
                 self._start(pending.worker, self._setup.for_restart())
             elif now >= pending.deadline:
                 raise RunFailed(
-                    f"{title(pending.worker.name)} could not be started again: what it had in hand was not taken over "
-                    f"within {SETTLE_TIMEOUT_S:g} s"
+                    f"{title(pending.worker.name)} could not be started again: other processes did not release its "
+                    f"buffers within {SETTLE_TIMEOUT_S:g} s"
                 )
         self._kill_who_hangs(now)
 

@@ -57,11 +57,11 @@ from asyncrl.runtime.torchrun import take_rank
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 _NOTHING_TRAINED = (
-    "nothing was trained: the time limit of {:g} s ended the run before its first update. Give more time "
+    "Nothing was trained: the time limit of {:g} s ended the run before its first update. Give more time "
     "(--train_for_seconds) or make updates smaller (--batch_size, --num_batches_per_epoch)."
 )
 _LATE = (
-    "warning: the time limit of {:g} s was exceeded, the run took {:.0f} s: an update ends only after a whole pass "
+    "warning: The time limit of {:g} s was exceeded, the run took {:.0f} s: an update ends only after a whole pass "
     "over its samples. Smaller updates end sooner (--batch_size, --num_batches_per_epoch)."
 )
 
@@ -228,7 +228,7 @@ class _Command:
                         attempt.show_end()
                         return _explain_failure(failure, config.train_dir, experiment, folder)
                     where = "at step 0" if latest(folder.checkpoints) is None else "from its last checkpoint"
-                    print(f"{failure.summary}; the run starts again {where}", file=sys.stderr, flush=True)
+                    print(f"{failure.summary}; the run restarts {where}", file=sys.stderr, flush=True)
                 num_deaths += 1
                 started_at = time.monotonic()
                 gc.collect()  # the shared memory of the attempt that failed
@@ -246,7 +246,7 @@ def _say_how_to_resume(train_dir: str, experiment: str, folder: RunFolder) -> No
     """Names the newest checkpoint of a run that failed, and the command that continues from it."""
     if (newest := latest(folder.checkpoints)) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, experiment))
-        print(f"the last checkpoint is {newest}; to resume from it: {command}", file=sys.stderr)
+        print(f"The last checkpoint is {newest}. To resume from it: {command}", file=sys.stderr)
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:

@@ -63,7 +63,7 @@ def make_core(input_size: int, config: TrainConfig) -> Any:
     core = _find(_cores, "core", config.core, config)(input_size, config)
     if core.state_size != config.rnn_state_size_of_core:
         raise UsageError(
-            f"core {config.core} has a state_size of {core.state_size}, but rnn_size={config.rnn_size}, "
+            f"The core {config.core} has a state_size of {core.state_size}, but rnn_size={config.rnn_size}, "
             f"rnn_num_layers={config.rnn_num_layers} and rnn_type={config.rnn_type} make "
             f"{config.rnn_state_size_of_core}."
         )

@@ -123,7 +123,9 @@ class FailureLog:
                 f"{window_s:g} s, --max_env_failures={limit} allows {limit}; the last: {trouble}",
                 f"the first failure: {_details(recent[0])}\n\nthe last failure: {_details(trouble)}",
             )
-        self.warn(f"{_details(trouble)}\nit is recreated, and what was collected of its unfinished episode left out")
+        self.warn(
+            f"{_details(trouble)}\nThe environment is recreated, and the samples of its unfinished episode are dropped."
+        )
 
     def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
         """Notes that a step is left out.
@@ -149,7 +151,7 @@ class FailureLog:
         if self._warned_at is None or now - self._warned_at >= _WARN_EVERY_S:
             count, self._not_finite_since_warning, self._warned_at = self._not_finite_since_warning, 0, now
             others = f" ({count} since the last such warning)" if count > 1 else ""
-            self.warn(f"{trouble}{others}; the step is left out and the environment reset (--nan_policy=drop)")
+            self.warn(f"{trouble}{others}; the step is dropped and the environment is reset (--nan_policy=drop)")
         return in_a_row > _MOST_DROPS_IN_A_ROW
 
     def note_dropped(self, num_samples: int) -> None:

@@ -28,7 +28,7 @@ SILENCE_S = 30.0
 """How long nothing is heard of a rank before it counts as dead."""
 START_S = 300.0
 """How long a rank may take to come."""
-LOST_OTHERS = "has lost the others in the middle of an exchange"
+LOST_OTHERS = "lost the connection to the other ranks during an exchange"
 EXPLANATION_S = 5.0
 """How long is waited for another rank to say why it went away."""
 LEAVE_S = 5.0
@@ -100,7 +100,7 @@ class Peers:
         while not self._store.check(["run"]):
             self.check()
             if time.monotonic() > deadline:
-                raise RunFailed(f"rank 0 has not said within {START_S:g} s what is to be run")
+                raise RunFailed(f"rank 0 has not sent the settings of the run within {START_S:g} s")
             time.sleep(0.05)
         told: dict[str, Any] = json.loads(self._store.get("run"))
         return told
@@ -176,7 +176,7 @@ class Peers:
                     self._beats[rank], self._heard_at[rank] = beat, now
             silence_s = now - self._heard_at[rank]
             if silence_s > (SILENCE_S if rank in self._beats else START_S):
-                self._fail(f"rank {rank} is not heard of any more: nothing for {silence_s:.0f} s")
+                self._fail(f"rank {rank} has not responded for {silence_s:.0f} s")
 
     def _fail(self, text: str) -> None:
         self._failure = self._failure or text

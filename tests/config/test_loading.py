@@ -282,7 +282,7 @@ def test_a_broken_file_is_refused_with_the_reason(tmp_path: Path, content: str, 
     file = tmp_path / "run.yaml"
     file.write_text(content)
     assert words in messages([f"--config={file}"])[0]
-    assert "cannot read" in messages([f"--config={tmp_path / 'missing.yaml'}"])[0]
+    assert "Cannot read" in messages([f"--config={tmp_path / 'missing.yaml'}"])[0]
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:
