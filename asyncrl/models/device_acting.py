@@ -26,7 +26,7 @@ from asyncrl.runtime.seeding import Stream, derive_seed
 log = logging.getLogger(__name__)
 
 Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]
-"""Observations `[E, row_size]` of a split, and the states of memory `[E, S]` before them."""
+"""Observations `[E, row_size]` of a split, and the recurrent states `[E, S]` before them."""
 
 
 def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActionAnswer:

@@ -280,7 +280,7 @@ class Remembering(FakeActions):
             self._slots.rnn_state[slot, row + 1] = self._slots.rnn_state[slot, row] + 1.0
 
 
-def test_a_memory_goes_on_from_slot_to_slot_and_begins_anew_with_each_episode() -> None:
+def test_a_recurrent_state_continues_from_slot_to_slot_and_is_zero_where_an_episode_begins() -> None:
     steps = [GO, TERMINATED, GO, GO, GO, TRUNCATED, GO, GO, GO, GO, TRUNCATED, GO, GO, GO, TERMINATED]
     run = Filled([ScriptedEnv(script(*steps))], 4, 4, make_actions=Remembering, use_rnn=True, rnn_size=3)
     states = run.slots.rnn_state[:4, :, 0]
