@@ -308,8 +308,8 @@ class TrainConfig(BaseModel):
         "auto",
         "hogwild",
         "workers act with the shared parameters directly (shared), with a copy made before each rollout (synced), or "
-        "with published parameters, sending gradients to a process that combines them (gradients); auto is synced for A2C "
-        "and shared for SAC",
+        "with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
+        "A2C and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _setting(
         "adam", "hogwild", "optimizer of the shared parameters; its state is also shared"
