@@ -355,7 +355,11 @@ class Monitor:
         )
 
     def _describe_activity(self, now: float) -> str | None:
-        """What the run is doing where steps and speed do not show it."""
+        """What the run is doing where steps and speed do not show it.
+
+        Only updates of PPO and A2C can be long: they train several passes over a dataset. SAC makes a few updates of
+        perceptrons between two reports, and a Hogwild worker one gradient of a rollout.
+        """
         activity = self._activity
         update = activity.update
         if activity.has_ended:
