@@ -1,4 +1,4 @@
-"""A trained policy to take away: from a checkpoint alone, without its environment."""
+"""A trained policy, loaded from a checkpoint without its environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Which = Literal["newest", "best"]
 
 
 class Policy:
-    """What a run learned, as a function from observations to what its environment takes.
+    """The policy that a run trained: from observations to actions in the form that the environment takes.
 
     Attributes:
         spec: spaces of the environment that it was trained on.
@@ -32,7 +32,7 @@ class Policy:
     """
 
     def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
-        """Takes a model with its statistics, on the device where it is to run; nothing in it changes."""
+        """Takes a model with its statistics, on the device where it runs; the model does not change."""
         self.spec = spec
         self.config = config
         self._model = model

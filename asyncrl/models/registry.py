@@ -33,7 +33,7 @@ def register_encoder(name: str) -> Callable[[_F], _F]:
 
 
 def register_core(name: str) -> Callable[[_F], _F]:
-    """Decorates `make(input_size, config)`, which returns a core with what `RecurrentCore` has.
+    """Decorates `make(input_size, config)`, which returns a core with the interface of `RecurrentCore`.
 
     Its `state_size` must be `config.rnn_state_size_of_core`.
     """
@@ -41,7 +41,7 @@ def register_core(name: str) -> Callable[[_F], _F]:
 
 
 def register_model(name: str) -> Callable[[_F], _F]:
-    """Decorates `make(spec, config)`, which returns an `ActorCritic` of your own, a subclass as a rule."""
+    """Decorates `make(spec, config)`, which returns an `ActorCritic`, usually of a subclass."""
     return _registering(_models, "model", name)
 
 
@@ -82,7 +82,7 @@ def make_registered_model(spec: EnvSpec, config: TrainConfig) -> nn.Module:
 
 def _registering(table: dict[str, Factory], kind: str, name: str) -> Callable[[_F], _F]:
     if name == DEFAULT:
-        raise ValueError(f"the {kind} {DEFAULT} is the package's own: take another name")
+        raise ValueError(f"the name {DEFAULT} belongs to the {kind} of the package: choose another name")
 
     def register(make: _F) -> _F:
         table[name] = make
