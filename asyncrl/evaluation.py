@@ -183,7 +183,7 @@ class _Lane:
         try:
             codec.write(obs, row)
         except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
-            text = f"The environment gave an observation that is not of its space, {self._moment}: {error}"
+            text = f"The environment returned an observation that does not match its space, {self._moment}: {error}"
             raise EnvironmentFailed(text) from error
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:

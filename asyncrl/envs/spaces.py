@@ -200,5 +200,5 @@ def check_observation(observation: Any, spec: EnvSpec, source: str) -> None:
         ObservationCodec(spec.observation).write(observation, row)
     except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
         raise UsageError(
-            f"{spec.env_id} returned an observation from {source} that is not of its observation_space: {error}."
+            f"{spec.env_id} returned an observation from {source} that does not match its observation_space: {error}."
         ) from error

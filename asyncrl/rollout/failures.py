@@ -3,7 +3,7 @@
 step or reset raises            the environment is recreated; more than `max_env_failures` in a window end the run,
                                 and so does any before the run's first finished episode
 reward or observation is NaN    the step is left out and the environment reset, or the run ends (`nan_policy`)
-observation is of another kind  the run ends: that is a mistake in the environment
+observation out of its space    the run ends: that is a mistake in the environment
 a debugger finds no terminal      the run ends, with a hint at serial mode
 """
 

@@ -242,7 +242,9 @@ def test_an_observation_of_another_kind_is_refused_where_it_came_from(
     env.wrong = wrong
     with pytest.raises(WrongObservation) as caught:
         run.fill(0)
-    assert "environment 40 returned an observation of another kind from reset at its step 1" in str(caught.value)
+    assert "environment 40 returned an observation from reset that does not match its space at its step 1" in str(
+        caught.value
+    )
     assert found in str(caught.value)
     if found.startswith("shape"):
         assert "promises shape (2,) and dtype float64" in str(caught.value)
