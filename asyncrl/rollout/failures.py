@@ -2,9 +2,9 @@
 
 step or reset raises            the environment is recreated; more than `max_env_failures` in a window end the run,
                                 and so does any before the run's first finished episode
-reward or observation is NaN    the step is left out and the environment reset, or the run ends (`nan_policy`)
+reward or observation is NaN    the step is dropped and the environment is reset, or the run ends (`nan_policy`)
 observation out of its space    the run ends: that is a mistake in the environment
-a debugger finds no terminal      the run ends, with a hint at serial mode
+a debugger finds no terminal    the run ends, with a hint at serial mode
 """
 
 from __future__ import annotations
