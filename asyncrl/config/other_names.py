@@ -161,7 +161,7 @@ OTHER_VALUES: dict[tuple[str, str], str] = {
 def explain_name(name: str, known: Container[str]) -> str | None:
     """What a name of another library is called here, as a clause; None if no library has it or `known` does not."""
     other = OTHER_NAMES.get(name)
-    if other is None or (other.setting and other.setting not in known):
+    if other is None or (other.setting or "env") not in known:  # the flags of a run, not names of presets for example
         return None
     if not other.setting:
         return f"{other.library}'s {name} has no counterpart here: {other.note}"

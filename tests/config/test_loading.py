@@ -208,6 +208,12 @@ def test_flags_and_values_of_other_libraries_are_answered_with_what_they_are_cal
     assert said in found
 
 
+def test_names_of_other_libraries_are_explained_where_settings_are_meant() -> None:
+    (said,) = messages(["--env=CartPole-v1", "--preset=benchmark"])
+    assert "There is no preset 'benchmark'" in said
+    assert "Sample Factory" not in said
+
+
 def test_the_entropy_coefficients_of_ppo_and_sac_are_told_apart() -> None:
     for algo, given, meant in (("ppo", "ent_coef", "entropy_loss_coeff"), ("sac", "entropy_loss_coeff", "ent_coef")):
         loaded = load(["--env=Pendulum-v1", f"--algo={algo}", f"--{given}=0.2"])
