@@ -74,7 +74,7 @@ class DeviceActor:
             if not self._makes_graphs:
                 raise
             # Nothing is computed while a graph is captured, so this batch is still to be run.
-            self._notice = f"inference runs without CUDA graphs, because capturing one failed: {short_reason(error)}"
+            self._notice = f"Inference runs without CUDA graphs, because capturing one failed: {short_reason(error)}"
             log.warning("capturing a CUDA graph of inference failed", exc_info=True)
             self._makes_graphs = False
             for batch in self._batches.values():
