@@ -82,9 +82,7 @@ MISTAKES = [
     # Files
     Mistake("train", "--config=missing.yaml", "Cannot read the file missing.yaml: No such file"),
     Mistake("train", "--config=broken.yaml", "broken.yaml is not valid YAML"),
-    Mistake(
-        "train", "--config=typo.yaml", "file typo.yaml: There is no setting lerning_rate; the nearest is learning_rate."
-    ),
+    Mistake("train", "--config=typo.yaml", "typo.yaml there is no setting lerning_rate; the nearest is learning_rate."),
     Mistake("train", "--env=CartPole-v1 --preset=mujocco", "There is no preset 'mujocco'"),
     # The environment
     Mistake("train", "--env=CartPol-v1", "the nearest are CartPole-v1"),
@@ -182,7 +180,7 @@ MISTAKES = [
     Mistake("plot", "compare run --x=wall_time", "Run run has recorded no time/time_elapsed"),
     Mistake("plot", "trial empty", "give the folder of a run that has trained."),
     Mistake("plot", "trial run --window=2", "--window=2 is more than the 1 records of run"),
-    Mistake("plot", "speedup run elsewhere/moved", "A speed-up needs runs with at least two numbers of workers"),
+    Mistake("plot", "speedup run elsewhere/moved", "The number of workers of run is unknown: "),
     Mistake("plot", "compare run --x=steps", "--x=steps is not possible: expected per_worker_steps, "),
 ]
 

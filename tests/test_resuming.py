@@ -191,7 +191,7 @@ def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environmen
 
     sac = TrainConfig(algo="sac", num_workers=1, num_envs_per_worker=4)
     resuming.check_replay(found, resolve(sac))
-    with pytest.raises(UsageError, match="1 groups of 4 environments, the run has 2 of 4"):
+    with pytest.raises(UsageError, match="1 groups of 4 environments, but the run has 2 of 4"):
         resuming.check_replay(found, resolve(sac.model_copy(update={"num_workers": 2})))
 
 

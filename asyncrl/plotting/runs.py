@@ -111,7 +111,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     resolved = [locate(path).resolve() for path in paths]
     for idx, path in enumerate(resolved):
         if path in resolved[:idx]:
-            raise UsageError(f"{paths[idx]} is given twice: name each run once.")
+            raise UsageError(f"Run {paths[idx]} is given twice: name each run once.")
     return [_read_run(path, name) for path, name in zip(resolved, unique_names(resolved), strict=True)]
 
 
