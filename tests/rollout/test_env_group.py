@@ -255,7 +255,7 @@ def test_an_observation_of_another_dtype_is_converted_and_said_once() -> None:
     run = Filled([env], rollout=4, renewed=[])
     assert run.obs(0) == [-1.0, 1.0, 2.0, -2.0, 4.0]
     (warning,) = run.group.take_failures().warnings
-    assert "environment 40 gives observations of int16, its observation_space says float64" in warning
+    assert "environment 40 gives observations of int16, but its observation_space says float64" in warning
 
 
 def test_the_last_row_of_a_slot_is_the_first_of_the_next() -> None:
