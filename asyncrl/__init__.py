@@ -1,6 +1,6 @@
 """asyncrl trains a policy on a Gymnasium environment as fast as the machine allows.
 
-One sample's way, from a step of an environment to a gradient:
+The path of a sample, from a step of an environment to a gradient:
 
     environment --step--> rollout worker --row--> slot (shared memory) --ready--> learner --dataset--> PPO or A2C
                              ^                       ^                                |
@@ -9,7 +9,7 @@ One sample's way, from a step of an environment to a gradient:
 
 Rollout workers step environments and write rows into slots of one shared arena. The policy that chooses actions runs in
 each worker (`local`) or in inference workers that batch requests (`central`). The learner takes full slots, trains, and
-publishes weights. Between processes travel only integers: which slot, which split. `docs/architecture.md` says why.
+publishes weights. Processes exchange only integers: numbers of slots and splits. `docs/architecture.md` says why.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def load_policy(
 
     Args:
         path: a run's folder or name (of a run in `train_dir`), or a checkpoint's folder.
-        which: of a run, its newest checkpoint or the one that did best (`save_best_metric`).
-        device: where it is to run: cpu, cuda or cuda:N.
-        seed: of the draws of actions.
+        which: for a run, the newest checkpoint or the best one (`save_best_metric`).
+        device: device of the policy: cpu, cuda or cuda:N.
+        seed: seed of the sampled actions.
 
     Returns:
         The policy: `policy.act(obs, deterministic=False)`, and `policy.reset()` where an episode begins.

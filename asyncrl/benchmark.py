@@ -29,7 +29,7 @@ _DESCRIPTION = (
     "report. --env is required, unless --config or --from_run names the environment. --train_for_env_steps=N measures "
     "runs that learn, too. All other flags of training are passed on to every run."
 )
-_STOPPED = "stopped; the same command continues with the measurements that are missing"
+_STOPPED = "Stopped. The same command continues with the missing measurements."
 
 
 class _Terminated(Exception):

@@ -39,7 +39,7 @@ _FLAGS = (
         is_bool=False,
     ),
     ExtraFlag("episodes", "number of episodes [default 100]", is_bool=False),
-    ExtraFlag("num_envs", "environments that are played side by side [default 8]", is_bool=False),
+    ExtraFlag("num_envs", "environments that are played in parallel [default 8]", is_bool=False),
     ExtraFlag("seed", "seed of the episodes and of the sampled actions [default 0]", is_bool=False),
     ExtraFlag("device", "device of the policy: cpu, cuda or cuda:N [default cpu]", is_bool=False),
     ExtraFlag("deterministic", "take the most likely action instead of a sampled one"),

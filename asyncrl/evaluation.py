@@ -141,7 +141,7 @@ def _made(make: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any
     except (UsageError, EnvironmentFailed):
         raise
     except Exception as error:
-        raise EnvironmentFailed(f"the environment could not be made:\n{environment_traceback(error)}") from error
+        raise EnvironmentFailed(f"The environment could not be made:\n{environment_traceback(error)}") from error
 
 
 class _Lane:
@@ -183,14 +183,14 @@ class _Lane:
         try:
             codec.write(obs, row)
         except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
-            text = f"the environment gave an observation that is not of its space, {self._moment}: {error}"
+            text = f"The environment returned an observation that does not match its space, {self._moment}: {error}"
             raise EnvironmentFailed(text) from error
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:
-            where = f"the environment failed in {name}, {self._moment}"
+            where = f"The environment failed in {name}, {self._moment}"
             raise EnvironmentFailed(f"{where}:\n{environment_traceback(error)}") from error
 
     @property

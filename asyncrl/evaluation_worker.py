@@ -1,7 +1,7 @@
-"""Evaluation during training: whole episodes of a policy that stands still, while training goes on.
+"""Evaluation during training: whole episodes of a fixed policy, while training continues.
 
 consumes  published weights and statistics, one consistent block
-produces  evaluation reports, and the best checkpoint where evaluations decide which that is
+produces  evaluation reports, and the best checkpoint if evaluations choose it
 waits     until enough environment steps were trained, looking every POLL_S seconds
 stops     when the run has ended and its last evaluation is done, or when the run was asked to stop
 """

@@ -1,4 +1,4 @@
-"""A trained policy to take away: from a checkpoint alone, without its environment."""
+"""A trained policy, loaded from a checkpoint without its environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Which = Literal["newest", "best"]
 
 
 class Policy:
-    """What a run learned, as a function from observations to what its environment takes.
+    """The policy that a run trained: from observations to actions in the form that the environment takes.
 
     Attributes:
         spec: spaces of the environment that it was trained on.
@@ -32,7 +32,7 @@ class Policy:
     """
 
     def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
-        """Takes a model with its statistics, on the device where it is to run; nothing in it changes."""
+        """Takes a model with its statistics, on the device where it runs; the model does not change."""
         self.spec = spec
         self.config = config
         self._model = model
@@ -43,7 +43,7 @@ class Policy:
         self._state: npt.NDArray[np.float32] | None = None
 
     def act(self, obs: Any, deterministic: bool = False) -> Any:
-        """Chooses actions, and remembers what it saw if it has a memory: call `reset` where an episode begins.
+        """Chooses actions. A recurrent policy keeps its state: call `reset` where an episode begins.
 
         Args:
             obs: one observation, or several as a vectorized environment gives them (B as first axis of every part).
@@ -54,33 +54,35 @@ class Policy:
             as its first axis, or a list of them where actions are Dict or Tuple.
 
         Raises:
-            ValueError: the observations have another shape, or there are more or fewer of them than were remembered.
+            ValueError: the observations have another shape, or their number differs from that of the call before.
         """
         rows = self._rows_of(obs)
         batch = np.atleast_2d(rows)
         state = self.initial_state(len(batch)) if self._state is None else self._state
         if len(state) != len(batch):
-            raise ValueError(f"the policy remembers {len(state)} environments, got {len(batch)}: call reset() between")
+            raise ValueError(
+                f"the policy acts in {len(state)} environments, got {len(batch)} observations: call reset() first"
+            )
         actions, after = self.step(batch, state, deterministic)
         if self._model.rnn_state_size > 0:
             self._state = after
         return actions[0] if rows.ndim == 1 else actions
 
     def reset(self, which: npt.ArrayLike | None = None) -> None:
-        """Begins an episode, in all environments or in those of a mask `[B]`; a policy without memory needs none."""
+        """Begins an episode, in all environments or in those of a mask `[B]`; only a recurrent policy needs this."""
         if which is None:
             self._state = None
         elif self._state is not None:
             self._state[np.asarray(which, dtype=np.bool_)] = 0.0
 
     def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
-        """States of memory `[num_envs, S]` at the beginning of episodes, for `step`."""
+        """Recurrent states `[num_envs, S]` at the beginning of episodes, for `step`."""
         return np.zeros((num_envs, self._model.rnn_state_size), dtype=np.float32)
 
     def step(
         self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
     ) -> tuple[Any, npt.NDArray[np.float32]]:
-        """What `act` does, on encoded observations and with the memory in the caller's hands.
+        """What `act` does, on encoded observations and with recurrent states that the caller keeps.
 
         Args:
             rows: [B, row_size], see `asyncrl.envs.observations.ObservationCodec`.
@@ -117,9 +119,9 @@ class Policy:
 def load_policy(path: str | Path, which: Which = "newest", device: str = "cpu", seed: int = 0) -> Policy:
     """See `asyncrl.load_policy`."""
     if device.partition(":")[0] not in ("cpu", "cuda"):
-        raise UsageError(f"device {device} is not possible: expected cpu, cuda or cuda:N.")
+        raise UsageError(f"Device {device} is not possible: expected cpu, cuda or cuda:N.")
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError(f"device {device}: PyTorch finds no CUDA device here; use cpu")
+        raise UsageError(f"Device {device} is not possible: PyTorch finds no CUDA device. Use cpu.")
     found = find_checkpoint(path, which)
     content = checkpoints.load(found)
     try:
@@ -128,5 +130,5 @@ def load_policy(path: str | Path, which: Which = "newest", device: str = "cpu", 
         model = make_acting_model(spec, config)
         model.load_state_dict(dict(content.model))
     except (KeyError, TypeError, ValidationError, RuntimeError) as error:
-        raise UsageError(f"the checkpoint {found} does not hold a policy that can be used: {error}") from error
+        raise UsageError(f"Checkpoint {found} holds no usable policy: {error}.") from error
     return Policy(model.to(device).eval(), spec, config, seed)

@@ -231,7 +231,7 @@ def _short_parts(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list
 def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
     """Whether the policy reaches other returns in training than in episodes of its own.
 
-    After a truncation its memory misses the first observation of the next episode (see `VectorEnvGroup`).
+    After a truncation its recurrent state misses the first observation of the next episode (see `VectorEnvGroup`).
     """
     return config.use_rnn and spec.resets_within_step
 
@@ -241,7 +241,7 @@ def _lost_first_steps(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
         return []
     text = (
         f"{spec.env_id} resets its environments within a step (autoreset mode SAME_STEP or DISABLED). After a "
-        "truncation a policy with memory misses the first observation, so training returns differ from what the policy "
+        "truncation a recurrent policy misses the first observation, so training returns differ from what the policy "
         "reaches"
     )
     is_left_out = config.save_best_metric == "auto" and config.eval_every_env_steps is None
@@ -281,7 +281,7 @@ def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
     )
     if plan.replay is not None:
         fitting = max(1, int(plan.replay.size * free * 0.9 / needed))
-        text = f"a replay of {plan.replay.size} environment steps needs {memory}"
+        text = f"A replay of {plan.replay.size} environment steps needs {memory}"
         return Problem(("replay_size",), text, (f"--replay_size={fitting}", _MORE_MEMORY))
     text = f"{plan.num_slots} buffers of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
     names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")

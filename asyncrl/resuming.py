@@ -144,12 +144,12 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
             skipped.append(str(error))
             continue
         except (KeyError, TypeError, ValueError) as error:
-            skipped.append(f"the checkpoint {path} is damaged: its state is incomplete ({error})")
+            skipped.append(f"Checkpoint {path} is damaged: its state is incomplete ({error}).")
             continue
         _check_spaces(saved_spec, spec, path)
         return found
     if skipped:
-        raise checkpoint.CheckpointError("Cannot resume: no checkpoint can be used: " + "; ".join(skipped))
+        raise checkpoint.CheckpointError("Cannot resume: no checkpoint can be used. " + " ".join(skipped))
     return None
 
 
@@ -195,7 +195,7 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     except (checkpoint.CheckpointError, UsageError) as error:
         return [Problem(("init_from",), f"--init_from: {error}")]
     except (KeyError, TypeError, ValueError) as error:
-        text = f"--init_from: the checkpoint {path} is damaged: its state is incomplete ({error})"
+        text = f"--init_from: Checkpoint {path} is damaged: its state is incomplete ({error})."
         return [Problem(("init_from",), text)]
     if not content.optimizer:
         text = f"--init_from={path} was saved by an evaluation, without an optimizer: give one that training saved."
@@ -218,10 +218,10 @@ def announce(resumption: Resumption | None, loaded: LoadedConfig) -> None:
     if resumption is None:
         print("No checkpoint yet: starting at step 0 with the settings in config.yaml.")
     else:
-        print(f"resuming from {resumption.checkpoint} ({resumption.env_steps:,} steps)")
+        print(f"Resuming from {resumption.checkpoint} ({resumption.env_steps:,} steps).")
     differing = [] if loaded.saved is None else changes(loaded.saved, loaded.config)
     if differing:
-        print("settings changed for this run from now on:")
+        print("Settings that change for this run from now on:")
     for change in differing:
         print(f"  {change}")
     sys.stdout.flush()
@@ -264,7 +264,7 @@ def _check_replay(path: Path, state: dict[str, Any], plan: ResourcePlan) -> None
     saved = int(state["replay_splits"]), int(state["replay_envs"])
     if saved != (plan.num_splits, plan.envs_per_split):
         raise UsageError(
-            f"the replay in {path} is of {saved[0]} groups of {saved[1]} environments, the run has "
+            f"The replay in {path} is of {saved[0]} groups of {saved[1]} environments, but the run has "
             f"{plan.num_splits} of {plan.envs_per_split}. Give --num_workers and --num_envs_per_worker as before."
         )
 
@@ -273,7 +273,7 @@ def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     if _shape_of(saved) == _shape_of(present):
         return
     text = (
-        f"the checkpoint {path} was trained on {saved.observation} and {saved.action}, "
+        f"Checkpoint {path} was trained on {saved.observation} and {saved.action}, "
         f"but {present.env_id} has {present.observation} and {present.action}."
     )
     channels = {part.channels for part in saved.observation.parts if part.has_pixels}

@@ -1,4 +1,4 @@
-"""What every role of a run is built from: settings, plan, spaces, and the memory that all share."""
+"""What every role of a run is built from: settings, plan, spaces, and shared memory."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class RunSetup:
             plan: what they were resolved to.
             spec: what the environment is.
             checkpoints: the run's folder of checkpoints.
-            resume_from: the checkpoint that the run goes on from.
-            rank: which of the ranks this is that train together; None for one that trains alone.
+            resume_from: the checkpoint that the run resumes from.
+            rank: address of this rank; None for a run without torchrun.
             first_env_steps: environment steps of the run before; those of the checkpoint if not given.
         """
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config)))
-        # Hogwild workers have slots and replays of their own.
+        # Hogwild workers have private slots and replays.
         if plan.num_slots > 0:
             TrajectorySlots(arena).reset()
         elif plan.hogwild is None and resume_from is not None:
@@ -72,7 +72,7 @@ class RunSetup:
         return cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank)
 
     def continued(self, resume_from: Path) -> RunSetup:
-        """The setup with which the same run goes on from a checkpoint, in an arena of its own."""
+        """The setup to continue the same run from a checkpoint, with a new arena."""
         return RunSetup.create(self.config, self.plan, self.spec, self.checkpoints, resume_from)
 
     @property
@@ -81,17 +81,17 @@ class RunSetup:
         return RunControl(self.arena, self.plan.num_workers)
 
     def for_restart(self) -> RunSetup:
-        """The setup of a process that takes the place of one that died."""
+        """The setup of a process that replaces a dead one."""
         return dataclasses.replace(self, steps_at_restart=self.control.total_steps)
 
     @property
     def seed(self) -> int:
-        """What environments, exploration and draws follow from: another one in each rank. Initial weights do not."""
+        """Seed of environments, exploration and sampling, different in each rank. Initial weights do not use it."""
         return rank_seed(self.config.seed, 0 if self.rank is None else self.rank.rank)
 
     @property
     def seed_steps(self) -> int:
-        """What seeds follow from beside the run's own seed, so that no process repeats what another has done."""
+        """Steps that seeds also depend on, so that no process repeats the random numbers of another."""
         return self.first_env_steps + (self.steps_at_restart or 0)
 
     @property
@@ -110,10 +110,10 @@ class RunSetup:
 
 
 def state_to_begin_with(setup: RunSetup) -> LearnerState | None:
-    """What a checkpoint gives the learner: of its own run, or of the one that `init_from` names.
+    """The learner's state from a checkpoint of this run, or from the one that `init_from` names.
 
-    The learning rate of its own run goes on where it was, unless the user has set another, or another schedule. A new
-    run takes everything else, but has its own.
+    A resumed run keeps its current learning rate, unless the user changes the rate or the schedule. A new run takes
+    everything except the learning rate.
     """
     config = setup.config
     if setup.resume_from is not None:

@@ -1,13 +1,13 @@
-"""What becomes of a run when one of its processes ends, and which of them is started again.
+"""Decides what happens when a process of a run ends, and which processes are restarted.
 
     rollout, inference worker   it raised before any episode was finished: the user's code is broken, the run fails
-                                it raised later, died or hung: it is started again, until the restarts are used up
-    learner                     the run fails; going on from its checkpoint is up to `asyncrl.train`
-    evaluation                  said, and training goes on
+                                it raised later, died or hung: it is restarted, until the restarts are used up
+    learner                     the run fails; `asyncrl.train` decides whether to resume from its checkpoint
+    evaluation                  reported, and training continues
 
-A process that is started again was dead for certain before, and all that it had in hand is settled
-(`asyncrl.buffers.departures`). A hang is a worker that neither steps nor waits. Only the runner decides any of this; it
-looks at process sentinels and at words of the arena, and asks nobody.
+Before a process is restarted, it is certainly dead, and the state that it left is cleaned up
+(`asyncrl.buffers.departures`). A worker hangs if it neither steps nor waits. Only the runner decides; it reads process
+sentinels and words of the arena, and sends no requests.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """A process that may be started again.
+    """A process that may be restarted.
 
     Attributes:
         name: the child's, and its log file's.
         target: called in the process with the run's setup and `args`.
-        args: what else it gets.
-        worker_idx: of a rollout worker; None for an inference worker, whose death leaves nothing to settle.
+        args: further arguments of the target.
+        worker_idx: of a rollout worker; None for an inference worker, whose death leaves nothing to clean up.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Supervision:
         """Decides what becomes of processes that have ended.
 
         Raises:
-            RunFailed: the run cannot go on.
+            RunFailed: the run cannot continue.
         """
         fatal = [failure for failure in failures if self._is_fatal(failure)]
         if fatal and fatal[0].child not in self._workers:
@@ -125,8 +125,8 @@ class Supervision:
                 self._start(pending.worker, self._setup.for_restart())
             elif now >= pending.deadline:
                 raise RunFailed(
-                    f"{title(pending.worker.name)} could not be started again: what it had in hand was not taken over "
-                    f"within {SETTLE_TIMEOUT_S:g} s"
+                    f"{title(pending.worker.name)} could not be started again: other processes did not release its "
+                    f"buffers within {SETTLE_TIMEOUT_S:g} s"
                 )
         self._kill_who_hangs(now)
 
@@ -148,7 +148,7 @@ class Supervision:
         return has_raised_early or failure.is_final
 
     def _more_failures(self, num_failed: int) -> list[ChildFailure]:
-        """Lets other workers that fail in the same way speak too, for a moment."""
+        """Waits a moment for other workers that fail in the same way."""
         more: list[ChildFailure] = []
         deadline = time.monotonic() + SAME_FAILURE_S
         while num_failed + len(more) < len(self._workers) and (left_s := deadline - time.monotonic()) > 0.0:

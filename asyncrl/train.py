@@ -57,11 +57,11 @@ from asyncrl.runtime.torchrun import take_rank
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 _NOTHING_TRAINED = (
-    "nothing was trained: the time limit of {:g} s ended the run before its first update. Give more time "
+    "Nothing was trained: the time limit of {:g} s ended the run before its first update. Give more time "
     "(--train_for_seconds) or make updates smaller (--batch_size, --num_batches_per_epoch)."
 )
 _LATE = (
-    "warning: the time limit of {:g} s was exceeded, the run took {:.0f} s: an update ends only after a whole pass "
+    "warning: The time limit of {:g} s was exceeded, the run took {:.0f} s: an update ends only after a whole pass "
     "over its samples. Smaller updates end sooner (--batch_size, --num_batches_per_epoch)."
 )
 
@@ -72,7 +72,7 @@ _OF_OTHER_RANKS = {
     "save_milestones_s": None,
     "init_from": None,
 }
-"""Settings of all ranks but the first, which shows, evaluates and saves for all, and has what the others begin with."""
+"""Settings of all ranks except the first, which shows progress, evaluates, saves and initializes for all."""
 
 _FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
 _EXAMPLES = (
@@ -113,13 +113,13 @@ def _run(arguments: Sequence[str], started_at: float) -> int:
 
 @dataclass
 class _Command:
-    """One command, alone or as one of several ranks: rank 0 decides what is run, and the others are told."""
+    """One command, alone or as one of several ranks: rank 0 sends its settings to the others."""
 
     arguments: Sequence[str]
     started_at: float
     peers: Peers | None = None
     first_env_steps: int | None = None
-    """What the run has trained before, as rank 0 says."""
+    """Environment steps that the run has trained before, from rank 0."""
 
     def run(self) -> int:
         """Looks at everything, then trains."""
@@ -228,14 +228,14 @@ class _Command:
                         attempt.show_end()
                         return _explain_failure(failure, config.train_dir, experiment, folder)
                     where = "at step 0" if latest(folder.checkpoints) is None else "from its last checkpoint"
-                    print(f"{failure.summary}; the run starts again {where}", file=sys.stderr, flush=True)
+                    print(f"{failure.summary}; the run restarts {where}", file=sys.stderr, flush=True)
                 num_deaths += 1
                 started_at = time.monotonic()
                 gc.collect()  # the shared memory of the attempt that failed
 
 
 def _explain_failure(failure: RunFailed, train_dir: str, experiment: str, folder: RunFolder) -> int:
-    """Says on standard error what went wrong and how to go on; returns the exit code."""
+    """Prints the failure and how to resume on standard error; returns the exit code."""
     print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
     print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
     _say_how_to_resume(train_dir, experiment, folder)
@@ -246,11 +246,11 @@ def _say_how_to_resume(train_dir: str, experiment: str, folder: RunFolder) -> No
     """Names the newest checkpoint of a run that failed, and the command that continues from it."""
     if (newest := latest(folder.checkpoints)) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, experiment))
-        print(f"the last checkpoint is {newest}; to resume from it: {command}", file=sys.stderr)
+        print(f"The last checkpoint is {newest}. To resume from it: {command}", file=sys.stderr)
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:
-    """What a run has reached already, and the flag that would extend it; None if updates for the last steps are due."""
+    """The limit that a run has already reached, with the flag that extends it; None if training is left to do."""
     if resumption.env_steps >= config.train_for_env_steps and resumption.updates_due == 0:
         return f"{resumption.env_steps:,} steps. Give a larger --train_for_env_steps"
     if config.train_for_seconds is not None and resumption.elapsed_s >= config.train_for_seconds:
@@ -259,7 +259,7 @@ def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str 
 
 
 def _save_best(path: Path, folder: RunFolder, mean_return: float, monitor: Monitor) -> None:
-    """Keeps the last checkpoint as the best if the last training episodes were."""
+    """Keeps the last checkpoint as the best if the last training episodes are the best."""
     try:
         best = copy_as_best(path, folder.checkpoints, mean_return)
     except CheckpointError as error:
@@ -277,12 +277,12 @@ def _earlier(folder: RunFolder, resumption: resuming.Resumption | None) -> Earli
 
 @dataclass(frozen=True)
 class _Beginning:
-    """Where a run begins.
+    """Where a run starts.
 
     Attributes:
-        checkpoint: what this process goes on from, if it does.
+        checkpoint: the checkpoint that this process resumes from; None for a new run.
         env_steps: environment steps that the run has trained before.
-        earlier: what it had come to, if it goes on.
+        earlier: totals of the run so far; None for a new run.
     """
 
     checkpoint: Path | None
@@ -292,9 +292,9 @@ class _Beginning:
 
 @dataclass
 class _Attempt:
-    """Everything that a run is started with; again, from its last checkpoint, when its learner has died.
+    """Everything that a run is started with, and restarted from its last checkpoint when its learner has died.
 
-    `num_restarts` counts processes that were started again in the attempts before, the learner among them.
+    `num_restarts` counts restarts of processes in the earlier attempts, those of the learner included.
     """
 
     loaded: LoadedConfig
@@ -337,10 +337,10 @@ class _Attempt:
             drop_output()
 
     def run(self, started_at: float) -> int:
-        """Goes on from the newest checkpoint, or begins; returns the exit code.
+        """Resumes from the newest checkpoint, or starts; returns the exit code.
 
         Raises:
-            RunFailed: the run could not go on.
+            RunFailed: the run could not continue.
         """
         config, folder = self.loaded.config, self.folder
         beginning = self._begin_as_told() if self._is_told else self._begin()
@@ -376,7 +376,7 @@ class _Attempt:
         return self.peers is not None and not self.peers.is_first
 
     def _begin(self) -> _Beginning | None:
-        """Looks for a checkpoint to go on from; None if there is nothing to do."""
+        """Looks for a checkpoint to resume from; None if there is nothing to do."""
         config = self.loaded.config
         resumption = resuming.find_checkpoint(self.folder.checkpoints, self.spec)
         resuming.check_replay(resumption, self.plan)

@@ -186,7 +186,7 @@ def _spread(seconds: list[float | None]) -> str:
 def main() -> int:
     """Runs until the kills are recorded; returns 1 if anything hung, leaked or failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200, help="kills to be recorded, of all cases together")
+    parser.add_argument("--kills", type=int, default=200, help="number of kills to record over all cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--output", type=Path, default=Path("fault_injection.jsonl"))
     parser.add_argument("--table", action="store_true", help="show what was recorded, run nothing")

@@ -77,7 +77,7 @@ FAULTS: dict[str, Callable[[Start], Times]] = {
 def main() -> None:
     """Brings about each fault and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--times", type=int, default=5, help="how often each fault is brought about")
+    parser.add_argument("--times", type=int, default=5, help="repetitions of each fault")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     rows = []

@@ -45,7 +45,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every_s", type=float, default=10.0)
-    parser.add_argument("--output", type=Path, default=Path("soak.jsonl"), help="made anew")
+    parser.add_argument("--output", type=Path, default=Path("soak.jsonl"), help="file for the samples; overwritten")
     parser.add_argument("--table", action="store_true", help="show what was recorded, run nothing")
     options, flags = parser.parse_known_args()
     if not options.table:

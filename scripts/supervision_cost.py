@@ -117,7 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--rounds", type=int, default=200, help="pairs of rollouts")
-    parser.add_argument("--seconds", type=float, default=40.0, help="of the run whose runner is looked at")
+    parser.add_argument("--seconds", type=float, default=40.0, help="length of the run whose runner is measured")
     options = parser.parse_args()
     torch.set_num_threads(1)
     worker = of_a_worker(options.env, options.rounds)

@@ -1,4 +1,4 @@
-"""`asyncrl.train` for tests of ranks that fall silent: one that is not heard of counts as dead sooner."""
+"""`asyncrl.train` for tests of ranks that stop responding: such a rank counts as dead sooner."""
 
 from __future__ import annotations
 

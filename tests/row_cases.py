@@ -58,7 +58,7 @@ class Case:
         learner: one of `LEARNERS`.
         mode: one of `run_helper.MODES`.
         autoreset: mode of the vectorized environments; None for environments that are stepped one by one.
-        memory: type of the recurrent policy's memory, or none.
+        rnn_type: the recurrent core's type, empty for none.
         killed: role whose processes are killed, or none.
         n_step: of SAC.
         drops_old: whether some trajectories become too old to be trained on.
@@ -67,7 +67,7 @@ class Case:
     learner: str
     mode: str
     autoreset: AutoresetMode | None = None
-    memory: str = ""
+    rnn_type: str = ""
     killed: str = ""
     n_step: int = 1
     drops_old: bool = False
@@ -75,7 +75,7 @@ class Case:
     def __str__(self) -> str:
         parts = [self.learner, self.mode]
         parts += [] if self.autoreset is None else [self.autoreset.name]
-        parts += [self.memory] if self.memory else []
+        parts += [self.rnn_type] if self.rnn_type else []
         parts += [f"{self.n_step}-step"] if self.n_step > 1 else []
         parts += ["drops-old"] if self.drops_old else []
         parts += [f"{self.killed}-killed"] if self.killed else []
@@ -105,9 +105,9 @@ class Case:
             settings["env_backend"] = "gym_vector"
         if self.mode.endswith("central"):
             settings |= {"worker_num_splits": 2, "num_inference_workers": 2}
-        if self.memory:
-            settings |= {"use_rnn": True, "rnn_type": self.memory, "rnn_size": 6}
-            settings["recurrence"] = 2 if self.memory == "gru" else "auto"
+        if self.rnn_type:
+            settings |= {"use_rnn": True, "rnn_type": self.rnn_type, "rnn_size": 6}
+            settings["recurrence"] = 2 if self.rnn_type == "gru" else "auto"
         if self.is_off_policy:
             settings["n_step"] = self.n_step
         elif self.mode.startswith("async") and self.learner == "ppo":
@@ -150,15 +150,15 @@ def all_cases() -> list[Case]:
     for autoreset in AUTORESETS:
         for mode in MODES:
             victims = ["", *_victims(mode)]
-            cases += [Case("ppo", mode, autoreset, memory, v) for memory in ("", "gru", "lstm") for v in victims]
+            cases += [Case("ppo", mode, autoreset, rnn_type, v) for rnn_type in ("", "gru", "lstm") for v in victims]
             cases += [Case("sac", mode, autoreset, killed=v, n_step=n) for n in (1, 3) for v in victims]
         cases += [Case("ppo", mode, autoreset, drops_old=True) for mode in PARALLEL_MODES if mode.startswith("async")]
         for mode in HOGWILD_MODES:
             victims = ["", *_victims(mode)]
             cases += [
-                Case(learner, mode, autoreset, memory, v)
+                Case(learner, mode, autoreset, rnn_type, v)
                 for learner in ("a2c-synced", "a2c-shared", "a2c-gradients")
-                for memory in ("", "gru")
+                for rnn_type in ("", "gru")
                 for v in victims
             ]
             cases += [Case("hogwild-sac", mode, autoreset, killed=v, n_step=n) for n in (1, 3) for v in victims]

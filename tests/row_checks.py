@@ -229,7 +229,7 @@ class Policies:
             if row % length == 0:
                 stored = data["rnn_state"][row // length]
                 if row > 0:
-                    _assert_close(state, stored, "the memory of a sequence is that of the row before")
+                    _assert_close(state, stored, "the recurrent state of a sequence is that of the row before")
                 state = stored.copy()
             after, value, parameters = self._step(policies, versions[row], data["obs"][row], state)
             is_step = valid[row]
@@ -280,24 +280,24 @@ class Policies:
 
 
 def _begins(data: Fields) -> np.ndarray:
-    """Rows behind which the memory of the row before does not reach, as far as a dataset shows it."""
+    """Rows whose recurrent state does not follow from the row before, as far as a dataset shows it."""
     return np.concatenate((np.zeros_like(data["valid"][:1]), data["terminated"] | ~data["valid"]))
 
 
 def _check_first_states(data: Fields, last: np.ndarray, states: dict[tuple[int, ...], np.ndarray]) -> None:
-    """Compares the memory with which columns begin with that of the columns before, and notes how these end.
+    """Compares the recurrent states with which columns begin with those of the columns before, and notes how these end.
 
     Args:
         data: one dataset, in which an environment may have several columns.
-        last: memory before the last observation of each column.
-        states: memory before the last observations of earlier columns, by life, episode and step.
+        last: recurrent state before the last observation of each column.
+        states: recurrent states before the last observations of earlier columns, by life, episode and step.
     """
     for column, stored in enumerate(data["rnn_state"][0]):
         first, shown = (tuple(data["obs"][row, column, :3].astype(int).tolist()) for row in (0, -1))
         if first[2] == 0:
-            assert not stored.any(), "an episode begins without memory"
+            assert not stored.any(), "an episode begins with a recurrent state of zeros"
         elif first in states:
-            _assert_close(states[first], stored, "memory crosses from one trajectory to the next")
+            _assert_close(states[first], stored, "the recurrent state continues from one trajectory to the next")
         states[shown] = last[column]
 
 

@@ -91,7 +91,7 @@ class Masked(gymnasium.Env[dict[str, Any], Any]):
 
 
 class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """CartPole's position and angle without their velocities, which a memory can tell from what went before."""
+    """CartPole's position and angle without their velocities, which a recurrent policy can tell from earlier ones."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

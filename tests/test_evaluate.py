@@ -75,7 +75,7 @@ def test_a_checkpoint_is_enough_to_find_its_run(trained, capsys):
         (("--checkpoint=missing",), "There is no run 'missing'"),
         (("--experiment=run", "--episodes=0"), "--episodes=0 is not possible: expected a whole number greater than 0"),
         (("--experiment=run", "--episods=3"), "the nearest is --episodes"),
-        (("--experiment=run", "--device=tpu"), "device tpu"),
+        (("--experiment=run", "--device=tpu"), "Device tpu"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(trained, capsys, arguments, problem):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,8 @@ class Mistake(NamedTuple):
     num_errors: int = 1
 
 
+BEGINNING = re.compile(r"error: ([A-Z]|--|\S*[^a-z\s])")
+"""A sentence, a flag, or something that is written small: a path, an id, a setting's name."""
 CART_POLE = "--env=CartPole-v1"
 MISTAKES = [
     # Flags
@@ -53,7 +56,12 @@ MISTAKES = [
         "train", "--env=CartPole-v1 --num_worker=2", "There is no flag --num_worker; the nearest is --num_workers."
     ),
     Mistake("train", "--env=CartPole-v1 --total_timesteps=1e6", "total_timesteps is --train_for_env_steps."),
-    Mistake("train", "--env=CartPole-v1 --lr=1e-3 --n_steps=8", "Stable-Baselines3's n_steps is --rollout.", 2),
+    Mistake(
+        "train",
+        "--env=CartPole-v1 --lr=1e-3 --n_steps=8",
+        "Stable-Baselines3's n_steps is --rollout (of SAC: --n_step).",
+        2,
+    ),
     Mistake("train", "--env=CartPole-v1 --num_policies=2", "has no counterpart here: one run trains one policy."),
     Mistake("train", "CartPole-v1", "Unexpected argument 'CartPole-v1'. Did you mean --env=CartPole-v1?", 2),
     Mistake("train", "--env=CartPole-v1 my_run", "Unexpected argument 'my_run'. Did you mean --experiment=my_run?"),
@@ -72,11 +80,9 @@ MISTAKES = [
     Mistake("train", "--env=CartPole-v1 --async_rl=maybe", "expected True or False."),
     Mistake("train", '--env=CartPole-v1 --env_kwargs={"a', "is not valid YAML or JSON: expected a JSON object."),
     # Files
-    Mistake("train", "--config=missing.yaml", "cannot read the file missing.yaml: No such file"),
+    Mistake("train", "--config=missing.yaml", "Cannot read the file missing.yaml: No such file"),
     Mistake("train", "--config=broken.yaml", "broken.yaml is not valid YAML"),
-    Mistake(
-        "train", "--config=typo.yaml", "file typo.yaml: There is no setting lerning_rate; the nearest is learning_rate."
-    ),
+    Mistake("train", "--config=typo.yaml", "typo.yaml there is no setting lerning_rate; the nearest is learning_rate."),
     Mistake("train", "--env=CartPole-v1 --preset=mujocco", "There is no preset 'mujocco'"),
     # The environment
     Mistake("train", "--env=CartPol-v1", "the nearest are CartPole-v1"),
@@ -108,7 +114,7 @@ MISTAKES = [
     Mistake(
         "validate", "--env=CartPole-v1 --experiment=../../x", "cannot name a run: it must be the name of one folder"
     ),
-    Mistake("validate", "--env=CartPole-v1 --experiment=foreign", "is no asyncrl run (it has no .asyncrl-run)"),
+    Mistake("validate", "--env=CartPole-v1 --experiment=foreign", "is not an asyncrl run (it has no .asyncrl-run)"),
     Mistake("validate", "--env=CartPole-v1 --experiment=busy", "is in use by another run (process "),
     Mistake("validate", "--env=CartPole-v1 --train_dir=typo.yaml", "typo.yaml is not a folder."),
     Mistake("train", "--experiment=elsewhere/moved", "give --train_dir=elsewhere --experiment=moved.", 2),
@@ -121,7 +127,7 @@ MISTAKES = [
     ),
     Mistake("train", "--experiment=train_dir/run --algo=a2c", "the checkpoint was made with algo=ppo; you gave a2c."),
     Mistake("validate", "--experiment=run --env=MountainCar-v0", "with env=CartPole-v1; you gave MountainCar-v0."),
-    Mistake("validate", "--experiment=other_spaces", "Cannot resume: the checkpoint train_dir/other_spaces/"),
+    Mistake("validate", "--experiment=other_spaces", "Cannot resume: Checkpoint train_dir/other_spaces/"),
     Mistake(
         "train", "--env=CartPole-v1 --init_from=missing", "--init_from=missing: There is no run 'missing' in train_dir"
     ),
@@ -153,7 +159,7 @@ MISTAKES = [
         "--experiment=run --episodes=0",
         "--episodes=0 is not possible: expected a whole number greater than 0.",
     ),
-    Mistake("evaluate", "--experiment=run --device=tpu", "device tpu is not possible: expected cpu, cuda or cuda:N."),
+    Mistake("evaluate", "--experiment=run --device=tpu", "Device tpu is not possible: expected cpu, cuda or cuda:N."),
     Mistake("evaluate", "--experiment=run --render --video=here", "give one of the two."),
     Mistake("benchmark", "--output=out", "--env is required"),
     Mistake("benchmark", "--env=CartPole-v1 --output=out --async_rl=True", "use --modes=sync,async."),
@@ -169,6 +175,12 @@ MISTAKES = [
     Mistake("plot", "trial", "No run was given: trial needs at least one"),
     Mistake("plot", "trial rum", "There is no run "),
     Mistake("plot", "compare run", "--x is required: choose the horizontal axis."),
+    Mistake("plot", "compare run run --x=total_steps", "is given twice: name each run once."),
+    Mistake("plot", "compare run --x=total_steps --metric=eval", "Run run has recorded no evaluation"),
+    Mistake("plot", "compare run --x=wall_time", "Run run has recorded no time/time_elapsed"),
+    Mistake("plot", "trial empty", "give the folder of a run that has trained."),
+    Mistake("plot", "trial run --window=2", "--window=2 is more than the 1 records of run"),
+    Mistake("plot", "speedup run elsewhere/moved", "The number of workers of run is unknown: "),
     Mistake("plot", "compare run --x=steps", "--x=steps is not possible: expected per_worker_steps, "),
 ]
 
@@ -248,6 +260,7 @@ def test_a_mistake_is_answered_with_sentences_and_the_exit_code(
     errors = [line for line in lines if not line.startswith("warning: ")]
     assert len(errors) == mistake.num_errors, stderr
     assert all(line.startswith("error: ") and line.endswith((".", "?")) for line in errors), stderr
+    assert all(BEGINNING.match(line) for line in errors), stderr
     assert "Traceback" not in stderr and '.py"' not in stderr
     assert contents(place) == before, "nothing is started or changed"
 

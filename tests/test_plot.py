@@ -186,7 +186,7 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
         (("trial", "{folder}"), "has no metrics.jsonl"),
         (("trial", "{empty}"), "has no record yet"),
         (("trial", "{other}"), "other has recorded no return yet"),
-        (("trial", "{run}", "--out={run}/config.yaml/figure.png"), "cannot write"),
+        (("trial", "{run}", "--out={run}/config.yaml/figure.png"), "Cannot write"),
         (
             ("compare", "{run}"),
             "--x is required: choose the horizontal axis. Would pass: --x=per_worker_steps, --x=per_rank_steps",
@@ -218,7 +218,7 @@ def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, capsys, 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "matplotlib" else find(name))
     code, out, err = call(capsys, "trial", path)
     assert (code, out) == (2, "")
-    assert err == "error: figures need matplotlib, which is not installed: pip install matplotlib\n"
+    assert err == "error: Figures need matplotlib, which is not installed: pip install matplotlib\n"
 
 
 def test_help_names_every_command_and_flag(capsys):

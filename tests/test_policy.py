@@ -109,5 +109,5 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
             policy.act(np.zeros(shape))
     state = {"config": {"encoder_mlp_layers": [9]}, "spec": CHOICE.to_data()}
     content = checkpoint.Checkpoint(checkpoint.load(tmp_path / "checkpoint_000000000100").model, {}, state)
-    with pytest.raises(UsageError, match="does not hold a policy that can be used"):
+    with pytest.raises(UsageError, match="holds no usable policy"):
         asyncrl.load_policy(checkpoint.save(tmp_path, content, 300, keep=5))

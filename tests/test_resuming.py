@@ -174,7 +174,7 @@ def test_a_run_in_whose_folder_somebody_put_a_pickle_does_not_go_on(tmp_path: Pa
     sums = (newer / "SHA256SUMS").read_text().splitlines()
     sums[0] = f"{hashlib.sha256((newer / 'model.safetensors').read_bytes()).hexdigest()}  model.safetensors"
     (newer / "SHA256SUMS").write_text("\n".join(sums) + "\n")
-    with pytest.raises(UsageError, match="no safetensors file"):
+    with pytest.raises(UsageError, match="not a safetensors file"):
         resuming.find_checkpoint(tmp_path, SPEC)
 
 
@@ -191,7 +191,7 @@ def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environmen
 
     sac = TrainConfig(algo="sac", num_workers=1, num_envs_per_worker=4)
     resuming.check_replay(found, resolve(sac))
-    with pytest.raises(UsageError, match="1 groups of 4 environments, the run has 2 of 4"):
+    with pytest.raises(UsageError, match="1 groups of 4 environments, but the run has 2 of 4"):
         resuming.check_replay(found, resolve(sac.model_copy(update={"num_workers": 2})))
 
 
@@ -271,8 +271,8 @@ def test_changed_settings_are_shown_as_lasting(folder: RunFolder, capsys: pytest
     resuming.announce(resuming.Resumption(Path("somewhere"), 12_000, 1.0), loaded)
     assert capsys.readouterr().out.splitlines() == [
         "No checkpoint yet: starting at step 0 with the settings in config.yaml.",
-        *(changed := ["settings changed for this run from now on:", "  learning_rate: 0.5 -> 0.1"]),
-        "resuming from somewhere (12,000 steps)",
+        *(changed := ["Settings that change for this run from now on:", "  learning_rate: 0.5 -> 0.1"]),
+        "Resuming from somewhere (12,000 steps).",
         *changed,
     ]
 

@@ -37,7 +37,7 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
     try:
         policy = load_policy(checkpoint, seed=seed)
     except checkpoints.CheckpointError as error:
-        raise UsageError(f"the checkpoint {checkpoint} cannot be used: {error}") from error
+        raise UsageError(f"--from_run: {error}") from error
     envs = [make_run_env(config) for _ in range(num_envs)]
     try:
         return _play(envs, policy, num_steps, seed)
@@ -63,7 +63,7 @@ def _play(envs: list[Any], policy: Policy, num_steps: int, seed: int) -> Recordi
                     next_obs, _ = env.reset(seed=int(seeds[row, step + 1]))
                 obs[row] = next_obs
     except Exception as error:
-        raise EnvironmentFailed(f"the environment failed:\n{environment_traceback(error)}") from error
+        raise EnvironmentFailed(f"The environment failed:\n{environment_traceback(error)}") from error
     return Recording(np.stack(actions, axis=1), ended, seeds)
 
 

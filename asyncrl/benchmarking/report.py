@@ -92,9 +92,9 @@ def _simulation(results: Results) -> str:
     if not results.simulation:
         return ""
     what = (
-        f"The same seeds and actions that the policy of `{results.about.policy}` played, without the policy"
+        f"Seeds and actions recorded from the policy of `{results.about.policy}`, replayed without the policy"
         if results.about.policy
-        else "Random actions, drawn beforehand, no policy"
+        else "Random actions that are drawn in advance, without a policy"
     )
     rows = [[layout, cell(figure)] for layout, figure in results.simulation.items()]
     header = ["processes x environments", "environment steps/s"]
@@ -118,8 +118,8 @@ def _throughput(results: Results) -> str:
         return ""
     about = results.about
     how = (
-        f"Learning rate 0 (SGD still runs), {about.measure_s:g} s after a warm-up of {about.warm_up_s:g} s from the "
-        "first step on; shares compare each run with the pure simulation of its own round."
+        f"Learning rate 0 (SGD still runs), {about.measure_s:g} s after a warm-up of {about.warm_up_s:g} s after the "
+        "first step; shares compare each run with the pure simulation of the same round."
     )
     header = [
         "variant", "environment steps/s", "of pure simulation", "learner samples/s", "SGD steps/s",
@@ -130,19 +130,19 @@ def _throughput(results: Results) -> str:
 
 def _speedups_over_workers(results: Results) -> str:
     how = (
-        "Environment steps a second against the fewest workers with as many environments each, within a seed; "
-        "efficiency is that divided by the ratio of workers. `python -m asyncrl.plot speedup` and `compare` take the "
-        "folders in `runs/`."
+        "Environment steps a second, divided by those of the variant with the fewest workers and the same number of "
+        "environments in each, for each seed. Efficiency is this speed-up divided by the ratio of workers. "
+        "`python -m asyncrl.plot speedup` and `compare` take the folders in `runs/`."
     )
     return _speedups(results, "workers", how)
 
 
 def _speedups_over_ranks(results: Results) -> str:
     how = (
-        "Environment steps a second of all ranks against those of the fewest with as many workers and environments "
-        "each, within a seed; efficiency is that divided by the ratio of ranks. A minibatch is of `batch_size` samples "
-        "from each rank, so SGD steps use larger minibatches, not more of them. `python -m asyncrl.plot trial`, "
-        "`compare` and `speedup` take the folders in `runs/`."
+        "Environment steps a second of all ranks, divided by those of the variant with the fewest ranks and the same "
+        "workers and environments in each, for each seed. Efficiency is this speed-up divided by the ratio of ranks. "
+        "A minibatch has `batch_size` samples from each rank, so SGD steps use larger minibatches, not more of them. "
+        "`python -m asyncrl.plot trial`, `compare` and `speedup` take the folders in `runs/`."
     )
     return _speedups(results, "ranks", how)
 
@@ -176,8 +176,8 @@ def _exchanges(results: Results) -> str:
     if not rows:
         return ""
     how = (
-        "Shares of the learners' time, means over ranks: sums over ranks within an iteration (in which a rank also "
-        "waits for those that come later), waiting for the others before it, and all work, the sums among it."
+        "Shares of the learners' time, means over ranks. exchanging: sums over ranks in an iteration, with the wait "
+        "for slower ranks. waiting for ranks: before an iteration. at work: all work, exchanges included."
     )
     header = ["variant", "exchanging", "waiting for ranks", "at work"]
     return f"## Exchanges between ranks\n\n{how}\n\n{table(header, rows)}"
@@ -196,7 +196,7 @@ def _resources(results: Results) -> str:
     ]
     if not rows:
         return ""
-    how = "All processes of a run together. PSS counts a page that several processes share once, RSS once for each."
+    how = "Sums over all processes of a run. PSS counts a shared page once, RSS counts it once for each process."
     header = ["variant", "CPU s per million steps", "peak PSS, MiB", "peak RSS, MiB", "start-up, s"]
     return f"## CPU and memory\n\n{how}\n\n{table(header, rows)}"
 
@@ -226,8 +226,8 @@ def _roles(results: Results) -> str:
         return ""
     rows = [[f"`{name}`", *(cell(figures.shares.get(name), percent) for _, figures in measured)] for name in names]
     how = (
-        "Shares of time, means over the processes of a role: `_busy` at work, `profile/ROLE/PHASE` at what, or waiting "
-        "for whom; `_blocked` by the ratio of updates to steps."
+        "Shares of time, means over the processes of a role. `_busy`: at work. `profile/ROLE/PHASE`: in this phase of "
+        "work or waiting. `_blocked`: waiting to keep the ratio of updates to steps."
     )
     return f"## What the roles do\n\n{how}\n\n{table(['share of time', *(name for name, _ in measured)], rows)}"
 
@@ -245,7 +245,7 @@ def _learning(results: Results) -> str:
     ]
     if not rows:
         return ""
-    how = "Real settings. Seconds count from the command, start-up included."
+    how = "Runs with the real settings. Seconds count from the start of the command."
     if any(item.variant.num_ranks > 1 for item in results.variants):
         how += " Training episodes are those of the first rank."
     header = ["variant", "environment steps", "seconds", "return, last 100 training episodes", "return, evaluated"]
@@ -261,8 +261,8 @@ def _reached(results: Results) -> str:
     if not rows:
         return ""
     how = (
-        "First record whose mean return of the last 100 training episodes is at least the threshold. Seeds that never "
-        "reach it are censored: they count as later than all others."
+        "Steps and seconds of the first record whose mean return of the last 100 training episodes is at least the "
+        "threshold. Seeds that never reach it are censored: they count as later than all others."
     )
     header = ["variant", "return", "environment steps", "seconds"]
     return f"## Time and steps to a return\n\n{how}\n\n{table(header, rows)}"

@@ -75,7 +75,9 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
     if options.own.from_run is not None:
         checkpoint = checkpoints.latest(options.own.from_run / "checkpoints")
         if checkpoint is None:
-            raise UsageError(f"--from_run={options.own.from_run} has no checkpoint")
+            raise UsageError(
+                f"--from_run={options.own.from_run} has no checkpoint yet: let it train until it has saved one."
+            )
     protocol = _protocol(options, checkpoint)
     configs: list[TrainConfig] = []
     is_vectorized = False
@@ -87,7 +89,9 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
         checked = _check(flags, most_ranks)
         plan = checked.plan
         if (plan.hogwild is not None) != (mode == "hogwild"):
-            raise UsageError(f"--modes={mode} does not fit settings that ask for another backend: give --modes=hogwild")
+            raise UsageError(
+                f"--modes={mode} does not fit the settings, which choose another backend: give --modes=hogwild."
+            )
         layout = Layout(plan.num_workers, plan.num_envs_per_worker)
         threads = plan.learner_threads if most_ranks > 1 else None
         for num_ranks in own.num_ranks:
@@ -118,7 +122,7 @@ def run(benchmark: Benchmark, say: Say) -> bool:
         output.mkdir(parents=True, exist_ok=True)
         store = ResultStore(output / "results.jsonl")
     except OSError as error:
-        raise UsageError(f"--output={output} cannot be used: {error.strerror}") from error
+        raise UsageError(f"--output={output} cannot be used: {error.strerror}.") from error
     failures: dict[Task, str] = {}
     try:
         _carry_out(benchmark, store, failures, say)
@@ -168,7 +172,7 @@ def _record(benchmark: Benchmark, layouts: list[Layout], say: Say) -> Path:
         # Imports torch, which a benchmark without a policy does not need.
         from asyncrl.benchmarking.recording import record
 
-        say(f"recording {num_steps} steps of {num_envs} environments under {benchmark.checkpoint}")
+        say(f"recording {num_steps} steps of {num_envs} environments with the policy of {benchmark.checkpoint}")
         record(benchmark.config, benchmark.checkpoint, num_envs, num_steps).save(path)
     return path
 

@@ -85,7 +85,7 @@ def _receive(pipe: Connection) -> Any:
     try:
         message = pipe.recv()
     except EOFError:
-        raise EnvironmentFailed("a process that only stepped environments died") from None
+        raise EnvironmentFailed("A process of the pure simulation died.") from None
     if isinstance(message, EnvironmentFailed):
         raise message
     return message
@@ -149,7 +149,7 @@ class _Player:
                 if (terminated or truncated) != env_ended[step]:
                     raise EnvironmentFailed(
                         f"{self._config.env} does not repeat its episodes from the same seeds and actions, so it "
-                        "cannot be replayed"
+                        "cannot be replayed."
                     )
                 if env_ended[step]:
                     env.reset(seed=env_seeds[step + 1])
@@ -170,7 +170,7 @@ def _simulate(pipe: Connection, player: _Player, warm_up_s: float, seconds: floa
     except (EnvironmentFailed, UsageError) as error:
         pipe.send(EnvironmentFailed(str(error)))
     except Exception as error:
-        pipe.send(EnvironmentFailed(f"the environment failed:\n{environment_traceback(error)}"))
+        pipe.send(EnvironmentFailed(f"The environment failed:\n{environment_traceback(error)}"))
 
 
 def _rate(steps: Iterator[None], seconds: float) -> float:

@@ -32,7 +32,7 @@ class CriticizedAnswer(ActionAnswer, Protocol):
 
     @property
     def rnn_state(self) -> npt.NDArray[Any]:
-        """[B, S] float32, states of memory after the observations; not read where S is 0."""
+        """[B, S] float32, recurrent states after the observations; not read where S is 0."""
 
 
 class ObservationDesk(Protocol):
@@ -49,7 +49,7 @@ class ObservationDesk(Protocol):
         """The observations `[E, row_size]` that wait there."""
 
     def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The states of memory `[E, S]` before these observations; S is 0 without memory."""
+        """The recurrent states `[E, S]` before these observations; S is 0 without a recurrent core."""
 
     def answer(self, place: tuple[int, int], envs: slice, answer: Any, version: int, now: float) -> None:
         """Writes the split's part `envs` of a policy's answer where the split looks for it.

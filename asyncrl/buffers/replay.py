@@ -133,7 +133,7 @@ class ReplayStripes:
         return obs
 
     def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """No states `[E, 0]`: what learns from a replay has no memory."""
+        """No states `[E, 0]`: a policy that learns from a replay is not recurrent."""
         return self._no_state
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActionAnswer, version: int, now: float) -> None:

@@ -71,8 +71,8 @@ class TrajectorySlots:
         return int(self.reward.shape[2])
 
     @property
-    def has_memory(self) -> bool:
-        """Whether states of a recurrent policy are kept."""
+    def is_recurrent(self) -> bool:
+        """Whether the slots keep recurrent states."""
         return bool(self.rnn_state.shape[3])
 
     def state(self, slot: int) -> SlotState:
@@ -141,7 +141,7 @@ class TrajectorySlots:
         return obs
 
     def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The states of memory `[E, S]` before the observations of a (slot, row)."""
+        """The recurrent states `[E, S]` before the observations of a (slot, row)."""
         state: npt.NDArray[Any] = self.rnn_state[place]
         return state
 
@@ -162,7 +162,7 @@ class TrajectorySlots:
             self.action[place] = answer.action[envs]
             self.action_parameters[place] = answer.action_parameters[envs]
             self.log_prob[place] = answer.log_prob[envs]
-            if self.has_memory:
+            if self.is_recurrent:
                 self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
 
     def check_written(self, slot: int) -> None:

@@ -39,7 +39,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
         *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config),
-        *_memory(config, plan),
+        *_recurrence(config, plan),
         *_precision(config),
         *_saving(config),
         *_ranks(config, plan),
@@ -106,7 +106,7 @@ def _tensors(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield Problem((*wrong, "env_backend"), text, (flags,))
 
 
-def _memory(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+def _recurrence(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.use_rnn and config.is_off_policy:
         text = f"--use_rnn=True needs trajectories, but --algo={config.algo} trains on single steps from a replay."
         yield Problem(("use_rnn", "algo"), text, ("--use_rnn=False", "--algo=ppo"))
@@ -197,7 +197,7 @@ def _splits(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     envs = plan.num_envs_per_worker
     if plan.inference_mode == "local":
         mode = "in serial mode" if plan.serial_mode else "with local inference"
-        text = f"--worker_num_splits={splits} has no use {mode}: a worker does not wait for actions."
+        text = f"--worker_num_splits={splits} has no effect {mode}: a worker does not wait for actions."
         fitting = ("--worker_num_splits=1",) + (() if plan.serial_mode else ("--inference_mode=central",))
         yield Problem(("worker_num_splits", "inference_mode"), text, tuple(fitting))
     if envs % splits:
@@ -249,7 +249,7 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
     if hogwild.mode == "gradients" and hogwild.num_gradients_to_combine > most:
         text = (
             f"--num_gradients_to_combine={hogwild.num_gradients_to_combine} is too large: each of {plan.num_workers} "
-            f"workers has at most {PLACES_OF_A_WORKER} gradients under way, and one may be stuck, which leaves {most}."
+            f"workers has at most {PLACES_OF_A_WORKER} gradients under way, and one may hang, which leaves {most}."
         )
         yield Problem(("num_gradients_to_combine", "num_workers"), text, (f"--num_gradients_to_combine={most}",))
     for name in ("save_replay", "checkpoint_resets", "debug_forced_lag", "debug_skip_training", "with_vtrace"):
@@ -294,7 +294,7 @@ def _sync_samples(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.dataset_size % unit == 0:
         return
     text = (
-        f"synchronous training needs batch_size x num_batches_per_epoch to be a multiple of "
+        f"Synchronous training needs batch_size x num_batches_per_epoch to be a multiple of "
         f"num_workers x num_envs_per_worker x rollout: {plan.batch_size} x {plan.num_batches_per_epoch} = "
         f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker} x {plan.rollout} = "
         f"{unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
@@ -316,7 +316,7 @@ def _async_samples(plan: ResourcePlan) -> Iterator[Problem]:
     if plan.batch_size % plan.rollout == 0:
         return
     text = (
-        f"asynchronous training needs batch_size to be a multiple of rollout: {plan.batch_size} / {plan.rollout} = "
+        f"Asynchronous training needs batch_size to be a multiple of rollout: {plan.batch_size} / {plan.rollout} = "
         f"{plan.batch_size / plan.rollout:.4g}."
     )
     fitting = (

@@ -76,7 +76,7 @@ class _Layers:
                 self.values[name] = value
                 self.origins[name] = origin
             else:
-                self.problems.append(unknown_name(name, settings, f"{origin}: There is no setting {name}"))
+                self.problems.append(unknown_name(name, settings, f"In the {origin} there is no setting {name}"))
 
     def complain(self, text: str, *names: str) -> None:
         self.problems.append(Problem(names, text))
@@ -236,7 +236,7 @@ def _validate(layers: _Layers, settings: Mapping[str, Setting]) -> TrainConfig:
         refused = sorted({str(detail["loc"][0]) for detail in error.errors()})
     for name in refused:
         value, origin = layers.values.pop(name), layers.origins.pop(name)
-        where = "--" if origin == "flag" else f"{origin}: "
+        where = "--" if origin == "flag" else f"In the {origin} "
         expected = settings[name].expected + (f" or {' or '.join(SHORT_NAMES)}" if name == "algo" else "")
         text = (
             f"{where}{name}={format_value(value)} is not possible: expected {expected}{_hint(name, value, expected)}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-STABLE_BASELINES, SAMPLE_FACTORY, CLEANRL = "Stable-Baselines3", "Sample Factory", "CleanRL"
+STABLE_BASELINES, SAMPLE_FACTORY, CLEANRL, PYTORCH = "Stable-Baselines3", "Sample Factory", "CleanRL", "PyTorch"
 
 
 @dataclass(frozen=True)
@@ -26,54 +26,116 @@ class OtherName:
     note: str = ""
 
 
-_NONE_OF_PBT = "one run trains one policy"
+_ONE_POLICY = "one run trains one policy"
+_NO_WANDB = "Weights & Biases is not supported; TensorBoard and metrics.jsonl have all records"
+_ADAM = "the optimizer is Adam; --backend=hogwild has --hogwild_optimizer"
+_TARGETS = "the target critics move at each update, by the fraction --tau"
+_SCALES = "uint8 images are divided by 255, and --normalize_input normalizes everything else"
+_PER_ENV = "for each of --num_workers processes"
+_STEPS_OF_ALL = "times n_envs: there the steps of one environment are counted, here those of all"
+_UPDATE_RATIO = "gradient_steps / (train_freq x n_envs)"
 
 OTHER_NAMES: dict[str, OtherName] = {
+    "lr": OtherName(PYTORCH, "learning_rate"),
     "total_timesteps": OtherName(STABLE_BASELINES, "train_for_env_steps"),
-    "lr": OtherName(STABLE_BASELINES, "learning_rate"),
-    "n_steps": OtherName(STABLE_BASELINES, "rollout"),
+    "n_steps": OtherName(STABLE_BASELINES, "rollout", "of SAC: --n_step"),
     "n_epochs": OtherName(STABLE_BASELINES, "num_epochs"),
-    "n_envs": OtherName(STABLE_BASELINES, "num_envs_per_worker", "for each of --num_workers processes"),
-    "vf_coef": OtherName(STABLE_BASELINES, "value_loss_coeff"),
+    "n_envs": OtherName(STABLE_BASELINES, "num_envs_per_worker", _PER_ENV),
+    "vf_coef": OtherName(
+        STABLE_BASELINES, "value_loss_coeff", "of CleanRL: half of it, because the squared error is halved there"
+    ),
     "clip_range": OtherName(STABLE_BASELINES, "ppo_clip_ratio"),
-    "clip_range_vf": OtherName(STABLE_BASELINES, "ppo_clip_value"),
-    "target_kl": OtherName(STABLE_BASELINES, "lr_schedule_kl_threshold", "with --lr_schedule=kl_adaptive_epoch"),
+    "clip_range_vf": OtherName(STABLE_BASELINES, "ppo_clip_value", "in units of normalized returns"),
+    "target_kl": OtherName(
+        STABLE_BASELINES, "", "no pass ends early; --lr_schedule=kl_adaptive_epoch adapts the learning rate instead"
+    ),
+    "rms_prop_eps": OtherName(STABLE_BASELINES, "", _ADAM),
+    "use_rms_prop": OtherName(STABLE_BASELINES, "", _ADAM),
+    "policy_kwargs": OtherName(STABLE_BASELINES, "encoder_mlp_layers", "and the other settings of the model"),
     "net_arch": OtherName(STABLE_BASELINES, "encoder_mlp_layers"),
     "activation_fn": OtherName(STABLE_BASELINES, "nonlinearity"),
     "log_std_init": OtherName(STABLE_BASELINES, "initial_stddev", "the deviation, not its logarithm"),
+    "ortho_init": OtherName(STABLE_BASELINES, "policy_initialization", "--policy_initialization=orthogonal"),
+    "share_features_extractor": OtherName(
+        STABLE_BASELINES, "actor_critic_share_weights", "shares all hidden layers, those of net_arch too"
+    ),
+    "use_sde": OtherName(STABLE_BASELINES, "", "exploration noise is independent in each step"),
     "buffer_size": OtherName(STABLE_BASELINES, "replay_size"),
     "learning_starts": OtherName(STABLE_BASELINES, "warmup_env_steps"),
-    "gradient_steps": OtherName(STABLE_BASELINES, "updates_per_env_step", "gradient_steps divided by train_freq"),
-    "train_freq": OtherName(STABLE_BASELINES, "updates_per_env_step", "gradient_steps divided by train_freq"),
-    "eval_freq": OtherName(STABLE_BASELINES, "eval_every_env_steps"),
+    "gradient_steps": OtherName(STABLE_BASELINES, "updates_per_env_step", _UPDATE_RATIO),
+    "train_freq": OtherName(STABLE_BASELINES, "updates_per_env_step", _UPDATE_RATIO),
+    "target_update_interval": OtherName(STABLE_BASELINES, "", _TARGETS),
+    "n_critics": OtherName(STABLE_BASELINES, "", "SAC has two critics"),
+    "eval_freq": OtherName(STABLE_BASELINES, "eval_every_env_steps", _STEPS_OF_ALL),
     "n_eval_episodes": OtherName(STABLE_BASELINES, "eval_episodes"),
-    "save_freq": OtherName(STABLE_BASELINES, "save_every_env_steps"),
-    "tensorboard_log": OtherName(STABLE_BASELINES, "with_tensorboard", "events lie in the run's folder"),
+    "deterministic": OtherName(STABLE_BASELINES, "eval_deterministic"),
+    "save_freq": OtherName(STABLE_BASELINES, "save_every_env_steps", _STEPS_OF_ALL),
+    "log_interval": OtherName(STABLE_BASELINES, "report_every_s", "seconds, not iterations"),
+    "stats_window_size": OtherName(STABLE_BASELINES, "", "means are over the last 100 episodes"),
+    "tensorboard_log": OtherName(STABLE_BASELINES, "with_tensorboard", "events are in the run's folder"),
     "verbose": OtherName(STABLE_BASELINES, "quiet"),
-    "normalize_reward": OtherName(STABLE_BASELINES, "normalize_returns", "the critic's targets, not the rewards"),
     "norm_obs": OtherName(STABLE_BASELINES, "normalize_input"),
+    "norm_reward": OtherName(STABLE_BASELINES, "normalize_returns", "scales the critic's targets, not the rewards"),
+    "clip_reward": OtherName(
+        STABLE_BASELINES, "reward_clip", "there normalized rewards are clipped, here those of --reward_scale"
+    ),
     "num_steps": OtherName(CLEANRL, "rollout"),
     "update_epochs": OtherName(CLEANRL, "num_epochs"),
     "num_minibatches": OtherName(CLEANRL, "num_batches_per_epoch"),
-    "num_envs": OtherName(CLEANRL, "num_envs_per_worker", "for each of --num_workers processes"),
+    "minibatch_size": OtherName(CLEANRL, "batch_size"),
+    "num_envs": OtherName(CLEANRL, "num_envs_per_worker", _PER_ENV),
     "clip_coef": OtherName(CLEANRL, "ppo_clip_ratio"),
+    "clip_vloss": OtherName(CLEANRL, "ppo_clip_value", "the range, in units of normalized returns"),
     "norm_adv": OtherName(CLEANRL, "normalize_advantage"),
     "anneal_lr": OtherName(CLEANRL, "lr_schedule", "--lr_schedule=linear_decay"),
+    "policy_lr": OtherName(CLEANRL, "learning_rate", "one for policy, critics and entropy coefficient"),
+    "q_lr": OtherName(CLEANRL, "learning_rate", "one for policy, critics and entropy coefficient"),
+    "policy_frequency": OtherName(
+        CLEANRL, "policy_delay", "the policy is updated once each time, there as often as the critics"
+    ),
+    "target_network_frequency": OtherName(CLEANRL, "", _TARGETS),
+    "alpha": OtherName(CLEANRL, "ent_coef"),
+    "autotune": OtherName(CLEANRL, "ent_coef", "--ent_coef=auto"),
     "env_id": OtherName(CLEANRL, "env"),
     "exp_name": OtherName(CLEANRL, "experiment"),
-    "policy_frequency": OtherName(CLEANRL, "policy_delay"),
+    "cuda": OtherName(CLEANRL, "device", "--device=cuda"),
+    "track": OtherName(CLEANRL, "", _NO_WANDB),
+    "torch_deterministic": OtherName(CLEANRL, "serial_mode", "a serial run on a CPU repeats to the bit"),
+    "capture_video": OtherName(CLEANRL, "", "record with python -m asyncrl.evaluate --video=FOLDER"),
     "exploration_loss_coeff": OtherName(SAMPLE_FACTORY, "entropy_loss_coeff"),
+    "exploration_loss": OtherName(SAMPLE_FACTORY, "", "the entropy bonus is the only one"),
+    "optimizer": OtherName(SAMPLE_FACTORY, "", _ADAM),
+    "decoder_mlp_layers": OtherName(SAMPLE_FACTORY, "", "the heads follow the encoder or the recurrent core directly"),
+    "policy_init_gain": OtherName(SAMPLE_FACTORY, "", "each kind of layer has a fixed gain"),
+    "continuous_tanh_scale": OtherName(SAMPLE_FACTORY, "squash_actions", "it squashes the action, not its mean"),
+    "obs_subtract_mean": OtherName(SAMPLE_FACTORY, "", _SCALES),
+    "obs_scale": OtherName(SAMPLE_FACTORY, "", _SCALES),
+    "normalize_input_keys": OtherName(SAMPLE_FACTORY, "", "--normalize_input normalizes all keys, except uint8 images"),
+    "env_frameskip": OtherName(SAMPLE_FACTORY, "env_kwargs", 'as an argument of the environment, {"frameskip": 4}'),
+    "env_framestack": OtherName(SAMPLE_FACTORY, "atari_preprocessing", "4 frames for ALE/*; elsewhere use a wrapper"),
+    "pixel_format": OtherName(SAMPLE_FACTORY, "image_channels", "CHW is first, HWC is last"),
+    "summaries_use_frameskip": OtherName(SAMPLE_FACTORY, "", "steps are the policy's; time/total_frames counts frames"),
+    "batched_sampling": OtherName(SAMPLE_FACTORY, "env_backend", "auto steps vectorized implementations at once"),
+    "env_gpu_actions": OtherName(SAMPLE_FACTORY, "env_backend", "--env_backend=tensor"),
+    "env_gpu_observations": OtherName(SAMPLE_FACTORY, "env_backend", "--env_backend=tensor"),
+    "policy_workers_per_policy": OtherName(SAMPLE_FACTORY, "num_inference_workers"),
+    "decorrelate_experience_max_seconds": OtherName(SAMPLE_FACTORY, "", "all workers start at once"),
+    "decorrelate_envs_on_one_worker": OtherName(SAMPLE_FACTORY, "", "all environments start at once"),
+    "heartbeat_reporting_interval": OtherName(SAMPLE_FACTORY, "env_step_timeout"),
+    "experiment_summaries_interval": OtherName(SAMPLE_FACTORY, "report_every_s"),
+    "stats_avg": OtherName(SAMPLE_FACTORY, "", "means are over the last 100 episodes"),
     "save_every_sec": OtherName(SAMPLE_FACTORY, "save_every_s"),
     "save_milestones_sec": OtherName(SAMPLE_FACTORY, "save_milestones_s"),
-    "save_best_every_sec": OtherName(SAMPLE_FACTORY, "save_best_metric", "the best is saved when it is found"),
-    "experiment_summaries_interval": OtherName(SAMPLE_FACTORY, "report_every_s"),
-    "policy_workers_per_policy": OtherName(SAMPLE_FACTORY, "num_inference_workers"),
-    "env_frameskip": OtherName(SAMPLE_FACTORY, "env_kwargs", 'as an argument of the environment, {"frameskip": 4}'),
-    "num_policies": OtherName(SAMPLE_FACTORY, "", _NONE_OF_PBT),
-    "with_pbt": OtherName(SAMPLE_FACTORY, "", _NONE_OF_PBT),
-    "batched_sampling": OtherName(SAMPLE_FACTORY, "env_backend", "auto steps vectorized implementations at once"),
-    "with_wandb": OtherName(SAMPLE_FACTORY, "with_tensorboard", "there is no Weights & Biases; metrics.jsonl has all"),
+    "save_best_every_sec": OtherName(SAMPLE_FACTORY, "save_best_metric", "a new best is saved when it is found"),
+    "save_best_after": OtherName(SAMPLE_FACTORY, "save_best_metric", "a new best needs 100 finished episodes"),
+    "load_checkpoint_kind": OtherName(
+        SAMPLE_FACTORY, "init_from", "takes the path of checkpoints/best; starts at step 0"
+    ),
     "value_bootstrap": OtherName(SAMPLE_FACTORY, "", "truncated episodes are always bootstrapped"),
+    "num_policies": OtherName(SAMPLE_FACTORY, "", _ONE_POLICY),
+    "with_pbt": OtherName(SAMPLE_FACTORY, "", _ONE_POLICY),
+    "with_wandb": OtherName(SAMPLE_FACTORY, "", _NO_WANDB),
+    "benchmark": OtherName(SAMPLE_FACTORY, "", "python -m asyncrl.benchmark measures speed"),
 }
 """By the name there."""
 
@@ -86,30 +148,20 @@ OTHER_VALUES: dict[tuple[str, str], str] = {
     ("device", "gpu"): "a GPU is --device=cuda",
     ("learner_device", "gpu"): "a GPU is --learner_device=cuda",
     ("inference_devices", "gpu"): "a GPU is --inference_devices=cuda",
+    ("encoder_conv_architecture", "convnet_atari"): "Sample Factory's convnet_atari is nature",
+    ("encoder_conv_architecture", "resnet_impala"): "Sample Factory's resnet_impala is impala",
+    ("encoder_conv_architecture", "convnet_simple"): "the nearest is nature",
+    ("encoder_conv_architecture", "convnet_impala"): "the nearest is nature",
+    ("recurrence", "-1"): "Sample Factory's -1 is auto",
+    ("save_best_metric", "reward"): "Sample Factory's reward is train",
 }
 """By setting and value, in lower case: what is meant."""
-
-OF_SAMPLE_FACTORY = (
-    *("train_dir", "experiment", "restart_behavior", "seed", "algo", "env", "device", "serial_mode", "async_rl"),
-    *("num_workers", "num_envs_per_worker", "worker_num_splits", "num_batches_to_accumulate", "max_policy_lag"),
-    *("rollout", "recurrence", "batch_size", "num_batches_per_epoch", "num_epochs", "shuffle_minibatches"),
-    *("train_for_env_steps", "train_for_seconds", "keep_checkpoints", "gamma", "gae_lambda"),
-    *("reward_scale", "reward_clip", "normalize_input", "normalize_returns"),
-    *("learning_rate", "lr_schedule", "lr_schedule_kl_threshold", "lr_adaptive_min", "lr_adaptive_max"),
-    *("adam_eps", "adam_beta1", "adam_beta2", "max_grad_norm"),
-    *("ppo_clip_ratio", "ppo_clip_value", "value_loss_coeff", "kl_loss_coeff"),
-    *("with_vtrace", "vtrace_rho", "vtrace_c"),
-    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers", "nonlinearity", "policy_initialization"),
-    *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
-    *("actor_critic_share_weights", "adaptive_stddev", "initial_stddev"),
-)
-"""Settings that have the name and the meaning that they have in Sample Factory 2; defaults differ."""
 
 
 def explain_name(name: str, known: Container[str]) -> str | None:
     """What a name of another library is called here, as a clause; None if no library has it or `known` does not."""
     other = OTHER_NAMES.get(name)
-    if other is None or (other.setting and other.setting not in known):
+    if other is None or (other.setting or "env") not in known:  # the flags of a run, not names of presets for example
         return None
     if not other.setting:
         return f"{other.library}'s {name} has no counterpart here: {other.note}"

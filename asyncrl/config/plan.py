@@ -85,7 +85,7 @@ class ResourcePlan:
         num_batches_to_accumulate: datasets that may wait or be in training, A.
         max_policy_lag, debug_forced_lag: in policy versions, as in the settings.
         train_for_env_steps: environment steps of the whole run.
-        rnn_state_size: numbers of one environment's memory, of actor and critic together; 0 without memory.
+        rnn_state_size: numbers of one environment's recurrent state, of actor and critic together; 0 without one.
         recurrence: steps of a sequence that is trained as one; divides `rollout`.
         replay: what learning from a replay adds; None for algorithms that learn from trajectories.
         hogwild: what workers that train one set of parameters together add; None for the other backend.

@@ -28,7 +28,7 @@ _COMBINED: Condition = {"hogwild_mode": ("gradients",)}
 _ADAPTIVE: Condition = {"lr_schedule": ("kl_adaptive_minibatch", "kl_adaptive_epoch")}
 _SERVED: Condition = {"inference_mode": ("central",)}
 _EVALUATED: Condition = {"eval_every_env_steps": _IS_SET}
-_MEMORY: Condition = {"use_rnn": (True,)}
+_RECURRENT: Condition = {"use_rnn": (True,)}
 
 _READ_WITH: dict[str, Condition] = {
     "atari_preprocessing": {"env": ("ALE/*",)},
@@ -81,15 +81,15 @@ _READ_WITH: dict[str, Condition] = {
     "num_gradients_to_combine": {**_HOGWILD, **_COMBINED},
     "combine_gradients": {**_HOGWILD, **_COMBINED},
     "encoder": _TRAJECTORIES,
-    "core": _MEMORY,
+    "core": _RECURRENT,
     "model": _TRAJECTORIES,
     "image_channels": _TRAJECTORIES,
     "encoder_conv_architecture": _TRAJECTORIES,
     "encoder_conv_mlp_layers": _TRAJECTORIES,
-    "rnn_type": _MEMORY,
-    "rnn_size": _MEMORY,
-    "rnn_num_layers": _MEMORY,
-    "recurrence": _MEMORY,
+    "rnn_type": _RECURRENT,
+    "rnn_size": _RECURRENT,
+    "rnn_num_layers": _RECURRENT,
+    "recurrence": _RECURRENT,
     "actor_critic_share_weights": _TRAJECTORIES,
     "adaptive_stddev": _TRAJECTORIES,
     "action_unit": {**_TRAJECTORIES, "squash_actions": (False,)},

@@ -31,7 +31,7 @@ them."""
 
 
 _BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw"}
-"""What runs did whose saved settings lack a name, where that is not today's default."""
+"""Values for saved settings that lack a name, where the behaviour then is not today's default."""
 
 
 def _setting(default: Any, section: str, description: str) -> Any:
@@ -70,7 +70,7 @@ class TrainConfig(BaseModel):
         True,
         "run",
         "for ids ALE/*: stack 4 grey frames of 84 x 84, repeat actions for 4 frames, start with no-ops; in training "
-        "end the episode with each life",
+        "a lost life ends the episode",
     )
     import_modules: list[str] = _setting(
         [], "run", "modules that register your networks; every process imports them before it builds a network"
@@ -86,18 +86,20 @@ class TrainConfig(BaseModel):
         0, "run", "seed of weights, exploration and environments, each of which gets a seed derived from it"
     )
     train_for_env_steps: PositiveInt = _setting(
-        10_000_000, "run", "stop after training on this many environment steps, resumed runs included"
+        10_000_000,
+        "run",
+        "stop after training on this many environment steps in total; a resumed run counts its earlier steps",
     )
     train_for_seconds: PositiveFloat | None = _setting(
         None,
         "run",
-        "stop after this many seconds of training in all; a resumed run has no limit unless it is given again",
+        "stop after this many seconds of training in total; a resumed run has no limit unless the flag is given again",
     )
 
     # Where the run lives
     train_dir: str = _setting("train_dir", "folder", "folder that holds all runs")
     experiment: str | None = _setting(
-        None, "folder", "name of the run's folder in train_dir; made of env, algo and time if not given"
+        None, "folder", "name of the run's folder in train_dir; by default made of env, algo and time"
     )
     restart_behavior: Literal["resume", "restart", "overwrite"] = _setting(
         "resume",
@@ -137,7 +139,7 @@ class TrainConfig(BaseModel):
 
     # Evaluation during training
     eval_every_env_steps: PositiveInt | None = _setting(
-        None, "evaluation", "evaluate the policy after each this many environment steps, in a separate process"
+        None, "evaluation", "environment steps between evaluations of the policy, which run in a separate process"
     )
     eval_episodes: PositiveInt = _setting(10, "evaluation", "episodes of an evaluation")
     eval_deterministic: bool = _setting(
@@ -177,7 +179,7 @@ class TrainConfig(BaseModel):
         "auto",
         "roles",
         "number format of matrix products in training; weights and losses are always float32. auto is bf16 for SAC "
-        "where the hardware multiplies it faster, otherwise float32",
+        "where the hardware computes it faster, otherwise float32",
     )
     compile: Literal["auto", "off", "cuda_graph"] = _setting(
         "auto",
@@ -220,8 +222,8 @@ class TrainConfig(BaseModel):
         "learning",
         "correct advantages and returns for the age of the samples (V-trace), with values of the current critic",
     )
-    vtrace_rho: PositiveFloat = _setting(1.0, "learning", "V-trace: clips the weights of temporal differences")
-    vtrace_c: PositiveFloat = _setting(1.0, "learning", "V-trace: clips the weights of the trace")
+    vtrace_rho: PositiveFloat = _setting(1.0, "learning", "V-trace: upper limit of the weights of temporal differences")
+    vtrace_c: PositiveFloat = _setting(1.0, "learning", "V-trace: upper limit of the weights of the trace")
     gamma: Fraction = _setting(0.99, "learning", "discount factor")
     gae_lambda: Fraction = _setting(0.95, "learning", "lambda of generalized advantage estimation")
     learning_rate: NonNegativeFloat = _setting(3e-4, "learning", "Adam's learning rate at the start")
@@ -229,10 +231,14 @@ class TrainConfig(BaseModel):
         "constant", "learning", "how the learning rate changes; linear_decay reaches 0 at train_for_env_steps"
     )
     lr_schedule_kl_threshold: PositiveFloat = _setting(
-        0.008, "learning", "KL divergence that the adaptive schedules aim at"
+        0.008, "learning", "target KL divergence of the adaptive schedules"
     )
-    lr_adaptive_min: PositiveFloat = _setting(1e-6, "learning", "smallest learning rate of the adaptive schedules")
-    lr_adaptive_max: PositiveFloat = _setting(1e-2, "learning", "largest learning rate of the adaptive schedules")
+    lr_adaptive_min: PositiveFloat = _setting(
+        1e-6, "learning", "lower limit of the learning rate in the adaptive schedules"
+    )
+    lr_adaptive_max: PositiveFloat = _setting(
+        1e-2, "learning", "upper limit of the learning rate in the adaptive schedules"
+    )
     adam_eps: PositiveFloat = _setting(1e-6, "learning", "Adam's epsilon")
     adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = _setting(0.9, "learning", "Adam's first momentum coefficient")
     adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = _setting(
@@ -259,7 +265,7 @@ class TrainConfig(BaseModel):
     normalize_advantage: bool = _setting(True, "learning", "normalize advantages over each minibatch")
     normalize_input: bool = _setting(True, "learning", "normalize observations with running statistics")
     normalize_returns: bool = _setting(
-        True, "learning", "let the critic predict returns normalized with running statistics"
+        True, "learning", "the critic predicts returns that are normalized with running statistics (PopArt)"
     )
 
     # Learning from a replay (SAC)
@@ -273,15 +279,15 @@ class TrainConfig(BaseModel):
     updates_per_env_step: PositiveFloat = _setting(
         1.0,
         "replay",
-        "updates for each environment step after the warm-up; whichever of learner and workers is ahead waits",
+        "updates for each environment step after the warm-up; the learner or the workers wait to keep this ratio",
     )
     replay_ratio_tolerance: NonNegativeFloat = _setting(
         64.0,
         "replay",
-        "async: updates by which learning may fall behind, in addition to two steps of every environment",
+        "async: how many updates the learner may fall behind, in addition to two steps of every environment",
     )
     n_step: PositiveInt = _setting(
-        1, "replay", "rewards in a target before it is bootstrapped; fewer at an episode's end"
+        1, "replay", "number of rewards in a target before the bootstrap; fewer at an episode's end"
     )
     tau: Annotated[float, Field(gt=0.0, le=1.0)] = _setting(
         0.005, "replay", "target critics move by this fraction towards the critics at each update"
@@ -292,24 +298,24 @@ class TrainConfig(BaseModel):
     target_entropy: Annotated[float, Field(allow_inf_nan=False)] | Auto = _setting(
         "auto",
         "replay",
-        "entropy in nats that ent_coef=auto aims at, of actions in [-1, 1]; auto is minus the number of action "
+        "target entropy of ent_coef=auto in nats, of actions in [-1, 1]; auto is minus the number of action "
         "dimensions, or half of the largest possible entropy for discrete actions",
     )
-    policy_delay: PositiveInt = _setting(1, "replay", "updates of the critics for each of the policy")
+    policy_delay: PositiveInt = _setting(1, "replay", "updates of the critics for each update of the policy")
     critic_layer_norm: bool = _setting(False, "replay", "layer normalization in the critics")
     # The Hogwild backend
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _setting(
         "auto",
         "hogwild",
         "workers act with the shared parameters directly (shared), with a copy made before each rollout (synced), or "
-        "with published ones and send gradients to a process that combines them (gradients); auto is synced for A2C "
-        "and shared for SAC",
+        "with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
+        "A2C and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _setting(
-        "adam", "hogwild", "optimizer of the shared parameters; its state is shared, too"
+        "adam", "hogwild", "optimizer of the shared parameters; its state is also shared"
     )
     num_gradients_to_combine: AutoPositiveInt = _setting(
-        "auto", "hogwild", "gradients mode: gradients combined into one step; auto is the number of workers"
+        "auto", "hogwild", "gradients mode: number of gradients combined into one step; auto is the number of workers"
     )
     combine_gradients: Literal["mean", "sum"] = _setting(
         "mean", "hogwild", "gradients mode: how gradients are combined before clipping"
@@ -322,17 +328,19 @@ class TrainConfig(BaseModel):
     image_channels: ImageChannels = _setting(
         "auto",
         "model",
-        "where observed arrays of three or four axes have the channels of an image: before height and width (first) or "
-        "behind them (last); auto takes two neighbouring axes of one size for height and width, else the smaller end "
-        "for channels",
+        "position of the channels in observed arrays of three or four axes: before height and width (first) or after "
+        "them (last). auto takes two neighbouring axes of equal size as height and width, otherwise the smaller of the "
+        "first and the last axis as channels",
     )
     encoder_conv_architecture: Literal["auto", "nature", "impala"] = _setting(
-        "auto", "model", "convolutions over images; auto is nature from 36 x 36 pixels on, and impala for smaller ones"
+        "auto",
+        "model",
+        "convolutions over images; auto is nature for images of at least 36 x 36 pixels, otherwise impala",
     )
     encoder_conv_mlp_layers: list[PositiveInt] = _setting(
         [512], "model", "widths of the hidden layers after the convolutions"
     )
-    use_rnn: bool = _setting(False, "model", "give the policy a memory: a recurrent core after the encoder")
+    use_rnn: bool = _setting(False, "model", "make the policy recurrent: a recurrent core follows the encoder")
     rnn_type: Literal["gru", "lstm"] = _setting("gru", "model", "kind of recurrent core")
     rnn_size: PositiveInt = _setting(128, "model", "size of the recurrent state, in each layer")
     rnn_num_layers: PositiveInt = _setting(1, "model", "layers of the recurrent core")
@@ -367,7 +375,8 @@ class TrainConfig(BaseModel):
     env_step_timeout: PositiveFloat = _setting(
         180.0,
         "supervision",
-        "kill and restart a rollout worker that has not stepped an environment for this many seconds although it could",
+        "kill and restart a rollout worker that made no environment step for this many seconds, except while it "
+        "waited for other processes",
     )
     max_restarts: Annotated[int, Field(ge=0)] = _setting(
         10, "supervision", "restarts of rollout and inference workers within restart_window_s; one more ends the run"
@@ -384,7 +393,7 @@ class TrainConfig(BaseModel):
         "seconds during which restarts and failures are counted for max_restarts and max_env_failures",
     )
     max_learner_restarts: Annotated[int, Field(ge=0)] = _setting(
-        0, "supervision", "times that the run resumes from its last checkpoint by itself after its learner died"
+        0, "supervision", "how often the run resumes automatically from its last checkpoint after its learner died"
     )
     nan_policy: Literal["drop", "fail"] = _setting(
         "drop",
@@ -406,7 +415,7 @@ class TrainConfig(BaseModel):
 
     @property
     def preprocesses_atari(self) -> bool:
-        """Whether the environment is an Atari game that is to be seen as is usual."""
+        """Whether the environment is an Atari game with the usual preprocessing."""
         return self.env.startswith("ALE/") and self.atari_preprocessing
 
     @property

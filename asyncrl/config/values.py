@@ -77,7 +77,7 @@ def read_mapping(path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"cannot read the file {path}: {reason}.") from None
+        raise UsageError(f"Cannot read the file {path}: {reason}.") from None
     loader = _Loader(text)
     try:
         root = loader.get_single_node()

@@ -62,7 +62,7 @@ def make_env(
     arguments = dict(env_kwargs or {})
     if backend == "envpool":
         if render_mode is not None:
-            raise UsageError("environments of EnvPool cannot be shown or recorded.")
+            raise UsageError("Environments of EnvPool cannot be shown or recorded.")
         return SingleEnv(PooledVectorEnv(env_id, arguments, num_envs=1), env_id)
     is_preprocessed = atari_preprocessing and atari.is_atari(env_id)
     if is_preprocessed:
@@ -96,7 +96,7 @@ def make_env(
 
 def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tensors: bool) -> SingleEnv:
     if "render_mode" in arguments:
-        raise UsageError(f"{env_id} is there in its vectorized form alone, so it cannot be shown or recorded.")
+        raise UsageError(f"{env_id} exists only as a vectorized environment, so it cannot be shown or recorded.")
     vector_env = make_vector_env(env_id, arguments, num_envs=1)
     if (problem := _problem_of_mode(vector_env)) is not None:
         raise UsageError(f"{env_id} cannot be used: {problem}.")
@@ -170,12 +170,12 @@ def look_at_vectorized(
     try:
         spaces = (vector_env.single_observation_space, vector_env.single_action_space)
         if spaces != (env.observation_space, env.action_space):
-            return VectorizedLook("its spaces are others")
+            return VectorizedLook("its spaces differ from those of the single environment")
         if (problem := _problem_of_mode(vector_env)) is not None:
             return VectorizedLook(problem)
         mode = vector_env.metadata["autoreset_mode"]
         if mode != AutoresetMode.NEXT_STEP and has_action_mask(env.observation_space):
-            problem = f"its autoreset mode is {mode.name}, in which an action may meet the mask of another observation"
+            problem = f"its autoreset mode is {mode.name}, which may apply the mask of another observation to an action"
             return VectorizedLook(problem)
         return VectorizedLook(None, resets_within_step(vector_env))
     finally:

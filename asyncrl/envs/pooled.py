@@ -81,5 +81,5 @@ class PooledVectorEnv(VectorEnv[Any, Any, Any]):
         unknown = sorted(set(arguments) - set(envpool.make_spec(self._env_id)._config_keys))
         if unknown:
             names = ", ".join(unknown)
-            raise UsageError(f"EnvPool's {self._env_id} does not take these arguments (env_kwargs): {names}")
+            raise UsageError(f"EnvPool's {self._env_id} does not take these arguments (env_kwargs): {names}.")
         return envpool.make_gymnasium(self._env_id, **arguments)

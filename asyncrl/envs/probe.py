@@ -71,7 +71,7 @@ def probe(
     if "failure" in answer:
         raise EnvironmentFailed(answer["failure"])
     if warn is not None:
-        for finding in [f"it did not end ({_describe_exit(exit_code)})"] if findings is None else findings:
+        for finding in [f"it did not finish ({_describe_exit(exit_code)})"] if findings is None else findings:
             warn(f"gymnasium.utils.env_checker.check_env on {env_id}: {finding}")
     return EnvSpec.from_data(answer["spec"])
 
@@ -161,7 +161,7 @@ def _answers(
         if env_backend in ("envpool", "tensor"):
             spec = dataclasses.replace(spec, is_vectorized=True)
         elif env_backend == "gym" and isinstance(env, SingleEnv):
-            raise UsageError(f"{env_id} is there in its vectorized form alone: give --env_backend=gym_vector.")
+            raise UsageError(f"{env_id} exists only as a vectorized environment: give --env_backend=gym_vector.")
         elif env_backend != "gym":
             look = look_at_vectorized(env_id, env_kwargs, env, atari_preprocessing)
             if look.obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):

@@ -12,9 +12,9 @@ _M = TypeVar("_M", bound=MakesEnvironment)
 
 
 def register_env(env_id: str, max_episode_steps: int | None = None) -> Callable[[_M], _M]:
-    """Decorates what makes an environment: its class, or a function that returns one, in wrappers for example.
+    """Decorates an environment's class, or a function that returns an environment, with wrappers for example.
 
-    That is `gymnasium.register`, and nothing else: `gymnasium.make` knows the environment, too. To train on it, name
+    It calls `gymnasium.register`, so `gymnasium.make` can make the environment, too. To train on it, name
     the module as well: `--env=module:Id`.
 
     Args:

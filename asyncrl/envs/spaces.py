@@ -72,12 +72,12 @@ def _read_observation(
     space: spaces.Space[Any], action: Action, env_id: str, image_channels: ImageChannels
 ) -> ObservationLayout:
     mask = space[ACTION_MASK] if isinstance(space, spaces.Dict) and has_action_mask(space) else None
-    everything = _leaves(space, f"the observations of {env_id}")
+    everything = _leaves(space, f"The observations of {env_id}")
     leaves = [(path, leaf) for path, leaf in everything if mask is None or path[0] != ACTION_MASK]
     parts = [_read_part(path, leaf, env_id, image_channels) for path, leaf in leaves]
     parts = [part for part in parts if part.size > 0]
     if not parts:
-        raise UsageError(f"the observations of {env_id} are {space}: there is nothing in them to learn from.")
+        raise UsageError(f"The observations of {env_id} are {space}: there is nothing in them to learn from.")
     if mask is not None:
         parts.append(_read_mask(mask, action, env_id))
     return ObservationLayout(tuple(parts))
@@ -99,7 +99,7 @@ def _read_part(path: Path, space: spaces.Space[Any], env_id: str, image_channels
     num_choices, starts = _choices_of(space)
     if sum(num_choices) > _MOST_CHOICES:
         raise UsageError(
-            f"the observations of {env_id} have {_where(path)}{space}: {sum(num_choices)} choices are more than the "
+            f"The observations of {env_id} have {_where(path)}{space}: {sum(num_choices)} choices are more than the "
             f"{_MOST_CHOICES} that are supported; a wrapper may turn them into a Box."
         )
     return ObservationPart(path, "choices", shape, dtype, num_choices, starts)
@@ -110,18 +110,18 @@ def _read_mask(space: spaces.Space[Any], action: Action, env_id: str) -> Observa
     is_array = isinstance(space, (spaces.Box, spaces.MultiBinary))
     if not is_array or action.num_logits == 0 or int(np.prod(shape)) != action.num_logits:
         raise UsageError(
-            f"the observations of {env_id} have {ACTION_MASK} {space}: it must be a MultiBinary or Box with one "
+            f"The observations of {env_id} have {ACTION_MASK} {space}: it must be a MultiBinary or Box with one "
             f"number for each choice, and its actions have {action.num_logits} choices."
         )
     return ObservationPart((ACTION_MASK,), "mask", shape, np.dtype(space.dtype).name)
 
 
 def _read_action(space: spaces.Space[Any], env_id: str) -> Action:
-    found = list(_leaves(space, f"the actions of {env_id}"))
+    found = list(_leaves(space, f"The actions of {env_id}"))
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return _read_leaf_action(space, (), env_id)
     if not found:
-        raise UsageError(f"the actions of {env_id} are {space}: there is nothing to choose.")
+        raise UsageError(f"The actions of {env_id} are {space}: there is nothing to choose.")
     leaves = tuple(_read_leaf_action(leaf, path, env_id) for path, leaf in found)
     return TreeAction(leaves, tuple(path for path, _ in found))
 
@@ -141,10 +141,10 @@ def _read_leaf_action(space: spaces.Space[Any], path: Path, env_id: str) -> Leaf
         if max(counts) <= _MOST_INTEGERS:
             return MultiDiscreteAction(counts, tuple(map(int, low)), shape, dtype)
         raise UsageError(
-            f"the actions of {env_id} have {_where(path)}{space}: at most {_MOST_INTEGERS} integers an element are "
+            f"The actions of {env_id} have {_where(path)}{space}: at most {_MOST_INTEGERS} integers an element are "
             "supported."
         )
-    raise UsageError(f"the actions of {env_id} have {_where(path)}{space}: there is nothing to choose.")
+    raise UsageError(f"The actions of {env_id} have {_where(path)}{space}: there is nothing to choose.")
 
 
 def _choices_of(space: spaces.Space[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -200,5 +200,5 @@ def check_observation(observation: Any, spec: EnvSpec, source: str) -> None:
         ObservationCodec(spec.observation).write(observation, row)
     except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
         raise UsageError(
-            f"{spec.env_id} returned an observation from {source} that is not of its observation_space: {error}."
+            f"{spec.env_id} returned an observation from {source} that does not match its observation_space: {error}."
         ) from error

@@ -16,7 +16,7 @@ class OwnActions:
         """Takes what acts.
 
         Args:
-            act: from observations, and states of memory, to actions.
+            act: from observations and recurrent states to actions.
             desk: where observations wait.
             version: the policy version that acts now.
         """

@@ -26,7 +26,7 @@ class Batcher:
         Args:
             slots: where the columns come from.
             columns_per_dataset: how many, C.
-            recurrence: steps between the states of memory that are kept; those of a whole trajectory if not given.
+            recurrence: steps between the recurrent states that are kept; those of a whole trajectory if not given.
             steady_lag_bound: the largest lag that the plan expects while workers keep pace.
         """
         self._slots = slots

@@ -17,8 +17,8 @@ class Dataset:
 
     Attributes:
         obs: [T+1, C, row_size], raw rows.
-        rnn_state: [T / recurrence, C, S] float32, states of memory before every first row of a sequence that is trained
-            as one; S is 0 without memory.
+        rnn_state: [T / recurrence, C, S] float32, recurrent states before every first row of a sequence that is trained
+            as one; S is 0 without a recurrent core.
         action: [T, C, A] float32 or [T, C] int64, as the distribution produced it.
         action_parameters: [T, C, P] float32, of the distribution that produced it.
         log_prob: [T, C] float32, of exactly that action.

@@ -46,14 +46,14 @@ class SkippedSteps:
         """What to end the run with.
 
         Args:
-            figures: losses and norms of the last step that was left out.
+            figures: losses and norms of the last step that was skipped.
             samples: what it was computed from, and the weights.
         """
         listed = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         return RunFailed(
-            f"training has diverged: {self._in_a_row} optimizer steps in a row were left out because loss or gradient "
-            "were not finite. Lower --learning_rate, or look at the ranges of what was trained on; the newest "
-            "checkpoint is sound",
+            f"training has diverged: {self._in_a_row} optimizer steps in a row were skipped because loss or gradient "
+            "were not finite. Lower --learning_rate, or check the ranges of the training data below; the "
+            "newest checkpoint is not affected",
             "\n".join([f"the last of these steps: {listed}", *(_describe(*item) for item in samples.items())]),
             is_final=True,
         )

@@ -14,7 +14,7 @@ from asyncrl.models.encoders import Inputs
 
 
 class Samples(NamedTuple):
-    """Rows of a dataset, as the losses take them, or sequences of rows for a policy with memory.
+    """Rows of a dataset, as the losses take them, or sequences of rows for a recurrent policy.
 
     Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
     are samples, with the states before them, `[N, S]`.

@@ -86,7 +86,7 @@ class CheckpointSaver:
             _check_finite(made)
             path = checkpoint.save(folder, made, env_steps, keep)
         except (checkpoint.CheckpointError, MemoryError) as error:
-            reason = str(error) or "there is no memory left to make it in"
+            reason = str(error) or "there is not enough memory to make it"
             log.error("%s", reason)
             self._num_failed += 1
             if self._num_failed == MOST_FAILED:
@@ -101,4 +101,4 @@ class CheckpointSaver:
 def _check_finite(content: Checkpoint) -> None:
     for name, tensor in (*content.model.items(), *content.optimizer.items()):
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise checkpoint.CheckpointError(f"{name} is not finite: nobody could go on from such a checkpoint")
+            raise checkpoint.CheckpointError(f"{name} is not finite, so no run could resume from this checkpoint")

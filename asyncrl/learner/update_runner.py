@@ -58,7 +58,7 @@ class UpdateRunner:
             return self._graphs(inputs, trains_actor)
         except Exception as error:
             # Capturing comes before anything is computed, so the update is still to be made.
-            self._notice = f"updates run without --compile={self._way}, which failed: {short_reason(error)}"
+            self._notice = f"Updates run without --compile={self._way}, which failed: {short_reason(error)}"
             log.warning("--compile=%s failed", self._way, exc_info=True)
             self._way, self._graphs = "off", None
             return self._plain(inputs, trains_actor)

@@ -25,7 +25,7 @@ from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 
 Act = Callable[[npt.NDArray[Any], npt.NDArray[Any]], ActionAnswer]
-"""From observations and states of memory to what the policy says of them."""
+"""From observations and recurrent states to the policy's answers."""
 
 
 class Actor(Protocol):

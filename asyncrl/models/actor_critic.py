@@ -1,4 +1,4 @@
-"""The policy and its value function over rows of observations: encoders, perhaps memory, and heads."""
+"""The policy and its value function over rows of observations: encoders, an optional recurrent core, and heads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ActResult(NamedTuple):
         log_prob: [B] float32, of exactly that action.
         value: [B] float32, in units of rewards.
         action_parameters: [B, P] float32.
-        rnn_state: [B, S] float32, after these observations; S is 0 without memory.
+        rnn_state: [B, S] float32, after these observations; S is 0 without a recurrent core.
     """
 
     action: Tensor
@@ -60,7 +60,7 @@ class ActorCritic(nn.Module):
 
     Attributes:
         layout: what the rows of observations hold.
-        rnn_state_size: numbers S of the memory of one environment, 0 without memory.
+        rnn_state_size: numbers S of the recurrent state of one environment, 0 without a recurrent core.
     """
 
     statistics: Tensor
@@ -82,7 +82,7 @@ class ActorCritic(nn.Module):
     def build(self, config: TrainConfig) -> None:
         """Makes the networks; a model of a user's own may make others here (see `docs/custom.md`).
 
-        They are `actor` and `critic` (None where they are one), with memory `actor_core` and `critic_core`, and the
+        They are `actor` and `critic` (None where they are one), with use_rnn `actor_core` and `critic_core`, and the
         linear `policy_head` and `value_head`.
         """
         self.actor = make_encoder(self.layout, config)
@@ -150,7 +150,7 @@ class ActorCritic(nn.Module):
 
     @property
     def runs_in_arrays(self) -> bool:
-        """Whether `asyncrl.models.array_policy` can act for it: perceptrons over numbers, without memory."""
+        """Whether `asyncrl.models.array_policy` can act for it: perceptrons over numbers, without a recurrent core."""
         encoders = [self.actor] if self.critic is None else [self.actor, self.critic]
         are_known = all(type(encoder) is ObservationEncoder and encoder.vector_keys is not None for encoder in encoders)
         return are_known and type(self) is ActorCritic and not self._state_sizes
@@ -205,7 +205,7 @@ class ActorCritic(nn.Module):
         return torch.addcmul(self._return_mean, normalized_value, self._return_std)
 
     def forward(self, floats: Tensor, pixels: Tensor | None = None) -> ForwardResult:
-        """Run both networks, which have no memory, on normalized observations.
+        """Run both networks, which are not recurrent, on normalized observations.
 
         Args:
             floats: [B, F], their numbers.

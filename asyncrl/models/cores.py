@@ -1,4 +1,4 @@
-"""Recurrent cores: memory between the encoder's features and the heads.
+"""Recurrent cores, between the encoder's features and the heads.
 
 The state of one environment is one row of numbers, layers one behind the other and, for an LSTM, cells behind hidden
 states. A state of zeros is that of an episode's beginning.

@@ -26,7 +26,7 @@ from asyncrl.runtime.seeding import Stream, derive_seed
 log = logging.getLogger(__name__)
 
 Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]
-"""Observations `[E, row_size]` of a split, and the states of memory `[E, S]` before them."""
+"""Observations `[E, row_size]` of a split, and the recurrent states `[E, S]` before them."""
 
 
 def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActionAnswer:
@@ -74,7 +74,7 @@ class DeviceActor:
             if not self._makes_graphs:
                 raise
             # Nothing is computed while a graph is captured, so this batch is still to be run.
-            self._notice = f"inference runs without CUDA graphs, because capturing one failed: {short_reason(error)}"
+            self._notice = f"Inference runs without CUDA graphs, because capturing one failed: {short_reason(error)}"
             log.warning("capturing a CUDA graph of inference failed", exc_info=True)
             self._makes_graphs = False
             for batch in self._batches.values():

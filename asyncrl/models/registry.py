@@ -33,7 +33,7 @@ def register_encoder(name: str) -> Callable[[_F], _F]:
 
 
 def register_core(name: str) -> Callable[[_F], _F]:
-    """Decorates `make(input_size, config)`, which returns a core with what `RecurrentCore` has.
+    """Decorates `make(input_size, config)`, which returns a core with the interface of `RecurrentCore`.
 
     Its `state_size` must be `config.rnn_state_size_of_core`.
     """
@@ -41,7 +41,7 @@ def register_core(name: str) -> Callable[[_F], _F]:
 
 
 def register_model(name: str) -> Callable[[_F], _F]:
-    """Decorates `make(spec, config)`, which returns an `ActorCritic` of your own, a subclass as a rule."""
+    """Decorates `make(spec, config)`, which returns an `ActorCritic`, usually of a subclass."""
     return _registering(_models, "model", name)
 
 
@@ -63,7 +63,7 @@ def make_core(input_size: int, config: TrainConfig) -> Any:
     core = _find(_cores, "core", config.core, config)(input_size, config)
     if core.state_size != config.rnn_state_size_of_core:
         raise UsageError(
-            f"core {config.core} has a state_size of {core.state_size}, but rnn_size={config.rnn_size}, "
+            f"The core {config.core} has a state_size of {core.state_size}, but rnn_size={config.rnn_size}, "
             f"rnn_num_layers={config.rnn_num_layers} and rnn_type={config.rnn_type} make "
             f"{config.rnn_state_size_of_core}."
         )
@@ -82,7 +82,7 @@ def make_registered_model(spec: EnvSpec, config: TrainConfig) -> nn.Module:
 
 def _registering(table: dict[str, Factory], kind: str, name: str) -> Callable[[_F], _F]:
     if name == DEFAULT:
-        raise ValueError(f"the {kind} {DEFAULT} is the package's own: take another name")
+        raise ValueError(f"the name {DEFAULT} belongs to the {kind} of the package: choose another name")
 
     def register(make: _F) -> _F:
         table[name] = make

@@ -159,7 +159,7 @@ class SacActor(nn.Module):
         Args:
             obs: the observations.
             generator: of random numbers, on the model's device.
-            rnn_state: nothing, for it has no memory.
+            rnn_state: empty, because it is not recurrent.
             deterministic: take the policy's mode instead of drawing from it.
         """
         parameters = self.forward(self.normalize_obs(obs))

@@ -146,7 +146,7 @@ class Monitor:
             self._handle_evaluation(report)
             return
         if isinstance(report, EvaluationFailed):
-            self.say(f"the evaluation failed, training goes on: {report.reason}")
+            self.say(f"The evaluation failed, training continues: {report.reason}")
             return
         if isinstance(report, RestartReport):
             self._num_restarts += 1
@@ -258,7 +258,7 @@ class Monitor:
         try:
             write_text_atomically(self._folder.summary, json.dumps(dataclasses.asdict(summary), indent=2) + "\n")
         except OSError as failure:
-            self.say(f"could not write {self._folder.summary}: {failure.strerror}")
+            self.say(f"Could not write {self._folder.summary}: {failure.strerror}.")
         return summary
 
     def _handle_checkpoint(self, report: CheckpointReport) -> None:
@@ -269,7 +269,7 @@ class Monitor:
             self._best_return = report.mean_return
         elif report.error is not None:
             self._num_failed_saves += 1
-            self.say(f"no checkpoint at {report.env_steps:,} steps, training goes on: {report.error}")
+            self.say(f"No checkpoint was saved at {report.env_steps:,} steps, training continues: {report.error}")
 
     def _handle_evaluation(self, report: EvaluationReport) -> None:
         self._evaluation = report
@@ -288,7 +288,7 @@ class Monitor:
         try:
             write_text_atomically(self._folder.episodes, json.dumps(content) + "\n")
         except OSError as failure:
-            self.say(f"could not write {self._folder.episodes}: {failure.strerror}")
+            self.say(f"Could not write {self._folder.episodes}: {failure.strerror}.")
 
     def _write_record(self, now: float) -> None:
         """Writes what was reported since the last record, if anything was."""
@@ -355,7 +355,11 @@ class Monitor:
         )
 
     def _describe_activity(self, now: float) -> str | None:
-        """What the run is doing where steps and speed do not show it."""
+        """What the run is doing where steps and speed do not show it.
+
+        Only updates of PPO and A2C can be long: they train several passes over a dataset. SAC makes a few updates of
+        perceptrons between two reports, and a Hogwild worker one gradient of a rollout.
+        """
         activity = self._activity
         update = activity.update
         if activity.has_ended:

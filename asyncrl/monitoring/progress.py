@@ -80,7 +80,7 @@ class Status:
     def text_within(self, width: int) -> str:
         """One line of at most `width` characters: what is least needed is left out until it fits."""
         parts = dict(self._parts)
-        for name in ("lag", "gone", "fps", "return", "left"):
+        for name in ("lag", "elapsed", "fps", "return", "left"):
             if len(_join(parts.items())) <= width:
                 break
             parts.pop(name, None)
@@ -94,7 +94,7 @@ class Status:
             ("fps", f"{_number(self.fps, ',.0f')} steps/s"),
             ("return", f"return {_number(self.episode_return, ',.1f')}"),
             ("lag", f"lag {lag}"),
-            ("gone", f"{duration(self.elapsed_s)} gone"),
+            ("elapsed", f"{duration(self.elapsed_s)} elapsed"),
             ("left", f"{duration(self.remaining_s)} left"),
         ]
         if self.activity is None:

@@ -119,7 +119,7 @@ class GuardedWriter:
         # A library that writes a log has many ways to fail, and none of them is worth the run.
         except Exception as error:
             self._writer = None
-            self._say(f"{self._name} is written no longer, training goes on: {type(error).__name__}: {error}")
+            self._say(f"{self._name} is no longer written, training continues: {type(error).__name__}: {error}")
 
 
 def write_text_atomically(path: Path, text: str) -> None:

@@ -165,7 +165,7 @@ class TensorEnvGroup:
         try:
             return self._rows.rows_of(observations)
         except ObservationMismatch as error:
-            text = f"returned an observation of another kind from {call}"
+            text = f"returned an observation from {call} that does not match its space"
             raise WrongObservation(0, self._num_steps, text, str(error)) from None
 
     def _failed(self, call: str) -> EnvironmentCallFailed:

@@ -63,7 +63,7 @@ def _draw_speedup(runs: list[Run], options: Options, say: Say) -> dict[str, Any]
     result = speedup.measure_speedup(speedup.read_paces(runs), unit)
     differing = speedup.unexpected_differences(runs)
     if differing:
-        say(f"warning: besides the number of {unit}s, the runs differ in {', '.join(differing)}")
+        say(f"warning: Besides the number of {unit}s, the runs differ in {', '.join(differing)}.")
     say(result.table())
     path = _path(options, runs[0])
     _write(path, partial(drawing.draw_speedup, result), say)

@@ -86,8 +86,8 @@ def compare(runs: Sequence[Run], x: XAxis, metric: Metric, pattern: re.Pattern[s
         band = mean_band(curves, ddof=1)
         if len(band.positions) == 0:
             raise UsageError(
-                f"group {name} has no mean, because the curves of {', '.join(members)} have no range in common; "
-                "choose other runs or another --group"
+                f"Group {name} has no mean: the curves of {', '.join(members)} have no range in common. "
+                "Choose other runs or another --group."
             )
         groups.append(Group(name, tuple(members), curves, band))
     envs = dict.fromkeys(str(run.config["env"]) for run in runs if "env" in run.config)
@@ -141,7 +141,7 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
     if len(curve) == 0:
         missing = "return of training episodes" if metric == "train" else "evaluation"
         instead = "wait until an episode has ended" if metric == "train" else "choose --metric=train"
-        raise UsageError(f"{run.name} has recorded no {missing}; {instead}")
+        raise UsageError(f"Run {run.name} has recorded no {missing}: {instead}.")
     if x == "total_steps":
         return curve
     if x == "per_rank_steps":
@@ -149,13 +149,13 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
     if x == "per_worker_steps":
         if run.num_workers is None:
             raise UsageError(
-                f"the number of workers of {run.name} is unknown: config.yaml has no number and metrics.jsonl no "
-                "curves of workers; choose --x=total_steps"
+                f"The number of workers of {run.name} is unknown: config.yaml has no number and metrics.jsonl no "
+                "curves of workers. Choose --x=total_steps."
             )
         return Curve(curve.positions / run.num_workers, curve.values)
     elapsed = run.elapsed()
     if len(elapsed) == 0:
-        raise UsageError(f"{run.name} has recorded no time/time_elapsed; choose --x=total_steps")
+        raise UsageError(f"Run {run.name} has recorded no time/time_elapsed: choose --x=total_steps.")
     seconds = np.interp(curve.positions, elapsed.positions, elapsed.values)
     # Before the first and after the last record times are equal: the last of such points stays.
     return make_curve(zip(seconds.tolist(), curve.values.tolist(), strict=True))

@@ -37,7 +37,7 @@ FORMATS = (".png", ".pdf", ".svg")
 def check_can_draw() -> None:
     """Raises UsageError, with what to install, if matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("figures need matplotlib, which is not installed: pip install matplotlib")
+        raise UsageError("Figures need matplotlib, which is not installed: pip install matplotlib")
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
@@ -182,4 +182,4 @@ def _save(figure: Figure, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=_DPI, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}; choose another --out") from error
+        raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another --out.") from error

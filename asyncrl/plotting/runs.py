@@ -111,7 +111,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     resolved = [locate(path).resolve() for path in paths]
     for idx, path in enumerate(resolved):
         if path in resolved[:idx]:
-            raise UsageError(f"{paths[idx]} is given twice: name each run once")
+            raise UsageError(f"Run {paths[idx]} is given twice: name each run once.")
     return [_read_run(path, name) for path, name in zip(resolved, unique_names(resolved), strict=True)]
 
 
@@ -138,7 +138,7 @@ def parse_records(text: str, source: str) -> tuple[Record, ...]:
         if record is not None:
             records.append(record)
         elif number < len(lines):
-            raise UsageError(f"line {number} of {source} is not a record with env_steps: repair or delete that line")
+            raise UsageError(f"Line {number} of {source} is not a record with env_steps: repair or delete that line.")
     return tuple(records)
 
 
@@ -155,12 +155,12 @@ def _read_records(metrics: Path) -> tuple[Record, ...]:
         text = metrics.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         folder = metrics.parent
-        raise UsageError(f"{folder} has no {metrics.name}: give the folder of a run that has trained") from None
+        raise UsageError(f"{folder} has no {metrics.name}: give the folder of a run that has trained.") from None
     except OSError as error:
-        raise UsageError(f"cannot read {metrics}: {error.strerror or error}") from error
+        raise UsageError(f"Cannot read {metrics}: {error.strerror or error}.") from error
     records = parse_records(text, str(metrics))
     if not records:
-        raise UsageError(f"{metrics} has no record yet: let the run train until it has written one")
+        raise UsageError(f"{metrics} has no record yet: let the run train until it has written one.")
     return records
 
 
@@ -189,7 +189,7 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read as the settings of a run: {' '.join(str(error).split())}") from error
+        raise UsageError(f"{path} cannot be read as the settings of a run: {' '.join(str(error).split())}.") from error
     return config if isinstance(config, dict) else {}
 
 

@@ -127,15 +127,15 @@ def read_paces(runs: Sequence[Run]) -> list[Pace]:
         values = {str(run.config[name]): run.name for run in runs if name in run.config}
         if len(values) > 1:
             found = ", ".join(f"{run} has {value}" for value, run in values.items())
-            raise UsageError(f"a speed-up needs runs of one experiment, but {name} differs: {found}")
+            raise UsageError(f"A speed-up needs runs of one experiment, but {name} differs: {found}.")
     paces = []
     unit = unit_of(runs)
     for run in runs:
         count = run.count(unit)
         if count is None:
             raise UsageError(
-                f"the number of workers of {run.name} is unknown: config.yaml has no number and metrics.jsonl no "
-                "curves of workers; leave this run out"
+                f"The number of workers of {run.name} is unknown: config.yaml has no number and metrics.jsonl no "
+                "curves of workers. Leave this run out."
             )
         paces.append(Pace(run.name, count, run.elapsed()))
     return paces
@@ -163,12 +163,12 @@ def speed_of(pace: Pace, until: float) -> float:
     steps, seconds = pace.elapsed.positions[trained], pace.elapsed.values[trained]
     if len(steps) == 0 or steps[0] >= until:
         raise UsageError(
-            f"the speed of {pace.run} cannot be measured: it has no record before {until:,.0f} environment steps, the "
-            "smallest total of the runs; use longer runs or a smaller report_every_s"
+            f"The speed of {pace.run} cannot be measured: it has no record before {until:,.0f} environment steps, the "
+            "smallest total of the runs. Use longer runs or a smaller --report_every_s."
         )
     window_s = float(np.interp(until, steps, seconds)) - float(seconds[0])
     if window_s <= 0:
-        raise UsageError(f"the speed of {pace.run} cannot be measured: the times in its records do not increase")
+        raise UsageError(f"The speed of {pace.run} cannot be measured: the times in its records do not increase.")
     return (until - float(steps[0])) / window_s
 
 
@@ -188,12 +188,12 @@ def measure_speedup(paces: Sequence[Pace], unit: Unit = "worker") -> Speedup:
     counts = sorted({pace.count for pace in paces})
     if len(counts) < 2:
         raise UsageError(
-            f"a speed-up needs runs with at least two numbers of workers or ranks, but all have {counts[0]} {unit}s; "
-            "add a run with another number"
+            f"A speed-up needs runs with at least two numbers of workers or ranks, but all have {counts[0]} {unit}s. "
+            "Add a run with another number."
         )
     for pace in paces:
         if len(pace.elapsed) == 0:
-            raise UsageError(f"{pace.run} has recorded no time/time_elapsed; leave this run out")
+            raise UsageError(f"Run {pace.run} has recorded no time/time_elapsed: leave this run out.")
     common, base = min(float(pace.elapsed.positions[-1]) for pace in paces), counts[0]
     seconds = {pace.run: common / speed_of(pace, common) for pace in paces}
     base_s = statistics.median(seconds[pace.run] for pace in paces if pace.count == base)

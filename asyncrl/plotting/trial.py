@@ -69,12 +69,12 @@ def make_trial(run: Run, window: int | None) -> Trial:
         if len(returns.positions) == 0:
             whose = f"{run.name}'s {run.unit}s"
             raise UsageError(
-                f"the curves of {whose} have no range of steps in common; wait until it has trained longer"
+                f"The curves of {whose} have no range of steps in common: wait until it has trained longer."
             )
     else:
         curve = run.curve(TRAIN_RETURN)
         if len(curve) == 0:
-            raise UsageError(f"{run.name} has recorded no return yet; wait until an episode has ended")
+            raise UsageError(f"Run {run.name} has recorded no return yet: wait until an episode has ended.")
         returns = Band(curve.positions, curve.values, None)
     count = len(returns.positions)
     if window is None:
@@ -82,7 +82,7 @@ def make_trial(run: Run, window: int | None) -> Trial:
     elif window > count:
         raise UsageError(
             f"--window={window} is more than the {count} records of {run.name}: the result would be a mean over all "
-            "records so far; give a smaller one"
+            "records so far. Give a smaller one."
         )
     return Trial(run.name, run.unit, tuple(members), returns, window, moving_average(returns.mean, window))
 

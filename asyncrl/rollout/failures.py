@@ -2,9 +2,9 @@
 
 step or reset raises            the environment is recreated; more than `max_env_failures` in a window end the run,
                                 and so does any before the run's first finished episode
-reward or observation is NaN    the step is left out and the environment reset, or the run ends (`nan_policy`)
-observation is of another kind  the run ends: that is a mistake in the environment
-a debugger finds no terminal      the run ends, with a hint at serial mode
+reward or observation is NaN    the step is dropped and the environment is reset, or the run ends (`nan_policy`)
+observation out of its space    the run ends: that is a mistake in the environment
+a debugger finds no terminal    the run ends, with a hint at serial mode
 """
 
 from __future__ import annotations
@@ -123,7 +123,9 @@ class FailureLog:
                 f"{window_s:g} s, --max_env_failures={limit} allows {limit}; the last: {trouble}",
                 f"the first failure: {_details(recent[0])}\n\nthe last failure: {_details(trouble)}",
             )
-        self.warn(f"{_details(trouble)}\nit is recreated, and what was collected of its unfinished episode left out")
+        self.warn(
+            f"{_details(trouble)}\nThe environment is recreated, and the samples of its unfinished episode are dropped."
+        )
 
     def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
         """Notes that a step is left out.
@@ -149,7 +151,7 @@ class FailureLog:
         if self._warned_at is None or now - self._warned_at >= _WARN_EVERY_S:
             count, self._not_finite_since_warning, self._warned_at = self._not_finite_since_warning, 0, now
             others = f" ({count} since the last such warning)" if count > 1 else ""
-            self.warn(f"{trouble}{others}; the step is left out and the environment reset (--nan_policy=drop)")
+            self.warn(f"{trouble}{others}; the step is dropped and the environment is reset (--nan_policy=drop)")
         return in_a_row > _MOST_DROPS_IN_A_ROW
 
     def note_dropped(self, num_samples: int) -> None:

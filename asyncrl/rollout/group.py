@@ -75,7 +75,7 @@ class EnvironmentGroup:
                 trouble = another
 
     def _wrong_observation(self, env: int, step: int, call: str, error: ObservationMismatch) -> WrongObservation:
-        text = f"returned an observation of another kind from {call}"
+        text = f"returned an observation from {call} that does not match its space"
         return WrongObservation(self._first_env_idx + env, step, text, str(error))
 
     def _tell_news(self, env: int) -> None:

@@ -78,7 +78,9 @@ class ObservationWriter:
             self.dtype = array.dtype
             if array.dtype.name not in self._seen:
                 self._seen.add(array.dtype.name)
-                self._news = f"of {array.dtype.name}, its observation_space says {self._promised}: they are converted"
+                self._news = (
+                    f"of {array.dtype.name}, but its observation_space says {self._promised}: they are converted"
+                )
         return array
 
 

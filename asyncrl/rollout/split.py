@@ -97,7 +97,7 @@ class Split:
         """Starts to fill a slot that was granted to this split."""
         self._slot, self._row = slot, 0
         begun = self.group.start_slot(self._last_obs, self._slots.obs[slot, 0])
-        if self._slots.has_memory:
+        if self._slots.is_recurrent:
             state = self._slots.rnn_state[slot, 0]
             np.copyto(state, self._last_state)
             state[begun] = 0.0
@@ -128,7 +128,7 @@ class Split:
         num_steps = self.group.step(slots.action[slot, row], rows)
         if self.group.lost:
             self._take_back(slot, row)
-        if slots.has_memory:
+        if slots.is_recurrent:
             slots.rnn_state[slot, row + 1][rows.terminated | ~rows.valid] = 0.0  # the next row begins an episode
         self._phases.charge(Phase.STEP)
         self._row = row + 1

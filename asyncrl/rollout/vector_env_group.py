@@ -7,7 +7,7 @@ not valid; what the environment does in that row's step depends on the mode:
 NEXT_STEP   it is reset and ignores its action. So it is after a termination: that final observation has a row, too.
 SAME_STEP   it was reset in the step that ended the episode, so it takes the first step of the next one, with an action
             that was chosen for another observation. That step is lost: no row shows it, and the next row is what came
-            of it, with the memory of an episode's beginning. Where a slot ends there, nothing is lost.
+            of it, with the recurrent state of an episode's beginning. Where a slot ends there, nothing is lost.
 DISABLED    the same, but that it is reset from here, at once: it could not be stepped otherwise.
 """
 

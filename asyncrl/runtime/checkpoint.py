@@ -349,20 +349,20 @@ def _read_manifest(path: Path) -> _Manifest:
     try:
         manifest = json.loads(content)
     except ValueError as error:
-        raise CheckpointError(f"the checkpoint {path} is damaged: its {STATE_FILE} is not JSON ({error})") from None
+        raise CheckpointError(f"Checkpoint {path} is damaged: its {STATE_FILE} is not JSON ({error}).") from None
     if not isinstance(manifest, dict) or "format_version" not in manifest:
-        raise CheckpointError(f"{path / STATE_FILE} does not describe a checkpoint: it has no format_version")
+        raise CheckpointError(f"{path / STATE_FILE} does not describe a checkpoint: it has no format_version.")
     version = manifest["format_version"]
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"the checkpoint {path} has format version {version}, this asyncrl reads version {FORMAT_VERSION}: "
-            "use the asyncrl that wrote it"
+            f"Checkpoint {path} has format version {version}, but this asyncrl reads version {FORMAT_VERSION}: "
+            "use the asyncrl that wrote it."
         )
     if not has_checksums:
-        raise CheckpointError(f"the checkpoint {path} is damaged: it has no {CHECKSUMS_FILE}")
+        raise CheckpointError(f"Checkpoint {path} is damaged: it has no {CHECKSUMS_FILE}.")
     missing = {"env_steps", "state"} - manifest.keys()
     if missing:
-        raise CheckpointError(f"the checkpoint {path} is damaged: {STATE_FILE} lacks {', '.join(sorted(missing))}")
+        raise CheckpointError(f"Checkpoint {path} is damaged: {STATE_FILE} lacks {', '.join(sorted(missing))}.")
     lost = [int(count) for count in manifest.get("replay_lost", [])]
     return _Manifest(int(manifest["env_steps"]), manifest["state"], lost, checksums)
 
@@ -371,11 +371,11 @@ def _read_checksums(path: Path) -> dict[str, str]:
     *lines, rest = _read(path / CHECKSUMS_FILE).decode(errors="replace").split("\n")
     matches = [_CHECKSUM.fullmatch(line) for line in lines]
     if rest or not all(matches):
-        raise CheckpointError(f"the checkpoint {path} is damaged: its {CHECKSUMS_FILE} holds something else")
+        raise CheckpointError(f"Checkpoint {path} is damaged: its {CHECKSUMS_FILE} is not a list of checksums.")
     checksums = {match.group(2): match.group(1) for match in matches if match}
     missing = [name for name in checksums if not (path / name).exists()]
     if missing:
-        raise CheckpointError(f"the checkpoint {path} is damaged: it has no {missing[0]}")
+        raise CheckpointError(f"Checkpoint {path} is damaged: it has no {missing[0]}.")
     return checksums
 
 
@@ -385,8 +385,8 @@ def _verify(path: Path, pieces: Iterable[bytes], checksums: Mapping[str, str]) -
         checksum.update(piece)
     if checksum.hexdigest() != checksums.get(path.name):
         raise CheckpointError(
-            f"the checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one that was saved; "
-            "use an older checkpoint"
+            f"Checkpoint {path.parent} is damaged: the checksum of {path.name} is not the one that was saved; "
+            "use an older checkpoint."
         )
 
 
@@ -406,7 +406,7 @@ def _read_replay(path: Path, manifest: _Manifest) -> KeptReplay:
         with open(path, "rb") as file:
             _verify(path, iter(lambda: file.read(_CHUNK_BYTES), b""), manifest.checksums)
     except OSError as error:
-        raise CheckpointError(f"could not read {path}: {error.strerror}") from error
+        raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from error
     with _refusing_other_files(path):
         columns = {name: [tensor.numpy()] for name, tensor in safetensors.torch.load_file(path).items()}
     return KeptReplay(columns, lambda: manifest.replay_lost)
@@ -420,7 +420,7 @@ def _refusing_other_files(path: Path) -> Iterator[None]:
         yield
     except safetensors.SafetensorError as error:
         raise ForeignCheckpointError(
-            f"{path} is no safetensors file ({error}), so asyncrl has not written it, and opens no other kind"
+            f"{path} is not a safetensors file ({error}): asyncrl has not written it and does not open other files."
         ) from None
 
 
@@ -429,6 +429,6 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         reason = f"it has no {path.name}" if path.parent.is_dir() else "there is no such folder"
-        raise CheckpointError(f"{path.parent} is not a checkpoint: {reason}") from None
+        raise CheckpointError(f"{path.parent} is not a checkpoint: {reason}.") from None
     except OSError as error:
-        raise CheckpointError(f"could not read {path}: {error.strerror}") from error
+        raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from error

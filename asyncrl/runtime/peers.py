@@ -1,8 +1,8 @@
-"""The other ranks of a run, as its runners see them: what they are told by rank 0, and whether they still live.
+"""The other ranks of a run, as its runners see them: the settings from rank 0, and whether the ranks are alive.
 
-Each runner counts a word of its own up in torchrun's store, and looks whether those of the others move. A rank that
-fails says so there; one whose machine has gone says nothing any more. The learners' own exchanges have no time limit,
-because a rank may wait long for its environments: it is the runner who ends them.
+Each runner increments its own counter in torchrun's store, and checks that the counters of the others change. A rank
+that fails writes the reason there; a rank whose machine is down writes nothing. The learners' exchanges have no time
+limit, because a rank may wait long for its environments: the runner ends them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 SILENCE_S = 30.0
-"""How long nothing is heard of a rank before it counts as dead."""
+"""Time without a response after which a rank counts as dead."""
 START_S = 300.0
-"""How long a rank may take to come."""
-LOST_OTHERS = "has lost the others in the middle of an exchange"
+"""How long a rank may take to connect."""
+LOST_OTHERS = "lost the connection to the other ranks during an exchange"
 EXPLANATION_S = 5.0
-"""How long is waited for another rank to say why it went away."""
+"""How long to wait for the reason why another rank ended."""
 LEAVE_S = 5.0
-"""How long a rank that leaves waits for a store that may not answer any more."""
+"""How long an ending rank waits for a store that may not answer."""
 _NOT_FAILED = (0, 130, 143)
 
 
@@ -60,10 +60,10 @@ def open_store(address: RankAddress, part: str, *, is_runner: bool = False) -> S
 
 
 class Peers:
-    """The other ranks. Rank 0 says what is run, and everyone says how it went."""
+    """The other ranks. Rank 0 sends the settings, and every rank reports its outcome."""
 
     def __init__(self, address: RankAddress) -> None:
-        """Connects, and begins to beat."""
+        """Connects, and starts the heartbeat."""
         self.address = address
         self._has_told = False
         self._own_failure: str | None = None
@@ -85,40 +85,40 @@ class Peers:
         return self.address.rank == 0
 
     def tell(self, what: Mapping[str, Any]) -> None:
-        """Tells all others what is run (rank 0); what is said later is not heard."""
+        """Sends the settings to all others (rank 0); later calls do nothing."""
         if not self._has_told:
             self._has_told = True
             self._store.set("run", json.dumps(what))
 
     def ask(self) -> dict[str, Any]:
-        """What rank 0 says is run.
+        """Receives the settings from rank 0.
 
         Raises:
-            RunFailed: it says nothing, or another rank has failed.
+            RunFailed: rank 0 sends nothing, or another rank has failed.
         """
         deadline = time.monotonic() + START_S
         while not self._store.check(["run"]):
             self.check()
             if time.monotonic() > deadline:
-                raise RunFailed(f"rank 0 has not said within {START_S:g} s what is to be run")
+                raise RunFailed(f"rank 0 has not sent the settings of the run within {START_S:g} s")
             time.sleep(0.05)
         told: dict[str, Any] = json.loads(self._store.get("run"))
         return told
 
     def check(self) -> None:
-        """Looks whether all others are well.
+        """Checks that all others are alive.
 
         Raises:
-            RunFailed: one of them has failed, or is not heard of any more, or the store is not.
+            RunFailed: one of them has failed or does not respond, or the store does not respond.
         """
         silence_s = time.monotonic() - self._store_answered_at
-        if silence_s > SILENCE_S:  # seen here, for where the network has gone the other thread stands in a request
+        if silence_s > SILENCE_S:  # checked here: without a network the other thread blocks in a request
             self._fail(f"the store of the run's ranks has not answered for {silence_s:.0f} s{self._store_error}")
         if self._failure is not None:
             raise RunFailed(self._failure, is_final=True)
 
     def explain(self, failure: RunFailed) -> RunFailed:
-        """What the run is to end with: where exchanges with others failed the reason is theirs, if they give one."""
+        """The failure to end the run with: if an exchange failed, the reason that another rank gives."""
         deadline = time.monotonic() + (EXPLANATION_S if LOST_OTHERS in failure.summary else 0.0)
         while self._failure is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -140,7 +140,7 @@ class Peers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Says good-bye, or what has failed here, and stops to beat."""
+        """Reports the end or the failure of this rank, and stops the heartbeat."""
         self._is_leaving.set()
         self._thread.join(LEAVE_S)
         if self._thread.is_alive():
@@ -176,7 +176,7 @@ class Peers:
                     self._beats[rank], self._heard_at[rank] = beat, now
             silence_s = now - self._heard_at[rank]
             if silence_s > (SILENCE_S if rank in self._beats else START_S):
-                self._fail(f"rank {rank} is not heard of any more: nothing for {silence_s:.0f} s")
+                self._fail(f"rank {rank} has not responded for {silence_s:.0f} s")
 
     def _fail(self, text: str) -> None:
         self._failure = self._failure or text

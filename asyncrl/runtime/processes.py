@@ -111,7 +111,7 @@ def start_loading_modules(context: BaseContext) -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if before is not None and _fork_server_pid() != before:
-        log.warning("the fork server had died and was started again; processes that came from it go on")
+        log.warning("the fork server died and was restarted; processes that it started continue")
 
 
 def _fork_server_pid() -> int | None:
@@ -216,12 +216,12 @@ class ChildProcess:
 
     @property
     def _is_orphan(self) -> bool:
-        """Whether multiprocessing takes it for dead because the fork server is, which knew how it fares."""
+        """Whether multiprocessing takes it for dead because the fork server, which reports its exit, has ended."""
         return self.process.exitcode == _UNKNOWN_EXIT and self._fork_server != _fork_server_pid()
 
     def _describe_exit(self) -> str:
         if self._is_orphan:
-            return "died; of what is unknown, for the fork server that knew had died before"
+            return "died, exit status unknown: the fork server had exited"
         return describe_exit(self.process.exitcode)
 
     def _wait_for_end(self, timeout_s: float) -> bool:

@@ -89,8 +89,8 @@ class RunFolder:
                 raise
         except OSError as error:
             raise UsageError(
-                f"cannot use {path} as the run's folder: {error.strerror or error}; "
-                "choose another --train_dir or --experiment."
+                f"Cannot use {path} as the run's folder: {error.strerror or error}. "
+                "Choose another --train_dir or --experiment."
             ) from error
         return cls(path, lock)
 
@@ -214,9 +214,9 @@ class RunFolder:
         try:
             return TrainConfig.from_saved(yaml.safe_load(self.config.read_text(encoding="utf-8")))
         except OSError as error:
-            raise UsageError(f"cannot read the settings of the run: {self.config}: {error.strerror}") from error
+            raise UsageError(f"Cannot read the settings of the run: {self.config}: {error.strerror}.") from error
         except (ValueError, yaml.YAMLError) as error:
-            raise UsageError(f"{self.config} does not hold the settings of a run: {error}") from error
+            raise UsageError(f"{self.config} does not hold the settings of a run: {error}.") from error
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Writes what `asyncrl.runtime.provenance.describe` found.
@@ -232,7 +232,7 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise UsageError(f"cannot write to {self.path}: {error.strerror or error}") from error
+            raise UsageError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
 
     def close(self) -> None:
         """Gives the lock back; the folder may then be overwritten by another run."""
@@ -392,7 +392,7 @@ def _check_is_run_or_empty(path: Path) -> None:
     """Refuses a folder that somebody else filled, before anything is written there."""
     names = {entry.name for entry in path.iterdir()}
     if MARKER not in names and names - {_LOCK}:
-        raise UsageError(f"{path} exists and is no asyncrl run (it has no {MARKER}): choose another --experiment.")
+        raise UsageError(f"{path} exists and is not an asyncrl run (it has no {MARKER}): choose another --experiment.")
 
 
 def _contents(path: Path) -> list[Path]:

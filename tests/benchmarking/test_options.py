@@ -109,4 +109,4 @@ def test_a_stopped_benchmark_says_how_to_continue(monkeypatch, capsys):
 
     monkeypatch.setattr(session, "run", stop)
     assert benchmark.main([*BASE, "--modes=async", "--seeds=1"]) == 130
-    assert "the same command continues" in capsys.readouterr().err
+    assert "The same command continues" in capsys.readouterr().err

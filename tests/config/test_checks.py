@@ -150,7 +150,7 @@ def test_cuda_graphs_need_a_cuda_device(algo: str) -> None:
     assert "needs a CUDA device" in only(problems(algo=algo, compile="cuda_graph")).text
 
 
-def test_reduced_products_are_not_for_policies_with_memory() -> None:
+def test_bf16_products_are_refused_for_recurrent_policies() -> None:
     assert only(problems(use_rnn=True, precision="bf16")).suggestions == ("--precision=auto",)
 
 
@@ -254,9 +254,9 @@ def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None
     assert "learning_rate" in warned(learning_rate=0.0)
 
 
-def test_a_memory_learns_from_whole_parts_of_trajectories() -> None:
+def test_the_recurrence_must_divide_the_rollout() -> None:
     assert problems(use_rnn=True, rollout=32, recurrence=8) == []
-    assert problems(rollout=32, recurrence=12) == []  # nothing has a memory
+    assert problems(rollout=32, recurrence=12) == []  # nothing is recurrent
     uneven = only(problems(use_rnn=True, rollout=32, recurrence=12))
     assert uneven.settings == ("recurrence", "rollout")
     assert "--recurrence=8" in uneven.suggestions

@@ -10,10 +10,10 @@ import yaml
 
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag
+from asyncrl.config.flags import REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load, load_file
 from asyncrl.config.machine import Machine
-from asyncrl.config.other_names import CLEANRL, OF_SAMPLE_FACTORY, OTHER_NAMES, SAMPLE_FACTORY, STABLE_BASELINES
+from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, SAMPLE_FACTORY, STABLE_BASELINES
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.problems import ConfigError
@@ -187,13 +187,17 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
     ("flag", "said"),
     [
         ("--total_timesteps=1e6", "Stable-Baselines3's total_timesteps is --train_for_env_steps"),
-        ("--lr=1e-4", "Stable-Baselines3's lr is --learning_rate"),
+        ("--lr=1e-4", "PyTorch's lr is --learning_rate"),
         ("--n_steps=128", "Stable-Baselines3's n_steps is --rollout"),
         ("--vf_coef=0.5", "Stable-Baselines3's vf_coef is --value_loss_coeff"),
         ("--clip-range=0.2", "Stable-Baselines3's clip_range is --ppo_clip_ratio"),
         ("--exploration_loss_coeff=0.1", "Sample Factory's exploration_loss_coeff is --entropy_loss_coeff"),
         ("--save_every_sec=60", "Sample Factory's save_every_sec is --save_every_s"),
         ("--num_policies=2", "Sample Factory's num_policies has no counterpart here: one run trains one policy"),
+        ("--n_steps=3", "of SAC: --n_step"),
+        ("--optimizer=lamb", "Sample Factory's optimizer has no counterpart here: the optimizer is Adam"),
+        ("--encoder_conv_architecture=convnet_atari", "Sample Factory's convnet_atari is nature"),
+        ("--recurrence=-1", "Sample Factory's -1 is auto"),
         ("--algo=APPO", "Sample Factory's APPO is --algo=ppo --async_rl=True"),
         ("--algo=PPO", "expected one of ppo, a2c, sac or a3c; the nearest is ppo"),
         ("--async_rl=maybe", "expected True or False"),
@@ -202,6 +206,12 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
 def test_flags_and_values_of_other_libraries_are_answered_with_what_they_are_called_here(flag: str, said: str) -> None:
     (found,) = messages([flag])
     assert said in found
+
+
+def test_names_of_other_libraries_are_explained_where_settings_are_meant() -> None:
+    (said,) = messages(["--env=CartPole-v1", "--preset=benchmark"])
+    assert "There is no preset 'benchmark'" in said
+    assert "Sample Factory" not in said
 
 
 def test_the_entropy_coefficients_of_ppo_and_sac_are_told_apart() -> None:
@@ -216,17 +226,27 @@ def test_the_tables_of_other_libraries_name_settings_that_exist_and_are_those_of
     settings = all_settings()
     assert {other.setting for other in OTHER_NAMES.values()} - {""} <= set(settings)
     assert not set(OTHER_NAMES) & set(settings), "an alias of a setting would never be shown"
-    assert set(OF_SAMPLE_FACTORY) <= set(settings)
     text = (Path(__file__).resolve().parents[2] / "docs" / "other_libraries.md").read_text()
-    for library in (STABLE_BASELINES, CLEANRL, SAMPLE_FACTORY):
+    for library in (STABLE_BASELINES, CLEANRL, SAMPLE_FACTORY, PYTORCH):
         section = text.split(f"\n## {library}\n")[1].split("\n## ")[0]
         rows = re.findall(r"^\| `(\w+)` \| (?:`--(\w+)`|none)(?:; (.*?))? \|$", section, re.MULTILINE)
         expected = {
             (name, other.setting, other.note) for name, other in OTHER_NAMES.items() if other.library == library
         }
         assert set(rows) == expected
-    kept = text.split("\nThese settings")[1].split("\n\n")[1]
-    assert tuple(re.findall(r"`(\w+)`", kept)) == OF_SAMPLE_FACTORY
+
+
+def test_the_document_shows_the_defaults_of_settings_that_have_sample_factorys_name() -> None:
+    settings = all_settings()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "other_libraries.md").read_text()
+    section = text.split("\n## Sample Factory\n")[1].split("\n## ")[0]
+    unchanged = re.findall(r"`(\w+)`", section.split("\n\n")[1])
+    shown = dict(re.findall(r"^\| `(\w+)` \| [^|`]+ \| ([^|`]+) \|", section, re.MULTILINE))
+    assert not set(unchanged) & set(shown)
+    assert set(unchanged) <= set(settings)
+    for name, default in shown.items():
+        assert default == ("required" if name in REQUIRED else format_value(settings[name].default)), name
+    assert len(unchanged) + len(shown) == 59
 
 
 @pytest.mark.parametrize(
@@ -268,7 +288,7 @@ def test_a_broken_file_is_refused_with_the_reason(tmp_path: Path, content: str, 
     file = tmp_path / "run.yaml"
     file.write_text(content)
     assert words in messages([f"--config={file}"])[0]
-    assert "cannot read" in messages([f"--config={tmp_path / 'missing.yaml'}"])[0]
+    assert "Cannot read" in messages([f"--config={tmp_path / 'missing.yaml'}"])[0]
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest_name() -> None:

@@ -153,7 +153,10 @@ def test_an_observation_unlike_its_space_is_refused(probed: str) -> None:
         ({"step": "obs, None, False, False, {}"}, r"step\(\) returned reward = 'None'; Gymnasium expects a number"),
         ({"step": "obs, 0.0, False, {}, {}"}, r"step\(\) returned truncated = '{}'; Gymnasium expects True or False"),
         ({"step": "obs, 0.0, False, False, None"}, r"step\(\) returned info = 'None'; Gymnasium expects a dict"),
-        ({"step": "obs[:2], 0.0, False, False, {}", "at": 3}, r"from step\(\) that is not of its observation_space"),
+        (
+            {"step": "obs[:2], 0.0, False, False, {}", "at": 3},
+            r"from step\(\) that does not match its observation_space",
+        ),
         ({"reset": "obs"}, r"reset\(\) returned one ndarray; Gymnasium expects \(observation, info dict\)"),
     ],
 )

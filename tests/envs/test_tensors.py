@@ -90,7 +90,7 @@ def test_the_probe_finds_whether_environments_are_reset_within_a_step() -> None:
 
 def test_what_is_vectorized_alone_is_never_stepped_one_by_one() -> None:
     assert probe("tensor_envs:ArrayCartPole-v0", env_backend="auto").is_vectorized
-    with pytest.raises(UsageError, match="vectorized form alone: give --env_backend=gym_vector"):
+    with pytest.raises(UsageError, match="only as a vectorized environment: give --env_backend=gym_vector"):
         probe("tensor_envs:ArrayCartPole-v0", env_backend="gym")
     for backend in ("auto", "gym_vector", "tensor"):
         with pytest.raises(UsageError, match=r'its metadata\["autoreset_mode"\] is None'):

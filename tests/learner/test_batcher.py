@@ -59,7 +59,7 @@ def test_every_field_holds_the_right_columns(spec: EnvSpec) -> None:
     assert torch.equal(dataset.obs, kept)
 
 
-def test_states_of_memory_are_those_at_the_beginning_of_each_sequence() -> None:
+def test_recurrent_states_are_those_at_the_beginning_of_each_sequence() -> None:
     slots = random_slots(use_rnn=True, rnn_size=5, rollout=6, batch_size=36)
     dataset = Batcher(DeviceSlots(slots), columns_per_dataset=6, recurrence=1).collect(PARTS)
     assert dataset.rnn_state.shape == (slots.rollout, 6, 10)

@@ -18,7 +18,7 @@ from asyncrl.models.making import ActingModel, make_acting_model
 
 CPU = torch.device("cpu")
 NUM_ENVS = 3
-MEMORY: dict[str, Any] = {"use_rnn": True, "rnn_size": 5}
+RECURRENT: dict[str, Any] = {"use_rnn": True, "rnn_size": 5}
 
 
 def make(spec: EnvSpec, **settings: Any) -> tuple[ActingModel, DeviceActor]:
@@ -34,7 +34,7 @@ def parts(count: int, state_size: int, seed: int = 0) -> list[Part]:
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "discrete"])
-@pytest.mark.parametrize("settings", [{}, MEMORY, {"algo": "sac"}], ids=["ppo", "memory", "sac"])
+@pytest.mark.parametrize("settings", [{}, RECURRENT, {"algo": "sac"}], ids=["ppo", "recurrent", "sac"])
 def test_every_row_gets_its_own_answer_in_batches_of_any_number_of_splits(
     spec: EnvSpec, settings: dict[str, Any]
 ) -> None:

@@ -143,7 +143,7 @@ def test_a_registered_encoder_core_and_model_are_used(monkeypatch: pytest.Monkey
     torch.testing.assert_close(doubled.actor(doubled.inputs_of(rows)), 2.0 * plain.actor(plain.inputs_of(rows)))
     with pytest.raises(UsageError, match=r"--encoder=other is not registered \(known: default, doubled\)"):
         ActorCritic(spec_of(MASKED), TrainConfig(encoder="other"))
-    with pytest.raises(ValueError, match="take another name"):
+    with pytest.raises(ValueError, match="choose another name"):
         registry.register_core("default")
     registry.register_core("small")(lambda size, config: type("Core", (), {"state_size": 1})())
     with pytest.raises(UsageError, match="state_size of 1"):

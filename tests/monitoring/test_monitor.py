@@ -263,7 +263,7 @@ def test_the_time_left_of_a_run_that_goes_on_is_that_of_all_its_parts(tmp_path):
 
 def test_a_failed_evaluation_is_said(run):
     run.monitor.handle(EvaluationFailed("the wheels came off"))
-    assert run.progress.said == ["the evaluation failed, training goes on: the wheels came off"]
+    assert run.progress.said == ["The evaluation failed, training continues: the wheels came off"]
 
 
 def test_what_the_learner_has_to_say_is_said(run):
@@ -320,7 +320,7 @@ def test_a_tensorboard_folder_that_cannot_be_written_is_said_once_and_costs_noth
         run.at(second, learner(100 * second))
     run.monitor.finish("completed")
     (said,) = run.progress.said
-    assert said.startswith("TensorBoard is written no longer, training goes on: FileExistsError")
+    assert said.startswith("TensorBoard is no longer written, training continues: FileExistsError")
     assert len(run.records) == 3
 
 

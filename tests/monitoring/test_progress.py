@@ -24,7 +24,7 @@ FIGURES = (
     "1,234 steps/s",
     "return -3.2",
     "lag 8.0 (max 16)",
-    "1:05 min gone",
+    "1:05 min elapsed",
     "1:02:05 h left",
 )
 
@@ -42,12 +42,12 @@ def test_what_is_not_known_yet_is_a_dash_and_not_a_number():
     text = Status(env_steps=0, target_env_steps=100, elapsed_s=2.0).text
     assert "- steps/s" in text
     assert "return -" in text
-    assert text.endswith("2 s gone | - left")
+    assert text.endswith("2 s elapsed | - left")
 
 
 def test_what_the_run_is_doing_takes_the_place_of_what_is_not_known():
     text = Status(env_steps=0, target_env_steps=100, elapsed_s=2.0, activity="starting processes").text
-    assert text == "0 of 100 steps (0.0 %) | starting processes | 2 s gone"
+    assert text == "0 of 100 steps (0.0 %) | starting processes | 2 s elapsed"
 
 
 def test_a_reader_that_went_away_does_not_stop_the_run():

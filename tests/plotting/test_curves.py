@@ -213,7 +213,7 @@ def test_only_a_last_line_may_be_cut():
     assert [record["env_steps"] for record in parse_records(whole + cut, "x")] == [1]
     assert parse_records("", "x") == ()
     for broken in (cut, "7", '{"a": 1}', '{"env_steps": null}', ""):
-        with pytest.raises(UsageError, match="line 1 of x is not a record"):
+        with pytest.raises(UsageError, match="Line 1 of x is not a record"):
             parse_records(f"{broken}\n{whole}", "x")
 
 

@@ -242,7 +242,9 @@ def test_an_observation_of_another_kind_is_refused_where_it_came_from(
     env.wrong = wrong
     with pytest.raises(WrongObservation) as caught:
         run.fill(0)
-    assert "environment 40 returned an observation of another kind from reset at its step 1" in str(caught.value)
+    assert "environment 40 returned an observation from reset that does not match its space at its step 1" in str(
+        caught.value
+    )
     assert found in str(caught.value)
     if found.startswith("shape"):
         assert "promises shape (2,) and dtype float64" in str(caught.value)
@@ -253,7 +255,7 @@ def test_an_observation_of_another_dtype_is_converted_and_said_once() -> None:
     run = Filled([env], rollout=4, renewed=[])
     assert run.obs(0) == [-1.0, 1.0, 2.0, -2.0, 4.0]
     (warning,) = run.group.take_failures().warnings
-    assert "environment 40 gives observations of int16, its observation_space says float64" in warning
+    assert "environment 40 gives observations of int16, but its observation_space says float64" in warning
 
 
 def test_the_last_row_of_a_slot_is_the_first_of_the_next() -> None:
@@ -280,7 +282,7 @@ class Remembering(FakeActions):
             self._slots.rnn_state[slot, row + 1] = self._slots.rnn_state[slot, row] + 1.0
 
 
-def test_a_memory_goes_on_from_slot_to_slot_and_begins_anew_with_each_episode() -> None:
+def test_a_recurrent_state_continues_from_slot_to_slot_and_is_zero_where_an_episode_begins() -> None:
     steps = [GO, TERMINATED, GO, GO, GO, TRUNCATED, GO, GO, GO, GO, TRUNCATED, GO, GO, GO, TERMINATED]
     run = Filled([ScriptedEnv(script(*steps))], 4, 4, make_actions=Remembering, use_rnn=True, rnn_size=3)
     states = run.slots.rnn_state[:4, :, 0]

@@ -171,7 +171,7 @@ def test_a_run_that_trained_nothing_has_failed(tmp_path: Path, capfd: pytest.Cap
     flags = ["--env=CartPole-v1", "--serial_mode", "--train_for_seconds=0.000001", "--experiment=run"]
     assert train.main([*flags, f"--train_dir={tmp_path}", *PROBE]) == 1
     captured = capfd.readouterr()
-    assert "error: nothing was trained: the time limit of 1e-06 s" in captured.err
+    assert "error: Nothing was trained: the time limit of 1e-06 s" in captured.err
     assert "failed: 0 of " in captured.out
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
@@ -183,7 +183,7 @@ def test_a_time_limit_that_was_exceeded_is_said(
     monkeypatch.setattr(runner, "run_serial", lambda *_: outcome)
     flags = ["--env=CartPole-v1", "--serial_mode", "--train_for_seconds=25", "--experiment=run"]
     assert train.main([*flags, f"--train_dir={tmp_path}", *PROBE]) == 0
-    assert "warning: the time limit of 25 s was exceeded, the run took 47 s" in capfd.readouterr().err
+    assert "warning: The time limit of 25 s was exceeded, the run took 47 s" in capfd.readouterr().err
 
 
 def test_a_script_without_a_main_guard_is_told_so_in_one_sentence(tmp_path: Path) -> None:

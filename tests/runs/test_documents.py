@@ -161,8 +161,8 @@ def test_an_action_that_is_said_to_be_refused_is(space: spaces.Space[Any]) -> No
         ("an id that the module does not register", "corridor:Corridor-v1", {}),
         ("no module given", "Hallway-v0", {}),
         ("an argument that it does not take", "corridor:Corridor-v0", {"size": 3}),
-        ("an observation that is not of its space", "wrong:Corridor-v0", {}),
-        ("the interface before Gymnasium, with four values", "older:Corridor-v0", {}),
+        ("an observation that does not match its space", "wrong:Corridor-v0", {}),
+        ("the older interface of gym, with four values", "older:Corridor-v0", {}),
     ],
 )
 def test_a_mistake_is_answered_as_the_document_says(

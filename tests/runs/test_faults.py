@@ -125,7 +125,7 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
     goes_on = start(command[2], *command[3:], f"--train_for_env_steps={steps + 500}")
     code, stdout, stderr = goes_on.finish()
     assert code == 0, stderr
-    assert f"resuming from {saved.relative_to(training.folder.parents[1])}" in stdout
+    assert f"Resuming from {saved.relative_to(training.folder.parents[1])}" in stdout
     assert goes_on.summary()["env_steps"] >= steps + 500
 
 
@@ -140,8 +140,8 @@ def test_a_run_goes_on_by_itself_when_its_learner_dies_if_it_may(
     os.kill(first, signal.SIGKILL)
     code, stdout, stderr = training.finish()
     assert code == 0, stderr
-    assert "the run starts again from its last checkpoint" in stderr
-    assert "resuming from" in stdout
+    assert "the run restarts from its last checkpoint" in stderr
+    assert "Resuming from" in stdout
     assert training.summary()["status"] == "completed"
     assert training.summary()["restarts"] == 1
     steps = [record["time/total_env_steps"] for record in training.records()]
@@ -176,7 +176,7 @@ def test_the_death_of_the_fork_server_costs_nothing(start: Callable[..., Command
     worker.kill()
     code, _, stderr = training.finish()
     assert code == 0, stderr
-    assert "the fork server had died and was started again" in stderr
+    assert "the fork server died and was restarted" in stderr
     assert "rollout worker 0 died" in stderr
     assert training.summary()["restarts"] == 1
     assert training.summary()["env_steps"] >= 20000

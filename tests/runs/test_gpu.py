@@ -82,7 +82,7 @@ def test_what_is_moved_arrives_whole_though_it_is_overwritten_at_once() -> None:
 
 
 @SPECS
-@pytest.mark.parametrize("settings", [{}, {"use_rnn": True}, {"algo": "sac"}], ids=["ppo", "memory", "sac"])
+@pytest.mark.parametrize("settings", [{}, {"use_rnn": True}, {"algo": "sac"}], ids=["ppo", "recurrent", "sac"])
 def test_graphs_of_inference_answer_as_the_model_with_weights_that_change(
     spec: EnvSpec, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,7 +209,7 @@ def test_another_process_reads_the_weights_on_the_device(context: BaseContext) -
         ["--env=space_envs:Masked-v0", "--train_for_env_steps=20000", "--algo=a3c"],
         ["--env=space_envs:SeeAndTell-v0", "--train_for_env_steps=20000", "--inference_mode=central"],
     ],
-    ids=["ppo", "a2c on two devices", "memory", "sac", "a3c", "a3c with a mask", "images"],
+    ids=["ppo", "a2c on two devices", "recurrent", "sac", "a3c", "a3c with a mask", "images"],
 )
 def test_whole_runs(start: Callable[..., Command], flags: list[str]) -> None:
     command = start("asyncrl.train", "--device=cuda", "--num_workers=2", *flags)

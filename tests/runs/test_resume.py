@@ -138,7 +138,7 @@ def test_a_killed_run_goes_on_with_its_settings_and_its_curve(start: Callable[..
     target = steps + 3000
     code, out, err = train(start, f"--train_for_env_steps={target}", "--learning_rate=0.0005")
     assert code == 0, err
-    assert f"resuming from runs/run/checkpoints/{newest.name} ({steps:,} steps)" in out
+    assert f"Resuming from runs/run/checkpoints/{newest.name} ({steps:,} steps)" in out
     assert "  learning_rate: 0.0003 -> 0.0005" in out
     summary = command.summary()
     assert summary["status"] == "completed"
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_and_none_at_all_is_an_
     (newest / "model.safetensors").write_bytes(content)
     code, out, err = train(start, "--train_for_env_steps=4000")
     assert code == 0
-    assert f"resuming from runs/run/checkpoints/{before.name}" in out
+    assert f"Resuming from runs/run/checkpoints/{before.name}" in out
     assert err.startswith("warning: ")
     assert newest.name in err
 

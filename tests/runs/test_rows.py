@@ -23,7 +23,7 @@ def each(*cases: Case) -> pytest.MarkDecorator:
     Case("ppo", "serial", SAME_STEP, "gru"),
     Case("ppo", "sync-local", DISABLED),
     Case("ppo", "sync-central", SAME_STEP),
-    Case("ppo", "async-local", memory="lstm"),
+    Case("ppo", "async-local", rnn_type="lstm"),
     Case("ppo", "async-central"),
 )
 def test_every_row_is_a_step_with_its_own_action_reward_end_policy_and_advantage(case: Case, tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_rows_that_are_too_old_are_not_trained_on_and_reported_as_dropped(case: 
 
 @each(
     Case("ppo", "sync-local", NEXT_STEP, killed="rollout"),
-    Case("ppo", "sync-central", memory="gru", killed="rollout"),
+    Case("ppo", "sync-central", rnn_type="gru", killed="rollout"),
     Case("ppo", "async-local", SAME_STEP, killed="rollout"),
-    Case("ppo", "async-central", memory="lstm", killed="rollout"),
+    Case("ppo", "async-central", rnn_type="lstm", killed="rollout"),
 )
 def test_rollout_workers_that_are_killed_are_replaced_and_nothing_goes_across_the_gap(
     case: Case, tmp_path: Path
@@ -53,7 +53,7 @@ def test_rollout_workers_that_are_killed_are_replaced_and_nothing_goes_across_th
 
 @each(
     Case("ppo", "sync-central", DISABLED, killed="inference"),
-    Case("ppo", "async-central", memory="gru", killed="inference"),
+    Case("ppo", "async-central", rnn_type="gru", killed="inference"),
 )
 def test_an_inference_worker_that_is_killed_is_replaced_and_no_action_serves_twice(case: Case, tmp_path: Path) -> None:
     finished, counts = run_case(case, tmp_path)
@@ -76,8 +76,8 @@ def test_a_replay_holds_every_step_and_what_is_drawn_from_it_never_goes_across_a
 
 
 @each(
-    Case("a2c-synced", "async-local", memory="gru", killed="rollout"),
-    Case("a2c-shared", "serial", SAME_STEP, memory="gru"),
+    Case("a2c-synced", "async-local", rnn_type="gru", killed="rollout"),
+    Case("a2c-shared", "serial", SAME_STEP, rnn_type="gru"),
     Case("a2c-shared", "async-local"),
     Case("a2c-gradients", "async-local", NEXT_STEP, killed="rollout"),
     Case("hogwild-sac", "serial", SAME_STEP),

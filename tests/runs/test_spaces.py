@@ -1,4 +1,4 @@
-"""Whole runs on spaces of every kind, with and without memory."""
+"""Whole runs on spaces of every kind, with and without a recurrent core."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ RECALL: dict[str, Any] = {**LEARNING, "train_for_env_steps": 60_000, "learning_r
 
 
 @pytest.mark.parametrize(("mode", "rnn_type"), [("serial", "gru"), ("async-central", "lstm")])
-def test_a_memory_recalls_what_was_shown(tmp_path: Path, mode: str, rnn_type: str) -> None:
-    memory = {"use_rnn": True, "rnn_type": rnn_type, "rnn_size": 24}
-    finished = run(tmp_path, mode, "space_envs:Recall-v0", **RECALL, **memory)
+def test_a_recurrent_policy_recalls_what_was_shown(tmp_path: Path, mode: str, rnn_type: str) -> None:
+    recurrent = {"use_rnn": True, "rnn_type": rnn_type, "rnn_size": 24}
+    finished = run(tmp_path, mode, "space_envs:Recall-v0", **RECALL, **recurrent)
     assert mean_return(finished.outcome.checkpoint) > 0.95
 
 
-def test_without_memory_it_is_chance(tmp_path: Path) -> None:
+def test_without_a_recurrent_core_it_is_chance(tmp_path: Path) -> None:
     finished = run(tmp_path, "serial", "space_envs:Recall-v0", **{**RECALL, "train_for_env_steps": 10_000})
     assert mean_return(finished.outcome.checkpoint, 100) < 0.45  # a third is chance

@@ -45,7 +45,7 @@ def test_values_are_right_in_each_mode(autoreset_mode: str, terminates: bool, tm
     assert trained.values(*observations) == pytest.approx(expected, abs=0.25)
 
 
-def test_a_memory_is_trained_on_the_device(tmp_path: Path) -> None:
+def test_a_recurrent_policy_is_trained_on_the_device(tmp_path: Path) -> None:
     settings = {"use_rnn": True, "rnn_size": 8, "rollout": 8, "recurrence": 4, "batch_size": 128}
     finished = run(tmp_path, "serial", "tensor_envs:TensorCartPole-v0", **TENSORS, **settings, train_for_env_steps=2000)
     deviations = [r.train.max_ratio_deviation_first_batch for r in finished.learner_reports if r.train is not None]

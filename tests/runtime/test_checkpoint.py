@@ -239,7 +239,7 @@ def test_what_is_no_checkpoint_is_said_in_one_sentence(tmp_path):
         ("{", "not JSON"),
         ("[]", "no format_version"),
         (json.dumps(manifest | {"format_version": 99}), "format version 99"),
-        (json.dumps({"format_version": 2, "sha256": {}}), "format version 2, this asyncrl reads version 3"),
+        (json.dumps({"format_version": 2, "sha256": {}}), "format version 2, but this asyncrl reads version 3"),
         (json.dumps(manifest), "has no SHA256SUMS"),
     ):
         (path / "state.json").write_text(text)

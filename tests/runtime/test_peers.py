@@ -70,7 +70,7 @@ def test_a_rank_that_has_left_is_not_missed_and_one_that_falls_silent_is(
         while 1 not in first._beats and time.monotonic() < deadline:
             time.sleep(0.01)
         second._is_leaving.set()  # its machine is gone: no beat, and no word
-        assert "rank 1 is not heard of any more" in failure_seen_by(first)
+        assert "rank 1 has not responded for" in failure_seen_by(first)
     with join(1) as other, join(0) as left:
         other.check()
         left.__exit__(None, None, None)

@@ -99,7 +99,7 @@ def test_a_folder_that_is_no_run_is_never_touched(train_dir):
     foreign = train_dir / "run"
     foreign.mkdir(parents=True)
     (foreign / "thesis.tex").write_text("keep")
-    with pytest.raises(UsageError, match="is no asyncrl run"):
+    with pytest.raises(UsageError, match="is not an asyncrl run"):
         RunFolder.create(str(train_dir), "run", "overwrite")
     assert [path.name for path in foreign.iterdir()] == ["thesis.tex"]
 
@@ -112,7 +112,7 @@ def test_a_disk_without_room_is_one_sentence_and_what_was_there_stays(train_dir)
             lambda: folder.write_config(TrainConfig(seed=2)),
             lambda: folder.write_environment({"name": "x" * 1000}),
         ):
-            with files_of_at_most(500), pytest.raises(UsageError, match=r"cannot write to .*run: File too large"):
+            with files_of_at_most(500), pytest.raises(UsageError, match=r"Cannot write to .*run: File too large"):
                 write()
         assert sorted(folder.path.iterdir()) == before
         assert folder.read_config().seed == 1
@@ -121,7 +121,7 @@ def test_a_disk_without_room_is_one_sentence_and_what_was_there_stays(train_dir)
 def test_a_file_in_the_way_is_one_sentence(train_dir):
     train_dir.mkdir()
     (train_dir / "run").write_text("")
-    with pytest.raises(UsageError, match="cannot use"):
+    with pytest.raises(UsageError, match="Cannot use"):
         RunFolder.create(str(train_dir), "run", "overwrite")
 
 
