@@ -403,6 +403,11 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
     if config.algo == "a2c" and config.num_epochs > 1 and plan.hogwild is None:
         text = "A2C should use each sample once: set --num_epochs=1."
         yield Problem(("num_epochs", "algo"), text)
+    if not config.is_off_policy and plan.hogwild is None and config.num_epochs == 1:
+        for name in ("target_kl", "recompute_advantages"):
+            if getattr(config, name):
+                text = f"--{name} has no effect with --num_epochs=1: there is one pass over each dataset."
+                yield Problem((name, "num_epochs"), text, ("--num_epochs=2",))
     if config.learning_rate == 0:
         yield Problem(("learning_rate",), "--learning_rate=0: the policy will not change.")
 

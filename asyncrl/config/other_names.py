@@ -37,7 +37,6 @@ OTHER_NAMES: dict[str, OtherName] = {
     "vf_coef": OtherName(STABLE_BASELINES, "value_loss_coeff"),
     "clip_range": OtherName(STABLE_BASELINES, "ppo_clip_ratio"),
     "clip_range_vf": OtherName(STABLE_BASELINES, "ppo_clip_value"),
-    "target_kl": OtherName(STABLE_BASELINES, "lr_schedule_kl_threshold", "with --lr_schedule=kl_adaptive_epoch"),
     "net_arch": OtherName(STABLE_BASELINES, "encoder_mlp_layers"),
     "activation_fn": OtherName(STABLE_BASELINES, "nonlinearity"),
     "log_std_init": OtherName(STABLE_BASELINES, "initial_stddev", "the deviation, not its logarithm"),

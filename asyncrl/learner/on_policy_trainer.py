@@ -229,11 +229,12 @@ class OnPolicyTrainer:
             self._look()
             self._looked_at = time.monotonic()
 
-    def _end_epoch(self) -> bool:
+    def _end_epoch(self, is_last: bool) -> bool:
         """Publishes; returns whether the update ends here, for one rank is to stop. The last pass needs no question."""
         self._publish()
         self._num_epochs += 1
-        if self._num_epochs == self._config.num_epochs:
+        self._was_cut_short = False
+        if is_last:
             return False
         self._was_cut_short = self._agreement.should_stop(self._stopping.is_met)
         self._phases.charge(Phase.WAIT_RANKS)
