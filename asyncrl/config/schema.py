@@ -154,6 +154,12 @@ class TrainConfig(BaseModel):
     num_batches_to_accumulate: PositiveInt = _setting(
         1, "roles", "async: collecting pauses when this many datasets wait or are being trained"
     )
+    fixed_lag: bool = _setting(
+        False,
+        "roles",
+        "async: every sample is exactly one dataset old; all workers collect a dataset while the one before is "
+        "trained, with weights that do not change meanwhile, and whoever is ahead waits",
+    )
     num_workers: AutoPositiveInt = _setting("auto", "roles", "rollout worker processes")
     num_envs_per_worker: AutoPositiveInt = _setting("auto", "roles", "environments in each rollout worker")
     worker_num_splits: AutoPositiveInt = _setting(

@@ -320,7 +320,7 @@ class OnPolicyLearner:
     def _in_sequences(self, fields: dict[str, Tensor], dataset: Dataset) -> dict[str, Tensor]:
         """Cuts fields of all rows of a dataset into sequences `[N, L, ...]`, for a policy with memory."""
         shape = (-1, self._recurrence, dataset.valid.shape[1])
-        return {name: field.unflatten(0, shape).transpose(1, 2).flatten(0, 1) for name, field in fields.items()}
+        return {name: torch.unflatten(field, 0, shape).transpose(1, 2).flatten(0, 1) for name, field in fields.items()}
 
     def _estimated_fields(self, estimates: Estimates, rows: Tensor) -> dict[str, Tensor]:
         """The fields of `Samples` that follow from estimates, of some rows of a dataset."""
@@ -360,7 +360,7 @@ class OnPolicyLearner:
         fields = {"action_parameters": parameters, "log_prob": log_prob, "weight": weight}
         if self._recurrence:
             shape = (self._recurrence, -1)
-            fields = {name: field.unflatten(0, shape).transpose(0, 1) for name, field in fields.items()}
+            fields = {name: torch.unflatten(field, 0, shape).transpose(0, 1) for name, field in fields.items()}
         return samples._replace(**fields)
 
     @torch.no_grad()

@@ -41,6 +41,11 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
             ["--async_rl=False", "--num_batches_to_accumulate=2"],
             "--num_batches_to_accumulate (needs async_rl=True)",
         ),
+        (
+            ["--fixed_lag=True", "--num_batches_to_accumulate=2"],
+            "--num_batches_to_accumulate (needs fixed_lag=False)",
+        ),
+        (["--fixed_lag=True", "--async_rl=False"], "--fixed_lag (needs async_rl=True)"),
         (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
         (["--algo=sac", "--encoder=own"], "--encoder (needs algo=ppo or a2c or a3c)"),

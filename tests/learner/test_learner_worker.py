@@ -69,6 +69,9 @@ class Fakes:
     def poll(self) -> None:
         """Of the exchange: nothing is granted here."""
 
+    def begin_dataset(self) -> None:
+        self.log.append("begin")
+
     # the learner
     block_size, skipped_steps, device = 4, 0, torch.device("cpu")
 
@@ -135,6 +138,18 @@ def test_weights_are_published_before_the_slots_they_were_learned_from_are_freed
     assert (report.slots_ready, report.dropped_samples, report.lag) == (5, 7, LAG)
     assert fakes.trainer.train_once(0.0).env_steps == 200
     assert ("train", 100) in fakes.log
+
+
+def test_with_a_fixed_lag_weights_go_out_between_two_whole_datasets_only(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, fixed_lag=True)
+    fakes.datasets = [DATASET, DATASET]
+    fakes.trainer.train_once(0.0)
+    fakes.trainer.train_once(0.0)
+    steps = [entry if isinstance(entry, str) else entry[:2] for entry in fakes.log[1:] if entry[0] != "lag"]
+    assert steps == [
+        *(("take", 0), ("collect", DATASET), ("publish", 0), "begin", ("train", 0), ("release", DATASET)),
+        *(("take", 8), ("collect", DATASET), ("publish", 8), "begin", ("train", 100), ("release", DATASET)),
+    ]
 
 
 def test_training_is_over_after_the_asked_steps(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_two_ranks_weigh_old_samples_and_value_them_again_as_one_does(spec: EnvS
 
 
 def test_ranks_leave_out_the_same_passes_by_the_divergence_of_all_samples() -> None:
-    settings = {**PPO, "num_batches_per_epoch": 1, "num_epochs": 4}
+    settings = {**PPO, "num_batches_per_epoch": 1, "num_epochs": 3}
     dataset = collect(BOX, settings, ends=True)
     parts = [columns(dataset, 0, 3), columns(dataset, 3, 16)]
 

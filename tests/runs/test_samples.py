@@ -64,6 +64,21 @@ def test_async_at_equal_pace_is_one_dataset_behind_at_most(tmp_path: Path) -> No
     assert 0 < finished.largest_lag <= finished.plan.steady_lag_bound
 
 
+@pytest.mark.parametrize("mode", ["async-local", "async-central"])
+def test_with_a_fixed_lag_every_sample_is_one_dataset_old_and_runs_repeat(mode: str, tmp_path: Path) -> None:
+    finished = []
+    for number in range(2):
+        settings: dict[str, Any] = {**NORMALIZED, "fixed_lag": True, "rollout": 4, "train_for_env_steps": 3000}
+        settings |= {"num_epochs": 2 + number} if mode == "async-central" else {}
+        finished.append(run(tmp_path / str(number), mode, "CartPole-v1", **settings))
+        lags = [(report.lag.mean, report.lag.max) for report in finished[-1].learner_reports if report.lag is not None]
+        updates = finished[-1].plan.updates_per_dataset
+        assert lags == [(0.0, 0)] + [(updates, updates)] * (len(lags) - 1)
+    if mode == "async-local":  # batches of central inference depend on who asks first
+        weights = [torch.cat([tensor.flatten() for tensor in each.model.state_dict().values()]) for each in finished]
+        assert torch.equal(*weights)
+
+
 def test_forward_passes_serve_several_splits_and_each_split_has_one_server(tmp_path: Path) -> None:
     finished = run(
         tmp_path,
