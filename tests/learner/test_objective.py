@@ -232,8 +232,10 @@ def test_passes_are_left_out_after_one_whose_mean_divergence_is_above_the_target
         return learner, dataset
 
     passes = divergences_of_passes(make_learner, 4)
+    assert passes[1] > 1.5 * passes[0]
+    first = (1.5 * passes[0], 2)  # the first of two minibatches has divergence 0, so the second alone is above this
     assert passes == sorted(passes) and passes[1] < 0.8 * passes[2] < passes[3]
-    for target, expected in ((0.9 * passes[2], 3), (1.1 * passes[2], 4), (0.9 * passes[0], 1), (None, 6)):
+    for target, expected in ((0.9 * passes[2], 3), (1.1 * passes[2], 4), (0.9 * passes[0], 1), (None, 6), first):
         learner, dataset = make_learner(num_epochs=6, target_kl=target)
         were_last: list[bool] = []
         learner.train(dataset, 0, were_last.append)
