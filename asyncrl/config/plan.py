@@ -287,7 +287,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         inference_mode=inference_mode,
         serial_mode=config.serial_mode,
         async_rl=config.async_rl,
-        fixed_lag=config.fixed_lag and config.async_rl and not config.is_off_policy and config.backend != "hogwild",
+        fixed_lag=config.async_rl and config.fixed_lag and not config.is_off_policy and config.backend != "hogwild",
         num_workers=num_workers,
         num_envs_per_worker=num_envs,
         worker_num_splits=num_splits,

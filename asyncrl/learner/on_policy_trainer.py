@@ -134,7 +134,7 @@ class OnPolicyTrainer:
         self._stopping = stopping
         self._look = look
         self._looked_at = time.monotonic()
-        self._has_fixed_lag = config.fixed_lag and config.async_rl
+        self._has_fixed_lag = config.async_rl and config.fixed_lag
         self._num_epochs = 0  # of the dataset in training
         self._was_cut_short = False  # whether passes over the last dataset were left out
         self._agreement = agreement or Agreement(Ranks())
