@@ -6,15 +6,23 @@ from collections.abc import Callable
 
 import torch
 from critics import with_values
+from gymnasium import spaces
 from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, read_block
 
+MASKED = spec_of_spaces(
+    spaces.Dict({"action_mask": spaces.MultiBinary(3), "state": spaces.Box(-9.0, 9.0, (3,))}),
+    spaces.Tuple((spaces.Discrete(3), spaces.Box(-1.0, 1.0, (2,)))),
+    "Masked",
+    None,
+)
 BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(3, 0), None)
 CPU = torch.device("cpu")
@@ -37,6 +45,9 @@ class Actor:
     def collect(self, version: int, reward: Reward | None = None, shift: float = 0.0, ends: bool = True) -> Dataset:
         num_rows, num_columns = self.num_rows, self.num_columns
         obs = torch.randn(num_rows + 1, num_columns, 3, generator=self.generator) * 3.0 + shift
+        if self.model.layout.num_mask > 0:
+            allowed = torch.rand(num_rows + 1, num_columns, self.model.layout.num_mask, generator=self.generator) < 0.6
+            obs = torch.cat((obs, allowed.float()), -1)
         result = self.model.act(obs.flatten(0, 1), self.generator)
         action, log_prob, value, parameters, state = (
             part.clone().view(num_rows + 1, num_columns, *part.shape[1:]) for part in result
@@ -65,5 +76,5 @@ class Actor:
         )
 
 
-def nothing() -> None:
+def nothing(is_last: bool) -> None:
     """For `after_epoch` where nobody waits for weights."""

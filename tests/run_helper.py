@@ -32,7 +32,7 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.sac_worker import HogwildSacWorker
-from asyncrl.learner import on_policy
+from asyncrl.learner import estimates
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.samples import Samples
@@ -239,7 +239,7 @@ def recording(folder: Path) -> Iterator[None]:
     datasets, publications, batches = folder / "datasets", folder / "publications", folder / "batches"
     for subfolder in (datasets, publications, batches):
         subfolder.mkdir(exist_ok=True)
-    train, train_minibatch, gae = OnPolicyLearner.train, OnPolicyLearner._train_minibatch, on_policy.gae
+    train, train_minibatch, gae = OnPolicyLearner.train, OnPolicyLearner._train_minibatch, estimates.gae
     publish, sample, close = WeightsChannel.publish, ReplaySampler.sample, HogwildSacWorker.close
     made_of_dataset: dict[str, list[np.ndarray]] = {}
     numbers = itertools.count()
@@ -297,7 +297,7 @@ def recording(folder: Path) -> Iterator[None]:
 
     with (
         mock.patch.multiple(OnPolicyLearner, train=recording_train, _train_minibatch=recording_train_minibatch),
-        mock.patch.object(on_policy, "gae", recording_gae),
+        mock.patch.object(estimates, "gae", recording_gae),
         mock.patch.object(WeightsChannel, "publish", recording_publish),
         mock.patch.object(ReplaySampler, "sample", recording_sample),
         mock.patch.object(HogwildSacWorker, "close", recording_close),

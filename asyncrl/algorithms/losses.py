@@ -31,8 +31,8 @@ def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: ClipRange, mean
     """Clipped surrogate objective (Schulman et al. 2017, arXiv:1707.06347, equation 7), negated.
 
     Args:
-        log_ratio: [B] float32, log-probability of the current policy minus that of the behaviour policy.
-        advantages: [B] float32.
+        log_ratio: [B] float32, log-probability of the current policy minus that of the policy it is kept close to.
+        advantages: [B] float32, perhaps weighted: a factor w >= 0 of A is one of min(r A, clip(r) A).
         clip: bounds of the ratio.
         mean: over samples.
     """
@@ -75,8 +75,24 @@ def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
     return ((advantages - mean) / (std + _ADVANTAGE_EPS)).to(advantages.dtype)
 
 
+def behaviour_weights(log_ratio: Tensor, cap: float) -> Tensor:
+    """Weights of samples in decoupled PPO (Hilton et al. 2021, arXiv:2110.00641): probability ratios, at most `cap`.
+
+    Args:
+        log_ratio: [...] float32, log-probability of the policy before training minus that of the behaviour policy.
+        cap: bounds the variance; 1 or more, so that samples of the same policy keep the weight 1.
+    """
+    return log_ratio.exp().clamp(max=cap)
+
+
+def effective_sample_size(log_weights: Tensor) -> Tensor:
+    """Share of `[N]` samples that weights leave: (sum w)^2 / (N sum w^2), between 1/N and 1 (Kish 1965)."""
+    log_share: Tensor = 2.0 * log_weights.logsumexp(0) - (2.0 * log_weights).logsumexp(0)
+    return (log_share.exp() / len(log_weights)).clamp(max=1.0)
+
+
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """KL(behaviour || current) from samples: mean of (r - 1) - log r (Schulman 2020, joschu.net/blog/kl-approx)."""
+    """KL(old || current) from samples of old: mean of (r - 1) - log r (Schulman 2020, joschu.net/blog/kl-approx)."""
     return (log_ratio.expm1() - log_ratio).mean()
 
 

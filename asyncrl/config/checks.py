@@ -261,7 +261,8 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
 def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.hogwild is not None:
         return
-    yield from _async_samples(plan) if plan.async_rl else _sync_samples(config, plan)
+    takes_parts = plan.async_rl and not plan.fixed_lag
+    yield from _async_samples(plan) if takes_parts else _sync_samples(config, plan)
     yield from _lag(plan)
 
 
@@ -289,12 +290,13 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
 
 
 def _sync_samples(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    """A synchronous iteration trains exactly what all splits bring in whole slots."""
+    """An iteration trains exactly what all splits bring in whole slots, but in async without a fixed lag."""
     unit = plan.num_envs * plan.rollout
     if plan.dataset_size % unit == 0:
         return
+    mode = "--fixed_lag=True" if plan.fixed_lag else "Synchronous training"
     text = (
-        f"Synchronous training needs batch_size x num_batches_per_epoch to be a multiple of "
+        f"{mode} needs batch_size x num_batches_per_epoch to be a multiple of "
         f"num_workers x num_envs_per_worker x rollout: {plan.batch_size} x {plan.num_batches_per_epoch} = "
         f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker} x {plan.rollout} = "
         f"{unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
@@ -327,6 +329,15 @@ def _async_samples(plan: ResourcePlan) -> Iterator[Problem]:
 
 
 def _lag(plan: ResourcePlan) -> Iterator[Problem]:
+    if plan.fixed_lag and plan.debug_forced_lag:
+        text = f"--fixed_lag=True is a lag of one dataset, and --debug_forced_lag={plan.debug_forced_lag} another one."
+        yield Problem(("fixed_lag", "debug_forced_lag"), text, ("--fixed_lag=False", "--debug_forced_lag=0"))
+    elif plan.fixed_lag and plan.max_policy_lag < plan.steady_lag_bound:
+        text = (
+            f"--fixed_lag=True makes every sample {plan.steady_lag_bound} optimizer steps old, but "
+            f"--max_policy_lag={plan.max_policy_lag} drops samples of that age: nothing would be trained."
+        )
+        yield Problem(("fixed_lag", "max_policy_lag"), text, (f"--max_policy_lag={plan.steady_lag_bound}",))
     if plan.forced_lag > plan.max_policy_lag:
         text = (
             f"--debug_forced_lag={plan.debug_forced_lag} makes every sample {plan.forced_lag} optimizer steps old "
@@ -349,7 +360,8 @@ def _learning(config: TrainConfig) -> Iterator[Problem]:
         fitting = (f"--learning_rate={min(max(rate, low), high):g}",)
         yield Problem(("learning_rate", "lr_adaptive_min", "lr_adaptive_max"), text, tuple(fitting))
     takes_batches = not config.is_off_policy and config.backend != "hogwild"
-    if config.normalize_advantage and config.batch_size < 2 and takes_batches:
+    is_over_batches = config.normalize_advantage and config.normalize_advantage_over == "minibatch"
+    if is_over_batches and config.batch_size < 2 and takes_batches:
         text = "--normalize_advantage=True needs at least two samples in a minibatch, but --batch_size=1."
         yield Problem(("batch_size", "normalize_advantage"), text, ("--normalize_advantage=False",))
 
@@ -368,7 +380,7 @@ def _warn_unread(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) 
 
 
 def _warn_serial(plan: ResourcePlan) -> Iterator[Problem]:
-    if plan.serial_mode and plan.async_rl and plan.hogwild is None:
+    if plan.serial_mode and plan.async_rl and plan.hogwild is None and not plan.fixed_lag:
         text = "--async_rl=True has no effect in serial mode, which collects and trains in turn."
         yield Problem(("async_rl", "serial_mode"), text, ("--async_rl=False",))
 
@@ -387,7 +399,10 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
     if plan.replay is not None:
         yield from _warn_replay(plan, plan.replay)
     elif (
-        plan.hogwild is None and plan.async_rl and not plan.serial_mode and plan.max_policy_lag < plan.steady_lag_bound
+        plan.hogwild is None
+        and plan.async_rl
+        and not (plan.serial_mode or plan.fixed_lag)
+        and plan.max_policy_lag < plan.steady_lag_bound
     ):
         text = (
             f"--max_policy_lag={plan.max_policy_lag} drops many samples: they are normally up to "
@@ -403,6 +418,11 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
     if config.algo == "a2c" and config.num_epochs > 1 and plan.hogwild is None:
         text = "A2C should use each sample once: set --num_epochs=1."
         yield Problem(("num_epochs", "algo"), text)
+    if not config.is_off_policy and plan.hogwild is None and config.num_epochs == 1:
+        for name in ("target_kl", "recompute_advantages"):
+            if getattr(config, name):
+                text = f"--{name} has no effect with --num_epochs=1: there is one pass over each dataset."
+                yield Problem((name, "num_epochs"), text, ("--num_epochs=2",))
     if config.learning_rate == 0:
         yield Problem(("learning_rate",), "--learning_rate=0: the policy will not change.")
 

@@ -46,9 +46,6 @@ OTHER_NAMES: dict[str, OtherName] = {
     ),
     "clip_range": OtherName(STABLE_BASELINES, "ppo_clip_ratio"),
     "clip_range_vf": OtherName(STABLE_BASELINES, "ppo_clip_value", "in units of normalized returns"),
-    "target_kl": OtherName(
-        STABLE_BASELINES, "", "no pass ends early; --lr_schedule=kl_adaptive_epoch adapts the learning rate instead"
-    ),
     "rms_prop_eps": OtherName(STABLE_BASELINES, "", _ADAM),
     "use_rms_prop": OtherName(STABLE_BASELINES, "", _ADAM),
     "policy_kwargs": OtherName(STABLE_BASELINES, "encoder_mlp_layers", "and the other settings of the model"),

@@ -83,6 +83,7 @@ class ResourcePlan:
         rollout: steps of one trajectory, T.
         batch_size, num_batches_per_epoch, num_epochs: as in the settings.
         num_batches_to_accumulate: datasets that may wait or be in training, A.
+        fixed_lag: whether a dataset is collected as a whole while the one before is trained.
         max_policy_lag, debug_forced_lag: in policy versions, as in the settings.
         train_for_env_steps: environment steps of the whole run.
         rnn_state_size: numbers of one environment's recurrent state, of actor and critic together; 0 without one.
@@ -110,6 +111,7 @@ class ResourcePlan:
     max_policy_lag: int
     debug_forced_lag: int
     train_for_env_steps: int
+    fixed_lag: bool = False
     num_ranks: int = 1
     num_local_ranks: int = 1
     inference_devices: tuple[str, ...] = ()
@@ -151,11 +153,16 @@ class ResourcePlan:
 
     @property
     def num_slots(self) -> int:
-        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; perhaps none at all."""
+        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; perhaps none at all.
+
+        With a fixed lag 2 D: one dataset is trained while the other is collected.
+        """
         if self.replay is not None or self.hogwild is not None or self.steps_tensors:
             return 0
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
+        if self.fixed_lag:
+            return 2 * math.ceil(self.slots_per_dataset)
         return math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + self.num_splits
 
     @property
@@ -201,16 +208,20 @@ class ResourcePlan:
         `updates_per_dataset` versions. With A = 1 and D = W * K there are 2 D slots: a lag of exactly one dataset.
 
         A split that falls behind the others may exceed it; `lag_bound` holds always.
+
+        Fixed lag: one dataset, whatever the pace.
         """
         if not self.async_rl:
             return self.forced_lag
+        if self.fixed_lag:
+            return self.updates_per_dataset
         datasets = math.ceil((self.num_slots - self.slots_per_dataset) / self.slots_per_dataset)
         return datasets * self.updates_per_dataset + self.forced_lag
 
     @property
     def lag_bound(self) -> int:
         """Lag at first use, in policy versions, that no trained sample exceeds: in async older ones are dropped."""
-        return self.max_policy_lag if self.async_rl else self.forced_lag
+        return self.max_policy_lag if self.async_rl and not self.fixed_lag else self.steady_lag_bound
 
     @property
     def of_one_worker(self) -> ResourcePlan:
@@ -276,6 +287,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         inference_mode=inference_mode,
         serial_mode=config.serial_mode,
         async_rl=config.async_rl,
+        fixed_lag=config.async_rl and config.fixed_lag and not config.is_off_policy and config.backend != "hogwild",
         num_workers=num_workers,
         num_envs_per_worker=num_envs,
         worker_num_splits=num_splits,

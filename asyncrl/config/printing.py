@@ -158,6 +158,8 @@ def _trajectory_lines(plan: ResourcePlan) -> dict[str, str]:
 
 def _lag(plan: ResourcePlan) -> str:
     usual = _count(plan.steady_lag_bound, "update")
+    if plan.fixed_lag:
+        return f"{usual}, those of one dataset"
     if plan.async_rl:
         return f"normally up to {usual}; samples older than {plan.lag_bound} are dropped"
     return usual if plan.forced_lag else "none: the policy that is trained collected every sample"

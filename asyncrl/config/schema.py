@@ -156,6 +156,12 @@ class TrainConfig(BaseModel):
     num_batches_to_accumulate: PositiveInt = _setting(
         1, "roles", "async: collecting pauses when this many datasets wait or are being trained"
     )
+    fixed_lag: bool = _setting(
+        False,
+        "roles",
+        "async: every sample is exactly one dataset old; all workers collect a dataset while the one before is "
+        "trained, with weights that do not change meanwhile, and whoever is ahead waits",
+    )
     num_workers: AutoPositiveInt = _setting("auto", "roles", "rollout worker processes")
     num_envs_per_worker: AutoPositiveInt = _setting("auto", "roles", "environments in each rollout worker")
     worker_num_splits: AutoPositiveInt = _setting(
@@ -217,6 +223,12 @@ class TrainConfig(BaseModel):
         "compute advantages of samples of older policies with values of the current critic, not with those stored when "
         "acting",
     )
+    recompute_advantages: bool = _setting(
+        False,
+        "learning",
+        "compute values, advantages and returns again, with the critic as it is by then, before each pass over a "
+        "dataset but the first",
+    )
     with_vtrace: bool = _setting(
         False,
         "learning",
@@ -247,6 +259,16 @@ class TrainConfig(BaseModel):
     max_grad_norm: NonNegativeFloat = _setting(
         0.5, "learning", "clip the norm of the gradient to this; 0 means no clipping"
     )
+    ppo_objective: Literal["clip", "decoupled"] = _setting(
+        "clip",
+        "learning",
+        "PPO's probability ratio and all KL divergences are from the policy that acted (clip), or from the policy "
+        "before training on the dataset, and each sample is weighted by the probability of its action under that "
+        "policy, divided by the one when acting (decoupled)",
+    )
+    behaviour_weight_cap: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = _setting(
+        5.0, "learning", "decoupled objective: largest weight of a sample"
+    )
     ppo_clip_ratio: PositiveFloat = _setting(0.2, "learning", "clip range of PPO's probability ratio")
     ppo_clip_mode: Literal["symmetric", "reciprocal"] = _setting(
         "symmetric", "learning", "clip the ratio to [1-c, 1+c] or to [1/(1+c), 1+c]"
@@ -259,10 +281,21 @@ class TrainConfig(BaseModel):
     kl_loss_coeff: NonNegativeFloat = _setting(
         0.0, "learning", "weight of the penalty on the KL divergence from the policy that acted"
     )
+    target_kl: PositiveFloat | None = _setting(
+        None,
+        "learning",
+        "leave out the other passes over a dataset after a pass with a larger mean of train/approx_kl; none means "
+        "that all passes are made",
+    )
     scale_lr: Literal["none", "linear", "sqrt"] = _setting(
         "none", "learning", "multiply learning_rate by the number of ranks that train together, or by its square root"
     )
-    normalize_advantage: bool = _setting(True, "learning", "normalize advantages over each minibatch")
+    normalize_advantage: bool = _setting(
+        True, "learning", "normalize advantages to mean 0 and standard deviation 1 before each pass"
+    )
+    normalize_advantage_over: Literal["minibatch", "dataset"] = _setting(
+        "minibatch", "learning", "the samples that mean and standard deviation of advantages are taken over"
+    )
     normalize_input: bool = _setting(True, "learning", "normalize observations with running statistics")
     normalize_returns: bool = _setting(
         True, "learning", "the critic predicts returns that are normalized with running statistics (PopArt)"

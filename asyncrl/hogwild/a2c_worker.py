@@ -88,5 +88,5 @@ class HogwildA2cWorker(HogwildWorker):
             self.count_steps(num_steps)
 
 
-def _goes_on() -> bool:
+def _goes_on(_: bool) -> bool:
     return False

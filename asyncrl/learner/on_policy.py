@@ -13,19 +13,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.gae import gae
 from asyncrl.algorithms.losses import (
     advantage_sums,
     approximate_kl,
-    explained_variance,
+    behaviour_weights,
     normalize_advantages,
 )
-from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.divergence import SkippedSteps, is_bad
+from asyncrl.learner.estimates import Estimates, estimate
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
+from asyncrl.learner.on_policy_metrics import Step, train_metrics
 from asyncrl.learner.samples import Samples
 from asyncrl.learner.state import LearnerState, Scalar
 from asyncrl.learner.storage import Storage
@@ -36,22 +36,26 @@ from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
-_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
-
 MODEL = "model"
 """Name of the trained weights in a `Storage`."""
 
 
-class _Step(NamedTuple):
-    """What one optimizer step leaves for the metrics; the first six are scalars."""
+class _Prepared(NamedTuple):
+    """A dataset, ready for its passes.
 
-    loss: Tensor
-    policy_gradient_loss: Tensor
-    value_loss: Tensor
-    entropy_loss: Tensor
-    kl_loss: Tensor
-    grad_norm: Tensor
-    log_ratio: Tensor
+    Attributes:
+        samples: what is trained on.
+        raw_values: [N] float32 of the valid rows, in units of scaled rewards.
+        raw_returns: the same of returns.
+        log_ratios: [T, C] float32, V-trace's: of the policy before training to the one that acted; None without it.
+        obs_statistics: [2F] float32, with which the critic sees the whole dataset.
+    """
+
+    samples: Samples
+    raw_values: Tensor
+    raw_returns: Tensor
+    log_ratios: Tensor | None
+    obs_statistics: Tensor
 
 
 class OnPolicyLearner:
@@ -134,7 +138,7 @@ class OnPolicyLearner:
         self,
         dataset: Dataset,
         env_steps_before: int,
-        after_epoch: Callable[[], bool],
+        after_epoch: Callable[[bool], bool],
         after_minibatch: Callable[[int, int], None] | None = None,
     ) -> TrainMetrics | None:
         """Train `num_epochs` passes over the dataset; steps whose loss or gradient is not finite are left out.
@@ -142,7 +146,8 @@ class OnPolicyLearner:
         Args:
             dataset: columns of raw samples, on any device.
             env_steps_before: environment steps trained on before this dataset; the linear schedule reads it.
-            after_epoch: called after every pass, the place to publish; returns whether to leave out the other passes.
+            after_epoch: called after every pass, the place to publish, with whether it was the last; returns whether to
+                leave out the other passes.
             after_minibatch: called with the number of minibatches that were trained, and that of all passes.
 
         Returns:
@@ -154,32 +159,46 @@ class OnPolicyLearner:
         """
         dataset = dataset.to(self.device)
         self._most_samples = -(-dataset.num_rows // self._config.num_batches_per_epoch)
-        samples, raw_values, raw_returns = self._prepare(dataset)
+        prepared = self._prepare(dataset)
+        samples = prepared.samples
         self._learning_rate.start_dataset(env_steps_before)
-        steps: list[_Step] = []
+        steps: list[Step] = []
         learning_rates: list[float] = []
-        were_taken: list[bool] = []
-        for _ in range(self._config.num_epochs):
-            num_before = len(steps)
+        num_epochs = self._config.num_epochs
+        for epoch in range(1, num_epochs + 1):
+            if epoch > 1 and self._config.recompute_advantages:
+                samples = self._with_present_estimates(dataset, prepared)
+            steps_of_epoch = []
             kls = []
             minibatches = self._minibatches(samples)
             for minibatch in minibatches:
                 learning_rates.append(self._learning_rate.value)
                 step, kl = self._train_minibatch(minibatch)
-                steps.append(step)
+                steps_of_epoch.append(step)
                 kls.append(kl)
                 self._learning_rate.after_minibatch(kl)
                 if after_minibatch is not None:
-                    after_minibatch(len(steps), len(minibatches) * self._config.num_epochs)
+                    after_minibatch(len(learning_rates), len(minibatches) * num_epochs)
             self._learning_rate.after_epoch(kls)
-            were_taken += self._look_at(steps[num_before:], samples)
-            if after_epoch():
+            steps_of_epoch = self._steps_taken(steps_of_epoch, samples)
+            steps += steps_of_epoch
+            is_last = epoch == num_epochs or self._exceeds_target_kl(steps_of_epoch)
+            if after_epoch(is_last) or is_last:
                 break
-        steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
         if not steps:
             return None
-        behaviour = dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()]
-        return self._metrics(steps, learning_rates, raw_values, raw_returns, behaviour)
+        weight = samples.weight
+        return train_metrics(
+            steps,
+            learning_rates,
+            prepared.raw_values,
+            prepared.raw_returns,
+            behaviour=dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()],
+            weights=None if weight is None else samples.of_samples(weight),
+            clip=self._loss.clip,
+            distribution=self.model.distribution,
+            ranks=self.ranks,
+        )
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another."""
@@ -252,78 +271,124 @@ class OnPolicyLearner:
             obs.index_copy_(0, rows, self.model.normalize_obs(own, out=own, statistics=statistics))
         return obs
 
-    def _prepare(self, dataset: Dataset) -> tuple[Samples, Tensor, Tensor]:
-        """Turn a dataset into samples, raw values and raw returns of its valid rows; take in its statistics."""
+    def _prepare(self, dataset: Dataset) -> _Prepared:
+        """Turn the valid rows of a dataset into samples; take in its statistics."""
         config = self._config
-        reward = dataset.reward * config.reward_scale
-        if config.reward_clip is not None:
-            reward.clamp_(-config.reward_clip, config.reward_clip)
-        # Rows that are no samples leave here, so that nothing they hold can reach a loss or a statistic. A memory is
-        # trained on whole sequences; what is no sample in them leaves when the memory has seen it.
-        samples = dataset.valid.flatten().nonzero().squeeze(-1)
-        rows = torch.arange(dataset.num_rows, device=self.device) if self._recurrence else samples
+        # Drop invalid rows (recurrent policies: after the RNN pass), so that nothing they hold can reach a loss or a
+        # statistic.
+        valid, rows = dataset.valid.flatten().nonzero().squeeze(-1), self._rows_of(dataset)
         raw = split_tensor(self.model.layout, dataset.obs[:-1].flatten(0, 1)).at(rows)
         versions = dataset.policy_version.flatten().index_select(0, rows)
         inputs = raw._replace(floats=self._normalize(raw.floats.clone(), versions))
         action = dataset.action.flatten(0, 1).index_select(0, rows)
-        values, advantages, returns, weights = self._estimate(dataset, reward, rows, inputs, action)
-        raw_values = values[:-1].flatten().index_select(0, samples)
-        raw_returns = returns.flatten().index_select(0, samples)
-        raw_obs = raw.floats.index_select(0, samples) if self._recurrence else raw.floats
+        obs_statistics = self._obs_statistics
+        is_old = bool((dataset.policy_version < self.policy_version).any())
+        values = dataset.value
+        if config.with_vtrace or (config.recompute_values and is_old):
+            values = self._present_values(dataset, obs_statistics)
+        log_ratios = self._log_ratios(dataset, rows, inputs, action) if config.with_vtrace else None
+        estimates = estimate(dataset, values, log_ratios, config)
+        raw_values = values[:-1].flatten().index_select(0, valid)
+        raw_returns = estimates.returns.flatten().index_select(0, valid)
+        raw_obs = raw.floats.index_select(0, valid) if self._recurrence else raw.floats
         self._take_in(raw_obs, raw_returns)
-        fields = Samples(
+        # PPO's ratio weighs the action itself; the plain policy gradient does not.
+        weights = estimates.weights if config.algo == "a2c" else None
+        samples = Samples(
             floats=inputs.floats,
             pixels=inputs.pixels,
             action=action,
             action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
             log_prob=dataset.log_prob.flatten().index_select(0, rows),
-            advantage=advantages.flatten().index_select(0, rows),
             weight=None if weights is None else weights.flatten().index_select(0, rows),
-            normalized_return=self.model.normalize_return(returns.flatten().index_select(0, rows)),
-            normalized_value=self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
+            **self._estimated_fields(estimates, rows),
         )
-        return self._in_sequences(fields, dataset) if self._recurrence else fields, raw_values, raw_returns
+        if self._recurrence:
+            samples = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
+            sequences = self._in_sequences(dict(samples.present()), dataset)
+            samples = samples._replace(**sequences, rnn_state=dataset.rnn_state.flatten(0, 1))
+        if config.algo == "ppo" and config.ppo_objective == "decoupled":
+            samples = self._decoupled(samples, is_old)
+        return _Prepared(samples, raw_values, raw_returns, log_ratios, obs_statistics)
 
-    def _in_sequences(self, samples: Samples, dataset: Dataset) -> Samples:
-        """Cuts all rows of a dataset into sequences `[N, L, ...]`, for a policy with memory."""
-        rows = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
+    def _rows_of(self, dataset: Dataset) -> Tensor:
+        """Indices of the rows that samples are made of: all for a policy with memory, otherwise the valid ones."""
+        if self._recurrence:
+            return torch.arange(dataset.num_rows, device=self.device)
+        return dataset.valid.flatten().nonzero().squeeze(-1)
+
+    def _in_sequences(self, fields: dict[str, Tensor], dataset: Dataset) -> dict[str, Tensor]:
+        """Cuts fields of all rows of a dataset into sequences `[N, L, ...]`, for a policy with memory."""
         shape = (-1, self._recurrence, dataset.valid.shape[1])
-        cut = {name: torch.unflatten(field, 0, shape).transpose(1, 2).flatten(0, 1) for name, field in rows.present()}
-        return rows._replace(**cut, rnn_state=dataset.rnn_state.flatten(0, 1))
+        return {name: torch.unflatten(field, 0, shape).transpose(1, 2).flatten(0, 1) for name, field in fields.items()}
 
-    def _estimate(
-        self, dataset: Dataset, reward: Tensor, rows: Tensor, inputs: Inputs, action: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Values `[T+1, C]`, advantages and returns `[T, C]`, in units of rewards; and weights of actions `[T, C]`.
+    def _estimated_fields(self, estimates: Estimates, rows: Tensor) -> dict[str, Tensor]:
+        """The fields of `Samples` that follow from estimates, of some rows of a dataset."""
+        return {
+            "advantage": estimates.advantages.flatten().index_select(0, rows),
+            "normalized_return": self.model.normalize_return(estimates.returns.flatten().index_select(0, rows)),
+            "normalized_value": self.model.normalize_return(estimates.values[:-1].flatten().index_select(0, rows)),
+        }
+
+    def _with_present_estimates(self, dataset: Dataset, prepared: _Prepared) -> Samples:
+        """The same samples with values, advantages and returns of the critic as it is now.
+
+        V-trace's ratios stay those of the policy before training. Statistics stay as they are: observations were taken
+        in once, and the critic is trained on inputs with those of the behaviour.
+        """
+        values = self._present_values(dataset, prepared.obs_statistics)
+        estimates = estimate(dataset, values, prepared.log_ratios, self._config)
+        fields = self._estimated_fields(estimates, self._rows_of(dataset))
+        return prepared.samples._replace(**(self._in_sequences(fields, dataset) if self._recurrence else fields))
+
+    @torch.no_grad()
+    def _decoupled(self, samples: Samples, is_old: bool) -> Samples:
+        """Samples that compare with the policy before training, each weighted by how much it differs from what acted.
+
+        That policy is evaluated as training evaluates it: on inputs with the statistics of each sample's behaviour, and
+        with a memory from the stored states. So the first ratio is 1.
+
+        Args:
+            samples: all of a dataset.
+            is_old: whether an older policy chose some of the actions; otherwise what was stored is of this one.
+        """
+        if not is_old:
+            return samples._replace(weight=torch.ones_like(samples.log_prob))
+        (parameters, _), rows = self._run_rows(samples)
+        log_prob = self.model.distribution.log_prob(parameters, rows.action)
+        weight = behaviour_weights(log_prob - rows.log_prob, self._config.behaviour_weight_cap)
+        fields = {"action_parameters": parameters, "log_prob": log_prob, "weight": weight}
+        if self._recurrence:
+            shape = (self._recurrence, -1)
+            fields = {name: torch.unflatten(field, 0, shape).transpose(0, 1) for name, field in fields.items()}
+        return samples._replace(**fields)
+
+    @torch.no_grad()
+    def _log_ratios(self, dataset: Dataset, rows: Tensor, inputs: Inputs, action: Tensor) -> Tensor:
+        """Log-probabilities of actions now minus those when they were chosen `[T, C]`, 0 elsewhere.
 
         Args:
             dataset: the dataset.
-            reward: [T, C], as it counts.
             rows: [N] indices among the rows of those that `inputs` and `action` are of.
             inputs: normalized observations.
             action: [N, ...].
         """
-        config = self._config
-        values = dataset.value
-        is_old = bool((dataset.policy_version < self.policy_version).any())
-        if config.with_vtrace or (config.recompute_values and is_old):
-            values = self._present_values(dataset)
-        rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
-        if not config.with_vtrace:
-            return (values, *gae(*rest), None)
-        with torch.no_grad():
-            parameters, _ = self._run(inputs, dataset.rnn_state[0], dataset.begins[:-1])
-            log_prob = self.model.distribution.log_prob(parameters, action)
+        parameters, _ = self._run(inputs, dataset.rnn_state[0], dataset.begins[:-1])
+        log_prob = self.model.distribution.log_prob(parameters, action)
         log_ratios = torch.zeros_like(dataset.log_prob)
         log_ratios.view(-1)[rows] = log_prob - dataset.log_prob.flatten().index_select(0, rows)
-        result = vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c)
-        # PPO's ratio weighs the action itself; the plain policy gradient does not.
-        return values, result.advantages, result.returns, result.weights if config.algo == "a2c" else None
+        return log_ratios
 
     @torch.no_grad()
-    def _present_values(self, dataset: Dataset) -> Tensor:
-        """What the critic as it is now says of all observations, in units of rewards: `[T+1, C]`."""
-        inputs = self.model.inputs_of(dataset.obs.flatten(0, 1))
+    def _present_values(self, dataset: Dataset, obs_statistics: Tensor) -> Tensor:
+        """What the critic as it is now says of all observations, in units of rewards: `[T+1, C]`.
+
+        Args:
+            dataset: raw observations.
+            obs_statistics: [2F] float32 to normalize them with.
+        """
+        raw = split_tensor(self.model.layout, dataset.obs.flatten(0, 1))
+        inputs = raw._replace(floats=self.model.normalize_obs(raw.floats, statistics=obs_statistics))
         _, normalized_value = self._run(inputs, dataset.rnn_state[0], dataset.begins)
         return self.model.denormalize_value(normalized_value).view(dataset.value.shape)
 
@@ -347,21 +412,31 @@ class OnPolicyLearner:
         return samples.at(torch.randperm(samples.floats.shape[0], generator=self._generator).to(self.device))
 
     def _minibatches(self, samples: Samples) -> list[Samples]:
-        """As many as the settings say, in every rank; the advantages in them are normalized over those of all ranks."""
+        """As many as the settings say, in every rank; the advantages in them are normalized over those of all ranks.
+
+        Advantages are weighted afterwards: a mean that is subtracted from weighted ones would train on actions whose
+        weight is 0.
+        """
         num_batches, num_ranks = self._config.num_batches_per_epoch, self.ranks.num_ranks
         if num_ranks == 1:
             num_batches = min(num_batches, samples.floats.shape[0])
         minibatches = list(self._shuffled(samples).minibatches(num_batches))
-        if not self._config.normalize_advantage:
-            return minibatches
-        sums = self.ranks.sum(torch.stack([advantage_sums(batch.advantages_of_samples) for batch in minibatches]))
+        if self._config.normalize_advantage:
+            own = torch.stack([advantage_sums(batch.of_samples(batch.advantage)) for batch in minibatches])
+            sums = self.ranks.sum(own)
+            if self._config.normalize_advantage_over == "dataset":
+                sums = sums.sum(0).expand_as(sums)
+            minibatches = [
+                batch._replace(advantage=normalize_advantages(batch.advantage, of_batch))
+                for batch, of_batch in zip(minibatches, sums, strict=True)
+            ]
         return [
-            batch._replace(advantage=normalize_advantages(batch.advantage, own))
-            for batch, own in zip(minibatches, sums, strict=True)
+            batch if batch.weight is None else batch._replace(advantage=batch.weight * batch.advantage, weight=None)
+            for batch in minibatches
         ]
 
-    def _train_minibatch(self, batch: Samples) -> tuple[_Step, Tensor | None]:
-        """Take one optimizer step; also returns KL(behaviour || policy before the step) where something needs it."""
+    def _train_minibatch(self, batch: Samples) -> tuple[Step, Tensor | None]:
+        """Take one optimizer step; also returns KL(old || policy before the step) where something needs it."""
         self._rate.fill_(self._learning_rate.value)
         num_samples = len(batch.log_prob)
         if self._update_runner.makes_graphs:
@@ -373,7 +448,7 @@ class OnPolicyLearner:
         loss, policy_loss, value_loss, entropy_loss, kl_loss, kl, grad_norm = figures.unbind()
         if batch.share is not None:
             log_ratio = log_ratio[:num_samples]
-        step = _Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio)
+        step = Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio)
         return step, kl if self._loss.needs_kl else None
 
     def _update(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
@@ -398,19 +473,25 @@ class OnPolicyLearner:
 
     def _run_batch(self, batch: Samples) -> tuple[ForwardResult, Samples]:
         """The networks on a minibatch; returns what they say of its samples, and the samples row by row."""
-        if not self._recurrence:
-            if not self._is_bf16:
-                return self.model(*batch.inputs), batch
-            with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-                parameters, values = self.model(*batch.inputs)
-            return ForwardResult(parameters.float(), values.float()), batch
-        assert batch.rnn_state is not None and batch.begins is not None and batch.valid is not None
-        fields = batch._replace(rnn_state=None, begins=None).present()
-        flat = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields})
-        everything = self.model.unroll(flat.inputs, batch.rnn_state, batch.begins.t())
-        rows = batch.valid.t().flatten().nonzero().squeeze(-1)
-        result = ForwardResult(*(field.index_select(0, rows) for field in everything))
-        return result, flat._replace(rnn_state=None, begins=None, valid=None).at(rows)
+        result, rows = self._run_rows(batch)
+        if rows.valid is None:
+            return result, rows
+        of_samples = rows.valid.nonzero().squeeze(-1)
+        samples = rows._replace(rnn_state=None, begins=None, valid=None).at(of_samples)
+        return ForwardResult(*(field.index_select(0, of_samples) for field in result)), samples
+
+    def _run_rows(self, batch: Samples) -> tuple[ForwardResult, Samples]:
+        """The networks on all rows of a minibatch; also returns these, of sequences those of one step side by side."""
+        if self._recurrence:
+            assert batch.rnn_state is not None and batch.begins is not None
+            fields = batch._replace(rnn_state=None, begins=None).present()
+            rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields})
+            return self.model.unroll(rows.inputs, batch.rnn_state, batch.begins.t()), rows
+        if not self._is_bf16:
+            return self.model(*batch.inputs), batch
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            parameters, values = self.model(*batch.inputs)
+        return ForwardResult(parameters.float(), values.float()), batch
 
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
         """Take one step down the gradients that are there, if they and `loss` are finite; returns their norm before
@@ -422,65 +503,23 @@ class OnPolicyLearner:
         self._optimizer.step(learning_rate, is_bad(loss + grad_norm))
         return grad_norm
 
-    def _look_at(self, steps: list[_Step], samples: Samples) -> list[bool]:
-        """Which steps of an epoch were taken. One look an epoch, for it waits for the device."""
+    def _exceeds_target_kl(self, steps: list[Step]) -> bool:
+        """Whether the mean approximate KL divergence of a pass is above `target_kl`; the same answer in all ranks."""
+        if self._config.target_kl is None or not steps:
+            return False
+        log_ratio = torch.cat([step.log_ratio for step in steps])
+        kl = approximate_kl(log_ratio) if log_ratio.numel() > 0 else log_ratio.new_zeros(())
+        self.ranks.average([kl], log_ratio.numel())
+        return float(kl) > self._config.target_kl
+
+    def _steps_taken(self, steps: list[Step], samples: Samples) -> list[Step]:
+        """The steps of an epoch that were taken. One look an epoch, for it waits for the device."""
         were_taken: list[bool] = torch.isfinite(torch.stack([step.loss + step.grad_norm for step in steps])).tolist()
         self._skipped.note(were_taken)
         if self._skipped.are_too_many:
-            figures = {name: float(value) for name, value in zip(_Step._fields[:6], steps[-1], strict=False)}
+            figures = {name: float(value) for name, value in zip(Step._fields[:6], steps[-1], strict=False)}
             given = {name: values for name, values in samples._asdict().items() if values is not None}
             obs = {"obs": given.pop("floats")}
             trained_on = {name: values for name, values in given.items() if values.is_floating_point()}
             raise self._skipped.diagnosis(figures, {**obs, **trained_on, "weights": self._flat.data})
-        return were_taken
-
-    def _metrics(
-        self,
-        steps: list[_Step],
-        learning_rates: list[float],
-        raw_values: Tensor,
-        raw_returns: Tensor,
-        behaviour: Tensor,
-    ) -> TrainMetrics:
-        """Bring every figure to the host in one transfer; those that are not of all ranks anyway are their means.
-
-        `behaviour` are the parameters of the distributions that the actions were drawn from, `[N, P]`.
-        """
-        means = torch.stack([torch.stack(column) for column in list(zip(*steps, strict=True))[:6]]).mean(1)
-        log_ratio = torch.cat([step.log_ratio for step in steps])
-        own = means.new_zeros(6)
-        if log_ratio.numel() > 0:
-            ratio = log_ratio.exp()
-            clipped = ((ratio < self._loss.clip.low) | (ratio > self._loss.clip.high)).float().mean()
-            first_deviation = steps[0].log_ratio.expm1().abs().amax(0)
-            variance = explained_variance(raw_values, raw_returns)
-            entropy, std = self._spread_of(behaviour)
-            own = torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation, entropy, std))
-        self.ranks.average([own], log_ratio.numel())
-        figures: list[float] = torch.cat((means, own)).tolist()
-        loss, policy, value, entropy_loss, kl, grad_norm, *rest = figures
-        approx_kl, clip_fraction, explained, ratio_deviation, mean_entropy, mean_std = rest
-        return TrainMetrics(
-            loss=loss,
-            policy_gradient_loss=policy,
-            value_loss=value,
-            entropy_loss=entropy_loss,
-            kl_loss=kl,
-            approx_kl=approx_kl,
-            clip_fraction=clip_fraction,
-            explained_variance=explained,
-            learning_rate=sum(learning_rates) / len(learning_rates),
-            grad_norm=grad_norm,
-            max_ratio_deviation_first_batch=ratio_deviation,
-            entropy=mean_entropy,
-            std=mean_std if self.model.distribution.num_deviations > 0 else None,
-        )
-
-    @torch.no_grad()
-    def _spread_of(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean entropy and mean standard deviation of distributions, of evenly spaced ones where there are many."""
-        distribution = self.model.distribution
-        parameters = parameters[:: -(-len(parameters) // _MOST_DISTRIBUTIONS)]
-        entropy = distribution.entropy(parameters).mean()
-        positions = distribution.deviation_positions
-        return entropy, parameters[:, positions].exp().mean() if positions else torch.zeros_like(entropy)
+        return [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]

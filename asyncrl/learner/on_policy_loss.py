@@ -35,15 +35,17 @@ class OnPolicyLoss:
         self.needs_kl = config.kl_loss_coeff > 0.0 or is_rate_adaptive
 
     def figures(self, parameters: Tensor, values: Tensor, batch: Samples) -> tuple[Tensor, Tensor]:
-        """Means over a minibatch `[6]`: the loss, its four parts, and KL(behaviour || policy); and the log-ratios."""
+        """Means over a minibatch `[6]`: the loss, its four parts, and KL(old || policy); and the log-ratios.
+
+        Old is the policy of `batch.log_prob` and `batch.action_parameters`; `batch.advantage` is weighted already.
+        """
         config, distribution, mean = self._config, self._distribution, batch.mean
         log_prob = distribution.log_prob(parameters, batch.action)
         log_ratio = log_prob - batch.log_prob
         if config.algo == "ppo":
             policy_loss = ppo_policy_loss(log_ratio, batch.advantage, self.clip, mean)
         else:
-            advantage = batch.advantage if batch.weight is None else batch.weight * batch.advantage
-            policy_loss = a2c_policy_loss(log_prob, advantage, mean)
+            policy_loss = a2c_policy_loss(log_prob, batch.advantage, mean)
         value_loss = self._value_loss(values, batch)
         loss = policy_loss + value_loss
         entropy_loss = kl_loss = kl = torch.zeros((), device=parameters.device)

@@ -45,6 +45,9 @@ class DatasetSource(Protocol):
     def take(self, learner_version: int, timeout_s: float) -> Dataset | None:
         """The next dataset if there is one within `timeout_s`; it stays as it is until it is released."""
 
+    def begin_next(self) -> None:
+        """With a fixed lag: the weights are published with which the next dataset is to be collected."""
+
     def lag(self, learner_version: int) -> LagMetrics:
         """Age of the samples of the dataset that was taken."""
 
@@ -81,6 +84,10 @@ class SlotDatasets:
             return None
         self._columns = columns
         return self._batcher.collect(columns)
+
+    def begin_next(self) -> None:
+        """See `DatasetSource`."""
+        self._exchange.begin_dataset()
 
     def lag(self, learner_version: int) -> LagMetrics:
         """See `DatasetSource`."""
@@ -127,6 +134,7 @@ class OnPolicyTrainer:
         self._stopping = stopping
         self._look = look
         self._looked_at = time.monotonic()
+        self._has_fixed_lag = config.async_rl and config.fixed_lag
         self._num_epochs = 0  # of the dataset in training
         self._was_cut_short = False  # whether passes over the last dataset were left out
         self._agreement = agreement or Agreement(Ranks())
@@ -163,7 +171,8 @@ class OnPolicyTrainer:
         """Trains on the next dataset if there is one within `timeout_s`.
 
         Order matters: weights are published before the dataset is given back, so that whoever is granted its slots acts
-        with what was learned from it.
+        with what was learned from it. With a fixed lag they are published before the next dataset is begun, when this
+        one is whole, so nobody collects.
         """
         dataset = self._datasets.take(self._learner.policy_version, timeout_s)
         if dataset is None:
@@ -171,6 +180,9 @@ class OnPolicyTrainer:
         num_valid = dataset.num_valid
         lag = self._datasets.lag(self._learner.policy_version) if num_valid > 0 else None
         self._phases.charge(Phase.COPY)
+        if self._has_fixed_lag:
+            self._publish()
+            self._datasets.begin_next()
         turn = self._agreement.take_turn(1, self._own_env_steps + num_valid)
         self._phases.charge(Phase.WAIT_RANKS)
         num_steps = self._first_env_steps + turn.env_steps - self._env_steps
@@ -229,11 +241,13 @@ class OnPolicyTrainer:
             self._look()
             self._looked_at = time.monotonic()
 
-    def _end_epoch(self) -> bool:
+    def _end_epoch(self, is_last: bool) -> bool:
         """Publishes; returns whether the update ends here, for one rank is to stop. The last pass needs no question."""
-        self._publish()
+        if not self._has_fixed_lag:
+            self._publish()
         self._num_epochs += 1
-        if self._num_epochs == self._config.num_epochs:
+        self._was_cut_short = False
+        if is_last:
             return False
         self._was_cut_short = self._agreement.should_stop(self._stopping.is_met)
         self._phases.charge(Phase.WAIT_RANKS)

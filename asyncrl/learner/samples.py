@@ -19,7 +19,9 @@ class Samples(NamedTuple):
     Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
     are samples, with the states before them, `[N, S]`.
 
-    `share` is what each row counts in a mean, `[N]` float32 of sum 1; without it all count the same.
+    `log_prob` and `action_parameters` are of the policy that the trained one is compared with. `weight` multiplies the
+    advantage once that is normalized, and is not part of minibatches. `share` is what each row counts in a mean, `[N]`
+    float32 of sum 1; without it all count the same.
     """
 
     floats: Tensor
@@ -41,10 +43,9 @@ class Samples(NamedTuple):
         """What the networks see."""
         return Inputs(self.floats, self.pixels)
 
-    @property
-    def advantages_of_samples(self) -> Tensor:
-        """[B], without rows of sequences that are no samples."""
-        return self.advantage if self.valid is None else self.advantage[self.valid]
+    def of_samples(self, field: Tensor) -> Tensor:
+        """One of the fields, without rows of sequences that are no samples."""
+        return field if self.valid is None else field[self.valid]
 
     def at(self, indices: Tensor) -> Samples:
         """Some of them, `indices [K]` along the first dimension."""

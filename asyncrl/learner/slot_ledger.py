@@ -3,6 +3,8 @@
 Sync: all slots are granted together, equally to every split, once all of them are free. Async: a split that has handed
 over its slot gets any free one, first come, first served, so a slow worker holds up nobody; collecting pauses by itself
 when no slot is free. A slot stays charged until its last column was trained on and newer weights were published.
+Fixed lag: as in sync, but there are slots for two datasets, and those of the next are granted when the learner says so,
+which it does as it begins to train: nobody collects then.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class SlotLedger:
         self._ready: deque[int] = deque()
         self._next_column = 0
         self._dropped_samples = 0
+        self._may_begin_dataset = True
 
     @property
     def num_ready(self) -> int:
@@ -97,7 +100,7 @@ class SlotLedger:
         Returns:
             (split, slot) of each grant.
         """
-        if not self._plan.async_rl:
+        if self._plan.fixed_lag or not self._plan.async_rl:
             return self._grant_all_together()
         grants = []
         while self._free and self._hungry:
@@ -118,6 +121,8 @@ class SlotLedger:
         num_envs, wanted = self._slots.num_envs, self._plan.columns_per_dataset
         if len(self._ready) * num_envs - self._next_column < wanted:
             return None
+        if self._plan.fixed_lag:
+            self._ready = deque(sorted(self._ready))  # the same order whoever was first
         taken = []
         while wanted > 0:
             slot, start = self._ready[0], self._next_column
@@ -131,6 +136,10 @@ class SlotLedger:
                 self._ready.popleft()
         return taken
 
+    def begin_dataset(self) -> None:
+        """With a fixed lag: lets all splits collect the next dataset; weights are not to change until it is whole."""
+        self._may_begin_dataset = True
+
     def release(self, columns: list[Columns]) -> None:
         """Frees the slots whose last column was trained on, after newer weights were published."""
         for part in columns:
@@ -138,10 +147,12 @@ class SlotLedger:
                 self._free_slot(part.slot)
 
     def _grant_all_together(self) -> list[tuple[int, int]]:
-        if len(self._free) < self._slots.num_slots:
+        num_slots = self._slots.num_slots // (2 if self._plan.fixed_lag else 1)
+        if len(self._free) < num_slots or not self._may_begin_dataset:
             return []
+        self._may_begin_dataset = not self._plan.fixed_lag
         self._hungry.clear()
-        each = self._slots.num_slots // self._plan.num_splits
+        each = num_slots // self._plan.num_splits
         return [self._grant(split_idx) for split_idx in range(self._plan.num_splits) for _ in range(each)]
 
     def _grant(self, split_idx: int) -> tuple[int, int]:

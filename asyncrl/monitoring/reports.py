@@ -41,6 +41,8 @@ class TrainMetrics:
     """Means over the optimizer steps of one dataset, in Stable-Baselines3's terms.
 
     Losses are what they add to `loss`, each with its coefficient; so `entropy_loss` is 0 without an entropy bonus.
+    `kl_loss`, `approx_kl` and `clip_fraction` compare with the policy that acted; with the decoupled objective, with
+    the one before training on the dataset.
     `entropy` and `std` have no coefficient. They are those of the policy that acted.
     """
 
@@ -51,6 +53,9 @@ class TrainMetrics:
     kl_loss: float
     approx_kl: float
     clip_fraction: float
+    effective_sample_size: float
+    """Share of the samples that their weights leave, 1 if all weights are equal: those of the decoupled objective or of
+    V-trace (A2C); otherwise the ratios of the first minibatch."""
     explained_variance: float
     learning_rate: float
     grad_norm: float

@@ -84,6 +84,9 @@ class DeviceWorker(WorkerReports):
         """The dataset if it is full, see `asyncrl.learner.on_policy_trainer.DatasetSource`."""
         return self._dataset if self._is_full else None
 
+    def begin_next(self) -> None:
+        """Nothing: samples are collected and trained in turn."""
+
     def lag(self, learner_version: int) -> LagMetrics:
         """None: each trajectory was collected with the weights that were published last."""
         return LagMetrics(mean=0.0, p95=0.0, max=0, age_ms=0.0)

@@ -109,7 +109,7 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
         def update_shared() -> None:
             hogwild.begin(storage.pull)
             dataset.policy_version.fill_(hogwild.policy_version)
-            hogwild.train(dataset, 0, after_epoch=lambda: None)
+            hogwild.train(dataset, 0, after_epoch=lambda _: None)
 
         return update_shared, 1
     learner = OnPolicyLearner(model, once, CPU)
@@ -117,7 +117,7 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
 
     def update() -> None:
         dataset.policy_version.fill_(learner.policy_version)
-        learner.train(dataset, 0, after_epoch=lambda: learner.publication(block))
+        learner.train(dataset, 0, after_epoch=lambda _: learner.publication(block))
 
     return update, 1
 

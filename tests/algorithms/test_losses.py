@@ -10,8 +10,10 @@ from asyncrl.algorithms.losses import (
     a2c_policy_loss,
     advantage_sums,
     approximate_kl,
+    behaviour_weights,
     clip_range,
     clipped_value_loss,
+    effective_sample_size,
     explained_variance,
     normalize_advantages,
     ppo_policy_loss,
@@ -38,6 +40,26 @@ def test_ppo_gives_no_gradient_beyond_the_clip_range() -> None:
     torch.autograd.backward(loss)
     assert log_ratio.grad is not None
     assert log_ratio.grad.tolist() == pytest.approx([0.0, 0.5, -1.0 / 3.0])
+
+
+def test_a_weighted_advantage_weighs_the_pessimistic_choice() -> None:
+    ratios, clip = log(1.5, 0.5, 1.5, 0.5), clip_range(0.2, "symmetric")
+    advantages, weights = torch.tensor([2.0, -2.0, -2.0, 2.0]), torch.tensor([0.5, 3.0, 0.0, 1.0])
+    loss = ppo_policy_loss(ratios, weights * advantages, clip)
+    assert float(loss) == pytest.approx((0.5 * -2.4 + 3.0 * 1.6 + 0.0 + 1.0 * -1.0) / 4)
+
+
+def test_weights_of_older_samples_are_ratios_up_to_the_cap() -> None:
+    assert behaviour_weights(log(0.1, 1.0, 4.9, 7.0), 5.0).tolist() == pytest.approx([0.1, 1.0, 4.9, 5.0])
+    assert behaviour_weights(torch.tensor([200.0, -200.0]), 5.0).tolist() == [5.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("log_weights", "expected"),
+    [(log(1.0, 3.0), 0.8), (log(7.0, 7.0, 7.0), 1.0), (torch.tensor([300.0, 0.0, 0.0, 0.0]), 0.25)],
+)
+def test_the_effective_sample_size_is_the_share_that_counts(log_weights: Tensor, expected: float) -> None:
+    assert float(effective_sample_size(log_weights)) == pytest.approx(expected)
 
 
 def test_reciprocal_clip_range_is_symmetric_in_the_logarithm() -> None:

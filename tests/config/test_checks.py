@@ -164,6 +164,11 @@ def test_rules_on_learning_and_lag() -> None:
     assert only(problems(lr_schedule="kl_adaptive_epoch", learning_rate=0.1)).suggestions == ("--learning_rate=0.01",)
     assert problems(lr_schedule="linear_decay", learning_rate=0.1) == []
     assert "nothing would be trained" in only(problems(debug_forced_lag=50, max_policy_lag=40)).text
+    fixed: dict[str, Any] = {"fixed_lag": True, "num_batches_per_epoch": 4, "num_epochs": 3}
+    assert problems(**fixed, max_policy_lag=12) == []
+    assert only(problems(**fixed, max_policy_lag=11)).suggestions == ("--max_policy_lag=12",)
+    assert only(problems(**fixed, debug_forced_lag=4)).settings == ("fixed_lag", "debug_forced_lag")
+    assert "--fixed_lag=True needs" in only(problems(**fixed, num_workers=3, num_envs_per_worker=8)).text
     assert only(problems(env="")).settings == ("env",)
 
 
@@ -171,6 +176,7 @@ def test_a_batch_of_one_sample_cannot_be_normalized() -> None:
     settings: dict[str, Any] = {"batch_size": 1, "num_batches_per_epoch": 8, "rollout": 1}
     assert "normalize_advantage" in only(problems(**settings)).settings
     assert problems(**settings, normalize_advantage=False) == []
+    assert problems(**settings, normalize_advantage_over="dataset") == []
 
 
 def test_all_problems_are_found_at_once() -> None:
@@ -251,6 +257,9 @@ def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None
     assert "max_policy_lag" in warned(max_policy_lag=3)
     assert "train_for_env_steps" in warned(train_for_env_steps=100)
     assert "num_epochs" in warned(algo="a2c", num_epochs=2)
+    for settings in ({"target_kl": 0.02}, {"recompute_advantages": True}):
+        assert {"num_epochs", *settings} <= warned(num_epochs=1, **settings)
+        assert "num_epochs" not in warned(num_epochs=2, **settings)
     assert "learning_rate" in warned(learning_rate=0.0)
 
 

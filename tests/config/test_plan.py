@@ -120,6 +120,15 @@ def test_async_slots_are_a_datasets_share_rounded_up_and_one_for_each_split() ->
     assert plan.steady_lag_bound == 3 * plan.updates_per_dataset  # (10 - 3.2) / 3.2 = 2.1 datasets
 
 
+def test_a_fixed_lag_is_one_dataset_whatever_the_shape() -> None:
+    shape = {"num_workers": 2, "num_envs_per_worker": 4, "batch_size": 32, "num_batches_per_epoch": 4, "num_epochs": 2}
+    plan = planned(fixed_lag=True, **shape)
+    assert plan.num_slots == 2 * plan.slots_per_dataset
+    assert plan.steady_lag_bound == plan.lag_bound == plan.updates_per_dataset == 8
+    for other in ({"async_rl": False}, {"algo": "sac"}, {"algo": "a2c", "backend": "hogwild"}):
+        assert not planned(fixed_lag=True, **{**shape, **other}).fixed_lag
+
+
 def test_forced_lag_counts_whole_publications() -> None:
     assert planned(async_rl=False, debug_forced_lag=5, num_batches_per_epoch=4).lag_bound == 8
     assert planned(debug_forced_lag=4, num_workers=2, num_envs_per_worker=64).steady_lag_bound == 8 + 4

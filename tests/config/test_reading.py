@@ -41,9 +41,24 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
             ["--async_rl=False", "--num_batches_to_accumulate=2"],
             "--num_batches_to_accumulate (needs async_rl=True)",
         ),
+        (
+            ["--fixed_lag=True", "--num_batches_to_accumulate=2"],
+            "--num_batches_to_accumulate (needs fixed_lag=False)",
+        ),
+        (["--fixed_lag=True", "--async_rl=False"], "--fixed_lag (needs async_rl=True)"),
         (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
         (["--algo=sac", "--encoder=own"], "--encoder (needs algo=ppo or a2c or a3c)"),
+        (["--algo=a2c", "--ppo_objective=decoupled"], "--ppo_objective (needs algo=ppo)"),
+        (["--behaviour_weight_cap=2"], "--behaviour_weight_cap (needs ppo_objective=decoupled)"),
+        (
+            ["--algo=sac", "--target_kl=0.02", "--recompute_advantages=True"],
+            "--recompute_advantages, --target_kl (needs algo=ppo or a2c)",
+        ),
+        (
+            ["--normalize_advantage=False", "--normalize_advantage_over=dataset"],
+            "--normalize_advantage_over (needs normalize_advantage=True)",
+        ),
         (["--algo=sac", "--backend=hogwild", "--compile=off"], "--compile (needs backend=actor_learner)"),
         (
             ["--algo=sac", "--gae_lambda=0.5", "--hogwild_mode=shared"],

@@ -26,7 +26,7 @@ from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetric
 from asyncrl.runtime import checkpoint
 
 LAG = LagMetrics(0.0, 0.0, 0, 0.0)
-METRICS = TrainMetrics(*[0.0] * 12)
+METRICS = TrainMetrics(*[0.0] * 13)
 DATASET = [Columns(3, 0, 2, is_last=True)]
 
 
@@ -69,6 +69,9 @@ class Fakes:
     def poll(self) -> None:
         """Of the exchange: nothing is granted here."""
 
+    def begin_dataset(self) -> None:
+        self.log.append("begin")
+
     # the learner
     block_size, skipped_steps, device = 4, 0, torch.device("cpu")
 
@@ -87,7 +90,7 @@ class Fakes:
         for epoch in range(self.config.num_epochs):
             self.version += 4
             after_minibatch(4 * (epoch + 1), 4 * self.config.num_epochs)
-            if after_epoch():
+            if after_epoch(epoch + 1 == self.config.num_epochs):
                 break
         return METRICS
 
@@ -135,6 +138,18 @@ def test_weights_are_published_before_the_slots_they_were_learned_from_are_freed
     assert (report.slots_ready, report.dropped_samples, report.lag) == (5, 7, LAG)
     assert fakes.trainer.train_once(0.0).env_steps == 200
     assert ("train", 100) in fakes.log
+
+
+def test_with_a_fixed_lag_weights_go_out_between_two_whole_datasets_only(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, fixed_lag=True)
+    fakes.datasets = [DATASET, DATASET]
+    fakes.trainer.train_once(0.0)
+    fakes.trainer.train_once(0.0)
+    steps = [entry if isinstance(entry, str) else entry[:2] for entry in fakes.log[1:] if entry[0] != "lag"]
+    assert steps == [
+        *(("take", 0), ("collect", DATASET), ("publish", 0), "begin", ("train", 0), ("release", DATASET)),
+        *(("take", 8), ("collect", DATASET), ("publish", 8), "begin", ("train", 100), ("release", DATASET)),
+    ]
 
 
 def test_training_is_over_after_the_asked_steps(tmp_path: Path) -> None:
@@ -191,6 +206,20 @@ def test_an_update_ends_after_the_pass_in_hand_when_the_run_is_to_stop(
     assert [entry[:2] for entry in fakes.log[-3:]] == [("publish", 8), ("publish", 12), ("release", DATASET)]
     assert fakes.control.activity.update is None
     assert fakes.worker.is_over
+
+
+def test_passes_that_the_learner_leaves_out_by_itself_are_not_missing(tmp_path: Path) -> None:
+    fakes = Fakes(tmp_path, num_epochs=10, train_for_env_steps=100)
+    fakes.datasets = [DATASET]
+
+    def ends_after_one_pass(dataset: Any, steps: int, after_epoch: Any, after_minibatch: Any) -> TrainMetrics:
+        fakes.control.request_stop()
+        assert not after_epoch(True)
+        return METRICS
+
+    fakes.train = ends_after_one_pass
+    assert fakes.trainer.train_once(0.0).num_samples == 100
+    assert not fakes.trainer.has_more_to_learn
 
 
 def test_an_update_in_one_process_looks_after_other_things(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

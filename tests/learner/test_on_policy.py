@@ -232,7 +232,7 @@ def test_versions_count_steps_and_every_epoch_can_publish() -> None:
     learner, actor = make(BOX, num_epochs=3)
     dataset = actor.collect(actor.receive(learner))
     versions: list[int] = []
-    learner.train(dataset, 0, lambda: versions.append(learner.policy_version))
+    learner.train(dataset, 0, lambda _: versions.append(learner.policy_version))
     assert versions == [2, 4, 6]
 
 
@@ -327,7 +327,7 @@ def test_advantages_are_those_of_the_present_critic_only_if_asked(recomputed: bo
         value=torch.tensor([[0.0], [10.0], [100.0]]),
         terminated=torch.tensor([[False], [True]]),
     )
-    samples, raw_values, raw_returns = learner._prepare(dataset)
+    samples, raw_values, raw_returns = learner._prepare(dataset)[:3]
     assert samples.advantage.tolist() == expected
     assert raw_values.tolist() == ([4.0, 4.0] if recomputed else [0.0, 10.0])
     assert raw_returns.tolist() == (raw_values + samples.advantage).tolist()
@@ -338,7 +338,9 @@ def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -
     for shift in (0.0, 30.0):
         learner.train(actor.collect(actor.receive(learner), shift=shift), 0, nothing)
     dataset = actor.collect(actor.receive(learner), shift=30.0)
-    torch.testing.assert_close(learner._present_values(dataset), dataset.value, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        learner._present_values(dataset, learner._obs_statistics), dataset.value, atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
@@ -357,7 +359,7 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
 
     with torch.no_grad():
         corrected.model.policy_head.bias[0] += 1.0
-    values = corrected._present_values(dataset)
+    values = corrected._present_values(dataset, corrected._obs_statistics)
     samples = corrected._prepare(dataset)[0]
     parameters, _ = corrected.model(*samples.inputs)
     log_ratios = torch.zeros(dataset.valid.shape)
@@ -437,8 +439,9 @@ def test_adaptive_rates_stay_within_their_range() -> None:
         {"ppo_clip_value": 0.1, "entropy_loss_coeff": 0.01, "kl_loss_coeff": 0.2},
         {"algo": "a2c", "with_vtrace": True, "num_epochs": 1},
         {"lr_schedule": "kl_adaptive_minibatch", "learning_rate": 1e-3},
+        {"ppo_objective": "decoupled", "recompute_advantages": True, "normalize_advantage_over": "dataset"},
     ],
-    ids=["ppo", "a2c", "adaptive"],
+    ids=["ppo", "a2c", "adaptive", "decoupled"],
 )
 def test_minibatches_filled_up_for_a_graph_train_as_those_that_are_not(
     spec: EnvSpec, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -540,7 +543,7 @@ def test_weights_that_are_not_numbers_are_never_published() -> None:
     published: list[torch.Tensor] = []
     # Two passes of two minibatches, whose steps are left out: nothing but the count of steps is another than it was.
     for num_skipped in (4, 8):
-        assert learner.train(dataset, 0, lambda: published.append(learner.publication())) is None
+        assert learner.train(dataset, 0, lambda _: published.append(learner.publication())) is None
         assert learner.skipped_steps == num_skipped
     after = learner.state_dict()
     for name, _ in learner.model.named_parameters():
@@ -550,7 +553,7 @@ def test_weights_that_are_not_numbers_are_never_published() -> None:
         assert torch.equal(before.optimizer[name], after.optimizer[name]), name
     assert all(torch.isfinite(block).all() for block in published)
     with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
-        learner.train(dataset, 0, lambda: None)
+        learner.train(dataset, 0, nothing)
     assert caught.value.is_final
     assert "value_loss inf" in caught.value.details or "value_loss nan" in caught.value.details
     assert "normalized_return: none is finite" in caught.value.details
@@ -562,7 +565,7 @@ def test_one_bad_minibatch_costs_its_own_step_only() -> None:
     dataset = actor.collect(actor.receive(learner))
     dataset.log_prob[0, 0] = float("nan")
     before = learner.state_dict()
-    metrics = learner.train(dataset, 0, lambda: None)
+    metrics = learner.train(dataset, 0, nothing)
     after = learner.state_dict()
     assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
     assert learner.skipped_steps == 1

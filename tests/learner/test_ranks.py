@@ -92,9 +92,10 @@ PPO = {"learning_rate": 0.01, "max_grad_norm": 0.05, "ppo_clip_ratio": 0.02}
         ({"num_batches_per_epoch": 1}, 3, True),
         ({"num_batches_per_epoch": 1, "algo": "a2c", "normalize_advantage": False}, 5, True),
         ({"num_batches_per_epoch": 2, "lr_schedule": "kl_adaptive_minibatch"}, 8, False),
+        ({"num_batches_per_epoch": 2, "normalize_advantage_over": "dataset"}, 8, False),
         ({"num_batches_per_epoch": 1, "with_vtrace": True, "entropy_loss_coeff": 0.01, "kl_loss_coeff": 0.1}, 4, True),
     ],
-    ids=["halves", "uneven", "a2c", "adaptive rate", "vtrace"],
+    ids=["halves", "uneven", "a2c", "adaptive rate", "over the dataset", "vtrace"],
 )
 def test_two_ranks_learn_what_one_does_with_the_samples_of_both(
     spec: EnvSpec, settings: dict[str, Any], split: int, ends: bool
@@ -111,6 +112,49 @@ def test_two_ranks_learn_what_one_does_with_the_samples_of_both(
     assert any((begun.model[name] - expected.model[name]).abs().max() > 1e-3 for name in begun.model)
     for state in together(2, work):
         assert_same(state, expected)
+
+
+@pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+def test_two_ranks_weigh_old_samples_and_value_them_again_as_one_does(spec: EnvSpec) -> None:
+    settings = {**PPO, "num_batches_per_epoch": 1, "ppo_objective": "decoupled", "recompute_advantages": True}
+    dataset = collect(spec, settings, ends=True)
+    dataset.policy_version[:] = 0
+
+    def train_late(learner: OnPolicyLearner, own: Dataset) -> tuple[LearnerState, float]:
+        learner.publication()
+        for _ in range(3):
+            metrics = learner.train(own, 0, nothing)
+            assert metrics is not None
+        return learner.state_dict(), metrics.approx_kl
+
+    expected, approx_kl = train_late(on_policy(spec, Ranks(), **settings), dataset)
+    parts = ((0, 3), (3, 16))
+    for state, of_rank in together(
+        2, lambda ranks: train_late(on_policy(spec, ranks, **settings), columns(dataset, *parts[ranks.rank]))
+    ):
+        assert_same(state, expected)
+        assert of_rank == pytest.approx(approx_kl, rel=1e-3)
+
+
+def test_ranks_leave_out_the_same_passes_by_the_divergence_of_all_samples() -> None:
+    settings = {**PPO, "num_batches_per_epoch": 1, "num_epochs": 3}
+    dataset = collect(BOX, settings, ends=True)
+    parts = [columns(dataset, 0, 3), columns(dataset, 3, 16)]
+
+    def passes(ranks: Ranks, target: float) -> int:
+        learner = on_policy(BOX, ranks, target_kl=target, **settings)
+        flags: list[bool] = []
+        learner.publication()
+        learner.train(parts[ranks.rank], 0, flags.append)
+        return len(flags)
+
+    learner = on_policy(BOX, Ranks(), **{**settings, "num_epochs": 2})
+    learner.publication()
+    metrics = learner.train(dataset, 0, nothing)
+    assert metrics is not None
+    of_second_pass = 2.0 * metrics.approx_kl  # that of the first is 0
+    assert together(2, lambda ranks: passes(ranks, 0.99 * of_second_pass)) == [2, 2]
+    assert together(2, lambda ranks: passes(ranks, 1.01 * of_second_pass)) == [3, 3]
 
 
 class ClippingFirst(ThreadRanks):

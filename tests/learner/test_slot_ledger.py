@@ -71,6 +71,37 @@ def test_sync_grants_nothing_before_the_whole_dataset_was_trained_on() -> None:
     assert [split_idx for split_idx, _ in book.grant()] == [0, 0, 1, 1]
 
 
+def test_with_a_fixed_lag_a_dataset_is_collected_as_a_whole_when_the_learner_says_so() -> None:
+    # 2 splits of 2 environments; 8 columns are 4 slots, and there are 8.
+    book = Book(fixed_lag=True, num_workers=2, num_envs_per_worker=2, batch_size=16)
+    assert book.slots.num_slots == 8
+    for _ in range(5):
+        grants = book.grant()
+        assert [split_idx for split_idx, _ in grants] == [0, 0, 1, 1]
+        for split_idx in (1, 0, 1):
+            book.hand_over(split_idx)
+            assert book.ledger.take_dataset(0) is None
+            assert book.grant() == []
+        book.hand_over(0)
+        assert book.grant() == []
+        columns = book.ledger.take_dataset(0)
+        assert columns is not None
+        assert [part.slot for part in columns] == sorted(slot for _, slot in grants), "whoever was first"
+        assert book.grant() == []
+        book.ledger.begin_dataset()
+        following = book.grant()  # while these columns are trained
+        assert [split_idx for split_idx, _ in following] == [0, 0, 1, 1]
+        assert not {slot for _, slot in following} & {part.slot for part in columns}
+        for split_idx in (0, 0, 1, 1):
+            book.hand_over(split_idx)
+        book.ledger.release(columns)
+        assert book.grant() == []
+        last = book.ledger.take_dataset(0)
+        assert last is not None
+        book.ledger.begin_dataset()
+        book.ledger.release(last)
+
+
 def async_book(num_batches_to_accumulate: int = 1, **settings: Any) -> Book:
     # 3 splits of 2 environments; 4 columns are 2 slots.
     shape = {"num_workers": 3, "num_envs_per_worker": 2, "batch_size": 8}

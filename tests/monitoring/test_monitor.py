@@ -106,6 +106,7 @@ def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1
         kl_loss=0.0,
         approx_kl=0.0,
         clip_fraction=0.0,
+        effective_sample_size=1.0,
         explained_variance=0.0,
         learning_rate=learning_rate,
         grad_norm=0.0,

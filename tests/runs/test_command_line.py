@@ -33,6 +33,7 @@ METRIC_NAMES = {
     *("rollout/ep_rew_mean", "rollout/ep_len_mean", "time/fps", "time/total_env_steps"),
     *("train/loss", "train/policy_gradient_loss", "train/value_loss", "train/entropy_loss", "train/entropy"),
     *("train/approx_kl", "train/clip_fraction", "train/explained_variance", "train/learning_rate"),
+    "train/effective_sample_size",
     *("train/grad_norm", "train/n_updates"),
     *("lag/mean", "lag/p95", "lag/max", "lag/over_bound", "lag/age_ms"),
     *("perf/rollout_busy", "perf/learner_busy", "perf/slots_ready", "perf/dropped_samples", "perf/restarts"),

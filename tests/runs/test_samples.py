@@ -35,6 +35,24 @@ def test_without_learning_the_first_ratio_is_one(mode: str, tmp_path: Path) -> N
     assert max(ratio_deviations(finished)) < SAME_POLICY
 
 
+@pytest.mark.parametrize(
+    ("env", "memory"),
+    [("Masked-v0", {}), ("Recall-v0", {"use_rnn": True, "rnn_size": 8, "recurrence": 4})],
+    ids=["masked", "memory"],
+)
+def test_the_decoupled_objective_begins_at_ratio_one_whatever_the_lag(
+    env: str, memory: dict[str, Any], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {**NORMALIZED, "debug_forced_lag": 8, "ppo_objective": "decoupled", **memory}
+    finished = run(tmp_path, "serial", f"space_envs:{env}", **settings)
+    lags = [(report.lag.mean, report.lag.max) for report in finished.learner_reports if report.lag is not None]
+    assert lags == [(0.0, 0)] + [(8.0, 8)] * (len(lags) - 1), "every sample is one dataset old, but for the first ones"
+    assert max(ratio_deviations(finished)) < SAME_POLICY
+    sizes = [report.train.effective_sample_size for report in finished.learner_reports if report.train is not None]
+    assert sizes[0] == pytest.approx(1.0)
+    assert 0.0 < min(sizes) < 0.999
+
+
 def test_async_at_equal_pace_is_one_dataset_behind_at_most(tmp_path: Path) -> None:
     counts = tmp_path / "counts"
     num_envs = SMALL["num_workers"] * SMALL["num_envs_per_worker"]
@@ -44,6 +62,21 @@ def test_async_at_equal_pace_is_one_dataset_behind_at_most(tmp_path: Path) -> No
     assert finished.plan.slots_per_dataset == finished.plan.num_splits
     assert finished.plan.steady_lag_bound == finished.plan.updates_per_dataset
     assert 0 < finished.largest_lag <= finished.plan.steady_lag_bound
+
+
+@pytest.mark.parametrize("mode", ["async-local", "async-central"])
+def test_with_a_fixed_lag_every_sample_is_one_dataset_old_and_runs_repeat(mode: str, tmp_path: Path) -> None:
+    finished = []
+    for number in range(2):
+        settings: dict[str, Any] = {**NORMALIZED, "fixed_lag": True, "rollout": 4, "train_for_env_steps": 3000}
+        settings |= {"num_epochs": 2 + number} if mode == "async-central" else {}
+        finished.append(run(tmp_path / str(number), mode, "CartPole-v1", **settings))
+        lags = [(report.lag.mean, report.lag.max) for report in finished[-1].learner_reports if report.lag is not None]
+        updates = finished[-1].plan.updates_per_dataset
+        assert lags == [(0.0, 0)] + [(updates, updates)] * (len(lags) - 1)
+    if mode == "async-local":  # batches of central inference depend on who asks first
+        weights = [torch.cat([tensor.flatten() for tensor in each.model.state_dict().values()]) for each in finished]
+        assert torch.equal(*weights)
 
 
 def test_forward_passes_serve_several_splits_and_each_split_has_one_server(tmp_path: Path) -> None:
