@@ -22,6 +22,7 @@ from asyncrl.algorithms.losses import (
 )
 from asyncrl.algorithms.vtrace import vtrace
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.divergence import SkippedSteps, is_bad
 from asyncrl.learner.learning_rate import LearningRate
@@ -43,15 +44,19 @@ MODEL = "model"
 
 
 class _Step(NamedTuple):
-    """What one optimizer step leaves for the metrics; the first six are scalars."""
+    """What one optimizer step leaves for the metrics.
 
-    loss: Tensor
-    policy_gradient_loss: Tensor
-    value_loss: Tensor
-    entropy_loss: Tensor
-    kl_loss: Tensor
-    grad_norm: Tensor
+    Attributes:
+        figures: [7], see `_FIGURES`.
+        log_ratio: [B].
+    """
+
+    figures: Tensor
     log_ratio: Tensor
+
+
+_FIGURES = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
+_LOSS, _KL, _GRAD_NORM = (_FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
 
 
 class OnPolicyLearner:
@@ -96,6 +101,9 @@ class OnPolicyLearner:
         is_capturable = storage.is_capturable and self._recurrence == 0
         self._update_runner = UpdateRunner(self._update, config.compile if is_capturable else "off", device)
         self._minibatch_fields: tuple[str, ...] = ()
+        self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
+        if ArrayUpdate.fits(model, config, device):
+            self._take_step = ArrayUpdate(model, self._flat, self._loss, self._optimizer, self.ranks, config)
 
     def take_notice(self) -> str | None:
         """What the user should know of how updates are run, once."""
@@ -351,30 +359,28 @@ class OnPolicyLearner:
         num_batches, num_ranks = self._config.num_batches_per_epoch, self.ranks.num_ranks
         if num_ranks == 1:
             num_batches = min(num_batches, samples.floats.shape[0])
-        minibatches = list(self._shuffled(samples).minibatches(num_batches))
-        if not self._config.normalize_advantage:
-            return minibatches
-        sums = self.ranks.sum(torch.stack([advantage_sums(batch.advantages_of_samples) for batch in minibatches]))
-        return [
-            batch._replace(advantage=normalize_advantages(batch.advantage, own))
-            for batch, own in zip(minibatches, sums, strict=True)
-        ]
+        samples = self._shuffled(samples)
+        if self._config.normalize_advantage:
+            sums = self.ranks.sum(advantage_sums(samples.advantage, num_batches, samples.valid))
+            samples = samples._replace(advantage=normalize_advantages(samples.advantage, sums))
+        return list(samples.minibatches(num_batches))
 
     def _train_minibatch(self, batch: Samples) -> tuple[_Step, Tensor | None]:
         """Take one optimizer step; also returns KL(behaviour || policy before the step) where something needs it."""
-        self._rate.fill_(self._learning_rate.value)
+        step = _Step(*self._take_step(batch, self._learning_rate.value))
+        self.policy_version += 1
+        return step, step.figures[_KL] if self._loss.needs_kl else None
+
+    def _step_by_autograd(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """Take one step on any model; what `ArrayUpdate` does, and returns, for those that fit."""
+        self._rate.fill_(learning_rate)
         num_samples = len(batch.log_prob)
         if self._update_runner.makes_graphs:
             batch = batch.filled_up(self._most_samples)
         self._minibatch_fields, fields = zip(*batch.present(), strict=True)
         figures, log_ratio = self._update_runner([*fields, self._rate])
         assert figures is not None and log_ratio is not None
-        self.policy_version += 1
-        loss, policy_loss, value_loss, entropy_loss, kl_loss, kl, grad_norm = figures.unbind()
-        if batch.share is not None:
-            log_ratio = log_ratio[:num_samples]
-        step = _Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio)
-        return step, kl if self._loss.needs_kl else None
+        return figures, log_ratio if batch.share is None else log_ratio[:num_samples]
 
     def _update(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
         """One step, from the fields of a minibatch that there are and the learning rate.
@@ -424,14 +430,15 @@ class OnPolicyLearner:
 
     def _look_at(self, steps: list[_Step], samples: Samples) -> list[bool]:
         """Which steps of an epoch were taken. One look an epoch, for it waits for the device."""
-        were_taken: list[bool] = torch.isfinite(torch.stack([step.loss + step.grad_norm for step in steps])).tolist()
+        figures = torch.stack([step.figures for step in steps])
+        were_taken: list[bool] = torch.isfinite(figures[:, _LOSS] + figures[:, _GRAD_NORM]).tolist()
         self._skipped.note(were_taken)
         if self._skipped.are_too_many:
-            figures = {name: float(value) for name, value in zip(_Step._fields[:6], steps[-1], strict=False)}
+            of_last = dict(zip(_FIGURES, figures[-1].tolist(), strict=True))
             given = {name: values for name, values in samples._asdict().items() if values is not None}
             obs = {"obs": given.pop("floats")}
             trained_on = {name: values for name, values in given.items() if values.is_floating_point()}
-            raise self._skipped.diagnosis(figures, {**obs, **trained_on, "weights": self._flat.data})
+            raise self._skipped.diagnosis(of_last, {**obs, **trained_on, "weights": self._flat.data})
         return were_taken
 
     def _metrics(
@@ -446,7 +453,7 @@ class OnPolicyLearner:
 
         `behaviour` are the parameters of the distributions that the actions were drawn from, `[N, P]`.
         """
-        means = torch.stack([torch.stack(column) for column in list(zip(*steps, strict=True))[:6]]).mean(1)
+        means = torch.stack([step.figures for step in steps]).mean(0)
         log_ratio = torch.cat([step.log_ratio for step in steps])
         own = means.new_zeros(6)
         if log_ratio.numel() > 0:
@@ -458,14 +465,14 @@ class OnPolicyLearner:
             own = torch.stack((approximate_kl(log_ratio), clipped, variance, first_deviation, entropy, std))
         self.ranks.average([own], log_ratio.numel())
         figures: list[float] = torch.cat((means, own)).tolist()
-        loss, policy, value, entropy_loss, kl, grad_norm, *rest = figures
+        loss, policy, value, entropy_loss, kl_loss, _, grad_norm, *rest = figures
         approx_kl, clip_fraction, explained, ratio_deviation, mean_entropy, mean_std = rest
         return TrainMetrics(
             loss=loss,
             policy_gradient_loss=policy,
             value_loss=value,
             entropy_loss=entropy_loss,
-            kl_loss=kl,
+            kl_loss=kl_loss,
             approx_kl=approx_kl,
             clip_fraction=clip_fraction,
             explained_variance=explained,

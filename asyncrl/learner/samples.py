@@ -41,11 +41,6 @@ class Samples(NamedTuple):
         """What the networks see."""
         return Inputs(self.floats, self.pixels)
 
-    @property
-    def advantages_of_samples(self) -> Tensor:
-        """[B], without rows of sequences that are no samples."""
-        return self.advantage if self.valid is None else self.advantage[self.valid]
-
     def at(self, indices: Tensor) -> Samples:
         """Some of them, `indices [K]` along the first dimension."""
         return self._replace(**{name: field.index_select(0, indices) for name, field in self.present()})
