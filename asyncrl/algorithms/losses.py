@@ -89,7 +89,8 @@ def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
     units = torch.stack((mean, std + _ADVANTAGE_EPS)).to(advantages.dtype)
     shift, scale = units.repeat_interleave(sizes, 1, output_size=len(advantages))
     column = (-1,) + (1,) * (advantages.dim() - 1)
-    return (advantages - shift.view(column)) / scale.view(column)
+    normalized: Tensor = (advantages - shift.view(column)) / scale.view(column)
+    return normalized
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class ArrayUpdate:
         self._config = config
         self._found_inf = {False: torch.zeros(()), True: torch.ones(())}
 
+    @np.errstate(all="ignore")
     def __call__(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Takes one step, or leaves it out if the loss or the gradient is not finite.
 
@@ -86,9 +87,8 @@ class ArrayUpdate:
         if num_samples == 0:
             self._flat.zero_grad()
         else:
-            with np.errstate(all="ignore"):
-                figures[:NUM_FIGURES], log_ratio_array = self._differentiate(batch)
-            log_ratio = torch.from_numpy(log_ratio_array)
+            figures[:NUM_FIGURES], log_ratios = self._differentiate(batch)
+            log_ratio = torch.from_numpy(log_ratios)
         self._ranks.average([self._gradient, means], num_samples)
         figures[NUM_FIGURES] = self._step(float(figures[0]), learning_rate)
         return torch.from_numpy(figures), log_ratio

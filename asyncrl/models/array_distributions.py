@@ -85,7 +85,8 @@ class ArrayGaussian:
     def mean_entropy(self) -> float:
         """See `ArrayDistribution`."""
         total: Any = np.add.reduce(self._log_std, axis=None)
-        return float(total) / self._log_std.shape[1] + self._log_normalizer + 0.5 * self._num_actions
+        constant = self._log_normalizer + 0.5 * self._num_actions
+        return float(total) / int(self._log_std.shape[1]) + constant
 
     def mean_kl(self, reference: FloatArray) -> float:
         """See `ArrayDistribution`."""
@@ -101,9 +102,9 @@ class ArrayGaussian:
     def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
         """See `ArrayDistribution`."""
         num_samples = len(log_prob_gradient)
-        mean_gradient = self._noise
+        mean_gradient: FloatArray = self._noise
         mean_gradient *= log_prob_gradient
-        log_std_gradient = self._square
+        log_std_gradient: FloatArray = self._square
         log_std_gradient -= 1.0
         log_std_gradient *= log_prob_gradient
         if entropy_coeff:
@@ -170,6 +171,6 @@ def has_array_distribution(model: ActorCritic) -> bool:
 
 def make_array_distribution(model: ActorCritic) -> ArrayDistribution:
     """The pass through the model's distribution."""
-    distribution = model.distribution
-    is_gaussian = isinstance(distribution, DiagonalGaussian)
-    return ArrayGaussian(distribution, model.log_std) if is_gaussian else ArrayCategorical()
+    if isinstance(model.distribution, DiagonalGaussian):
+        return ArrayGaussian(model.distribution, model.log_std)
+    return ArrayCategorical()

@@ -115,6 +115,13 @@ def collect(learner: OnPolicyLearner, seed: int, distance: float = 0.1) -> Datas
     )
 
 
+def prepare_same(arrays: OnPolicyLearner, autograd: OnPolicyLearner, seed: int = 0, distance: float = 0.1) -> Samples:
+    """The samples of one dataset, whose statistics both learners have taken in."""
+    dataset = collect(autograd, seed, distance)
+    arrays._prepare(dataset)
+    return autograd._prepare(dataset)[0]
+
+
 def assert_same(arrays: OnPolicyLearner, autograd: OnPolicyLearner) -> None:
     """Fails unless weights, moments, counts and rates are the same."""
     state, expected = arrays.state_dict(), autograd.state_dict()
@@ -167,10 +174,9 @@ def test_gradients_in_arrays_are_those_of_autograd(
     spec: EnvSpec, variant: dict[str, Any], seed: int, is_weighed: bool
 ) -> None:
     arrays, autograd = both_for(spec, **{**variant, "max_grad_norm": 0.0})
-    batch, _, _ = autograd._prepare(collect(autograd, seed, distance=0.5))
+    batch = prepare_same(arrays, autograd, seed, distance=0.5)
     is_weighed = is_weighed and variant["algo"] == "a2c"  # PPO's samples have no weights
     batch = batch._replace(weight=torch.rand(batch.log_prob.shape) if is_weighed else None)
-    arrays.model.load_state_dict(autograd.model.state_dict())
     for learner in (arrays, autograd):
         learner._gradient.fill_(7.0)  # what is not written is noticed
         learner._take_step(batch, 0.0)
@@ -182,8 +188,7 @@ def test_gradients_in_arrays_are_those_of_autograd(
 def test_wide_layers_and_minibatches_of_changing_size_are_the_same_too(shared: bool) -> None:
     spec = SPECS["continuous"]
     arrays, autograd = both_for(spec, actor_critic_share_weights=shared, kl_loss_coeff=0.1, **WIDE)
-    whole = autograd._prepare(collect(autograd, 0))[0]
-    whole = whole.at(torch.arange(100) % len(whole.log_prob))
+    whole = prepare_same(arrays, autograd).at(torch.arange(100) % NUM_COLUMNS)
     for size in (100, 3, 1, 64):
         batch = whole.at(torch.arange(size))
         figures = [learner._take_step(batch, 1e-3)[0] for learner in (arrays, autograd)]
@@ -234,8 +239,7 @@ def test_steps_that_are_not_finite_are_left_out_as_by_autograd(
 
 def test_a_ratio_that_is_0_takes_part_as_by_autograd() -> None:
     arrays, autograd = both_for(SPECS["continuous"])
-    batch = change("log_prob", 1e3)(autograd._prepare(collect(autograd, 0))[0])
-    arrays.model.load_state_dict(autograd.model.state_dict())
+    batch = change("log_prob", 1e3)(prepare_same(arrays, autograd))
     for learner in (arrays, autograd):
         learner._take_step(batch, 1e-3)
     assert_same(arrays, autograd)
@@ -243,8 +247,7 @@ def test_a_ratio_that_is_0_takes_part_as_by_autograd() -> None:
 
 def test_a_choice_that_the_mask_forbids_moves_no_weights_towards_it() -> None:
     arrays, autograd = both_for(SPECS["masked choice"], entropy_loss_coeff=0.1, kl_loss_coeff=0.3)
-    batch = autograd._prepare(collect(autograd, 0))[0]
-    arrays.model.load_state_dict(autograd.model.state_dict())
+    batch = prepare_same(arrays, autograd)
     floats = batch.floats.clone()
     floats[:, -3:] = torch.tensor([1.0, 0.0, 1.0])
     batch = batch._replace(floats=floats, action=torch.zeros_like(batch.action), log_prob=torch.zeros(len(floats)))
