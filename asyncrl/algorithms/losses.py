@@ -62,17 +62,35 @@ def clipped_value_loss(
     return mean(torch.maximum((values - returns).square(), (clipped - returns).square()))
 
 
-def advantage_sums(advantages: Tensor) -> Tensor:
-    """`[3]` float64: count, sum and sum of squares of `[B]` advantages. Those of parts of a minibatch add up."""
+def advantage_sums(advantages: Tensor, num_parts: int, is_sample: Tensor | None = None) -> Tensor:
+    """Count, sum and sum of squares of each part of the advantages, `[num_parts, 3] float64`; those of ranks add up.
+
+    Args:
+        advantages: [N] or [N, L].
+        num_parts: minibatches, as `Tensor.tensor_split` makes them along the first dimension.
+        is_sample: in the shape of the advantages, which of them count; all if not given.
+    """
     numbers = advantages.double()
-    return torch.stack((numbers.new_full((), len(numbers)), numbers.sum(), numbers.square().sum()))
+    if is_sample is None:
+        counts = torch.ones_like(numbers)
+    else:
+        counts, numbers = is_sample.double(), numbers.where(is_sample, 0.0)
+    rows = torch.stack((counts, numbers, numbers.square())).unsqueeze(-1).flatten(2)
+    return torch.stack([part.sum((1, 2)) for part in rows.tensor_split(num_parts, dim=1)])
 
 
 def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
-    """Shift and scale `[B]` advantages to mean 0 and deviation 1 over the minibatch that `advantage_sums` is of."""
-    mean, mean_square = sums[1] / sums[0], sums[2] / sums[0]
+    """Shift and scale advantages `[N]` or `[N, L]` to mean 0 and deviation 1 in each part that `sums` are of."""
+    mean, mean_square = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
     std = (mean_square - mean.square()).clamp_(min=0.0).sqrt()
-    return ((advantages - mean) / (std + _ADVANTAGE_EPS)).to(advantages.dtype)
+    size, num_larger = divmod(len(advantages), len(sums))
+    sizes = torch.full((len(sums),), size, device=sums.device)
+    sizes[:num_larger] += 1
+    units = torch.stack((mean, std + _ADVANTAGE_EPS)).to(advantages.dtype)
+    shift, scale = units.repeat_interleave(sizes, 1, output_size=len(advantages))
+    column = (-1,) + (1,) * (advantages.dim() - 1)
+    normalized: Tensor = (advantages - shift.view(column)) / scale.view(column)
+    return normalized
 
 
 def behaviour_weights(log_ratio: Tensor, cap: float) -> Tensor:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
 
 from asyncrl.config.schema import TrainConfig
 
@@ -50,14 +49,14 @@ class FlatAdam:
             learning_rate: its size.
             found_inf: float32 scalar on the parameters' device; where it is 1 the step is left out, and not counted.
         """
-        adam(
+        torch._foreach_add_(self.steps, 1.0)
+        torch._fused_adam_(
             self.parameters,
             self._gradients,
             self.exp_avgs,
             self.exp_avg_sqs,
             [],
             self.steps,
-            fused=True,
             found_inf=found_inf,
             amsgrad=False,
             beta1=self._config.adam_beta1,
@@ -67,3 +66,4 @@ class FlatAdam:
             eps=self._config.adam_eps,
             maximize=False,
         )
+        torch._foreach_sub_(self.steps, [found_inf] * len(self.steps))

@@ -20,12 +20,13 @@ from asyncrl.algorithms.losses import (
     normalize_advantages,
 )
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.divergence import SkippedSteps, is_bad
 from asyncrl.learner.estimates import Estimates, estimate
 from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
-from asyncrl.learner.on_policy_metrics import Step, train_metrics
+from asyncrl.learner.on_policy_metrics import FIGURES, GRAD_NORM, KL, LOSS, Step, train_metrics
 from asyncrl.learner.samples import Samples
 from asyncrl.learner.state import LearnerState, Scalar
 from asyncrl.learner.storage import Storage
@@ -100,6 +101,9 @@ class OnPolicyLearner:
         is_capturable = storage.is_capturable and self._recurrence == 0
         self._update_runner = UpdateRunner(self._update, config.compile if is_capturable else "off", device)
         self._minibatch_fields: tuple[str, ...] = ()
+        self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
+        if ArrayUpdate.fits(model, config, device):
+            self._take_step = ArrayUpdate(model, self._flat, self._loss, self._optimizer, self.ranks, config)
 
     def take_notice(self) -> str | None:
         """What the user should know of how updates are run, once."""
@@ -420,36 +424,32 @@ class OnPolicyLearner:
         num_batches, num_ranks = self._config.num_batches_per_epoch, self.ranks.num_ranks
         if num_ranks == 1:
             num_batches = min(num_batches, samples.floats.shape[0])
-        minibatches = list(self._shuffled(samples).minibatches(num_batches))
+        samples = self._shuffled(samples)
         if self._config.normalize_advantage:
-            own = torch.stack([advantage_sums(batch.of_samples(batch.advantage)) for batch in minibatches])
-            sums = self.ranks.sum(own)
+            sums = self.ranks.sum(advantage_sums(samples.advantage, num_batches, samples.valid))
             if self._config.normalize_advantage_over == "dataset":
                 sums = sums.sum(0).expand_as(sums)
-            minibatches = [
-                batch._replace(advantage=normalize_advantages(batch.advantage, of_batch))
-                for batch, of_batch in zip(minibatches, sums, strict=True)
-            ]
-        return [
-            batch if batch.weight is None else batch._replace(advantage=batch.weight * batch.advantage, weight=None)
-            for batch in minibatches
-        ]
+            samples = samples._replace(advantage=normalize_advantages(samples.advantage, sums))
+        if samples.weight is not None:
+            samples = samples._replace(advantage=samples.weight * samples.advantage, weight=None)
+        return list(samples.minibatches(num_batches))
 
     def _train_minibatch(self, batch: Samples) -> tuple[Step, Tensor | None]:
         """Take one optimizer step; also returns KL(old || policy before the step) where something needs it."""
-        self._rate.fill_(self._learning_rate.value)
+        step = Step(*self._take_step(batch, self._learning_rate.value))
+        self.policy_version += 1
+        return step, step.figures[KL] if self._loss.needs_kl else None
+
+    def _step_by_autograd(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """Take one step on any model; what `ArrayUpdate` does, and returns, for those that fit."""
+        self._rate.fill_(learning_rate)
         num_samples = len(batch.log_prob)
         if self._update_runner.makes_graphs:
             batch = batch.filled_up(self._most_samples)
         self._minibatch_fields, fields = zip(*batch.present(), strict=True)
         figures, log_ratio = self._update_runner([*fields, self._rate])
         assert figures is not None and log_ratio is not None
-        self.policy_version += 1
-        loss, policy_loss, value_loss, entropy_loss, kl_loss, kl, grad_norm = figures.unbind()
-        if batch.share is not None:
-            log_ratio = log_ratio[:num_samples]
-        step = Step(loss, policy_loss, value_loss, entropy_loss, kl_loss, grad_norm, log_ratio)
-        return step, kl if self._loss.needs_kl else None
+        return figures, log_ratio if batch.share is None else log_ratio[:num_samples]
 
     def _update(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
         """One step, from the fields of a minibatch that there are and the learning rate.
@@ -514,12 +514,13 @@ class OnPolicyLearner:
 
     def _steps_taken(self, steps: list[Step], samples: Samples) -> list[Step]:
         """The steps of an epoch that were taken. One look an epoch, for it waits for the device."""
-        were_taken: list[bool] = torch.isfinite(torch.stack([step.loss + step.grad_norm for step in steps])).tolist()
+        figures = torch.stack([step.figures for step in steps])
+        were_taken: list[bool] = torch.isfinite(figures[:, LOSS] + figures[:, GRAD_NORM]).tolist()
         self._skipped.note(were_taken)
         if self._skipped.are_too_many:
-            figures = {name: float(value) for name, value in zip(Step._fields[:6], steps[-1], strict=False)}
+            of_last = dict(zip(FIGURES, figures[-1].tolist(), strict=True))
             given = {name: values for name, values in samples._asdict().items() if values is not None}
             obs = {"obs": given.pop("floats")}
             trained_on = {name: values for name, values in given.items() if values.is_floating_point()}
-            raise self._skipped.diagnosis(figures, {**obs, **trained_on, "weights": self._flat.data})
+            raise self._skipped.diagnosis(of_last, {**obs, **trained_on, "weights": self._flat.data})
         return [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]

@@ -16,15 +16,19 @@ from asyncrl.monitoring.reports import TrainMetrics
 _MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
 
 
-class Step(NamedTuple):
-    """What one optimizer step leaves for the metrics; the first six are scalars."""
+FIGURES = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
+LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
 
-    loss: Tensor
-    policy_gradient_loss: Tensor
-    value_loss: Tensor
-    entropy_loss: Tensor
-    kl_loss: Tensor
-    grad_norm: Tensor
+
+class Step(NamedTuple):
+    """What one optimizer step leaves for the metrics.
+
+    Attributes:
+        figures: [7], see `FIGURES`.
+        log_ratio: [B].
+    """
+
+    figures: Tensor
     log_ratio: Tensor
 
 
@@ -52,7 +56,7 @@ def train_metrics(
         distribution: what the parameters are of.
         ranks: the learners that train together.
     """
-    means = torch.stack([torch.stack(column) for column in list(zip(*steps, strict=True))[:6]]).mean(1)
+    means = torch.stack([step.figures for step in steps]).mean(0)
     log_ratio = torch.cat([step.log_ratio for step in steps])
     own = means.new_zeros(7)
     if log_ratio.numel() > 0:
@@ -65,14 +69,14 @@ def train_metrics(
         own = torch.stack((approximate_kl(log_ratio), clipped, sample_size, variance, first_deviation, entropy, std))
     ranks.average([own], log_ratio.numel())
     figures: list[float] = torch.cat((means, own)).tolist()
-    loss, policy, value, entropy_loss, kl, grad_norm, *rest = figures
+    loss, policy, value, entropy_loss, kl_loss, _, grad_norm, *rest = figures
     approx_kl, clip_fraction, effective_size, explained, ratio_deviation, mean_entropy, mean_std = rest
     return TrainMetrics(
         loss=loss,
         policy_gradient_loss=policy,
         value_loss=value,
         entropy_loss=entropy_loss,
-        kl_loss=kl,
+        kl_loss=kl_loss,
         approx_kl=approx_kl,
         clip_fraction=clip_fraction,
         effective_sample_size=effective_size,

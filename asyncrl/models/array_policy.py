@@ -65,7 +65,7 @@ class _ArrayMlp:
         self._distribution = model.distribution
         self._normalizes_obs = model.normalizes_obs
         self._activation = _ACTIVATIONS[model.nonlinearity]
-        self._obs_mean, self._obs_std = _array_of(model.obs_mean), _array_of(model.obs_std)
+        self._obs_mean, self._obs_std = array_of(model.obs_mean), array_of(model.obs_std)
         self._generator = np.random.Generator(np.random.SFC64(seed))
 
     def _normalize(self, obs: FloatArray) -> FloatArray:
@@ -107,8 +107,8 @@ class ArrayPolicy(_ArrayMlp):
         self._mask = slice(layout.num_features, layout.num_floats) if layout.num_mask else None
         self._no_state = np.empty((0, 0), dtype=np.float32)
         self._policy_head, self._value_head = _arrays_of(model.heads)
-        self._log_std = None if model.log_std is None else _array_of(model.log_std)
-        self._return_mean, self._return_std = _array_of(model.return_mean), _array_of(model.return_std)
+        self._log_std = None if model.log_std is None else array_of(model.log_std)
+        self._return_mean, self._return_std = array_of(model.return_mean), array_of(model.return_std)
 
     def act(self, obs: FloatArray) -> ArrayActResult:
         """Choose actions for raw observations `[B, D]` by drawing from the policy."""
@@ -167,7 +167,8 @@ def make_array_policy(model: ActorCritic | SacActor, seed: int) -> ArrayPolicy |
     return ArraySacPolicy(model, seed) if isinstance(model, SacActor) else ArrayPolicy(model, seed)
 
 
-def _array_of(tensor: Tensor) -> FloatArray:
+def array_of(tensor: Tensor) -> FloatArray:
+    """A view of a tensor on the CPU."""
     array: FloatArray = tensor.detach().numpy()
     return array
 
@@ -179,4 +180,4 @@ def _keys_of(encoder: ObservationEncoder) -> list[_Key]:
 
 
 def _arrays_of(layers: tuple[tuple[Tensor, Tensor], ...]) -> _Layers:
-    return tuple((_array_of(weight), _array_of(bias)) for weight, bias in layers)
+    return tuple((array_of(weight), array_of(bias)) for weight, bias in layers)

@@ -24,9 +24,10 @@ from asyncrl.envs.spec import Action, BoxAction, DiscreteAction, LeafAction, Tre
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _LOG_TWO = math.log(2.0)
 _NUM_QUADRATURE_NODES = 12
-_FORBIDDEN = -1e9  # finite, so that 0 * it is 0
 
 LOG_STD_RANGE = (-5.0, 5.0)
+FORBIDDEN = -1e9
+"""The logit of a choice that is not allowed: finite, so that 0 * it is 0."""
 
 
 class Sample(NamedTuple):
@@ -247,7 +248,7 @@ class Categorical(ActionDistribution):
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
     ) -> FloatArray:
         if mask is not None:
-            outputs = np.where(_is_forbidden(mask), np.float32(_FORBIDDEN), outputs)
+            outputs = np.where(is_forbidden(mask), np.float32(FORBIDDEN), outputs)
         outputs -= outputs.max(-1, keepdims=True)
         outputs -= np.log(np.exp(outputs).sum(-1, keepdims=True))
         return outputs
@@ -432,10 +433,11 @@ def _parts_of(action: LeafAction, squash: bool) -> list[ActionDistribution]:
 def _masked(outputs: Tensor, mask: Tensor) -> Tensor:
     """Logits of which those that are not allowed are so low that their probability is 0; no gradient reaches them."""
     forbidden = (mask == 0) & (mask != 0).any(-1, keepdim=True)
-    return outputs.masked_fill(forbidden, _FORBIDDEN)
+    return outputs.masked_fill(forbidden, FORBIDDEN)
 
 
-def _is_forbidden(mask: FloatArray) -> npt.NDArray[np.bool_]:
+def is_forbidden(mask: FloatArray) -> npt.NDArray[np.bool_]:
+    """Which choices are not allowed, for a mask `[..., n]` that is 0 there; none where it allows nothing."""
     forbidden: npt.NDArray[np.bool_] = (mask == 0) & (mask != 0).any(-1, keepdims=True)
     return forbidden
 

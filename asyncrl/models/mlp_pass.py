@@ -17,7 +17,7 @@ from asyncrl.models.activations import ACTIVATIONS
 from asyncrl.models.stacked_mlp import LAYER_NORM_EPS, StackedLayer
 
 _aten: Any = torch.ops.aten
-_ACTIVATION_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+ACTIVATION_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "tanh": lambda grad, activated: _aten.tanh_backward.grad_input(grad, activated, grad_input=grad),
     "relu": lambda grad, activated: _aten.threshold_backward.grad_input(grad, activated, 0, grad_input=grad),
     "elu": lambda grad, activated: _aten.elu_backward.grad_input(grad, 1, 1, 1, True, activated, grad_input=grad),
@@ -64,7 +64,7 @@ class MlpPass:
 
     def __init__(self, nonlinearity: str) -> None:
         self._activate = _relu_ if nonlinearity == "relu" else ACTIVATIONS[nonlinearity]
-        self._activation_gradient = _ACTIVATION_GRADIENTS[nonlinearity]
+        self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
         self._buffers: dict[int, tuple[list[_Tape], Tensor]] = {}
         self._current: list[_Tape] = []
         self._inputs = torch.empty(0)

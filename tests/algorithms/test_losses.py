@@ -85,13 +85,33 @@ def test_value_loss_is_the_mean_square_and_its_clip_the_larger_error() -> None:
 
 def test_normalized_advantages_have_mean_zero_and_deviation_one() -> None:
     both, one = torch.tensor([1.0, 3.0]), torch.tensor([2.0])
-    assert normalize_advantages(both, advantage_sums(both)).tolist() == pytest.approx([-1.0, 1.0])
-    assert normalize_advantages(one, advantage_sums(one)).tolist() == [0.0]
+    assert normalize_advantages(both, advantage_sums(both, 1)).tolist() == pytest.approx([-1.0, 1.0])
+    assert normalize_advantages(one, advantage_sums(one, 1)).tolist() == [0.0]
+
+
+@pytest.mark.parametrize(("num_samples", "num_parts"), [(7, 3), (6, 3), (2, 3), (0, 2)])
+def test_each_minibatch_is_normalized_by_itself(num_samples: int, num_parts: int) -> None:
+    advantages = torch.arange(float(num_samples)).square()
+    normalized = normalize_advantages(advantages, advantage_sums(advantages, num_parts))
+    expected = [
+        (part - part.mean()) / (part.std(correction=0) + 1e-8)
+        for part in advantages.tensor_split(num_parts)
+        if len(part)
+    ]
+    torch.testing.assert_close(normalized, torch.cat([*expected, torch.empty(0)]))
+
+
+def test_rows_of_sequences_that_are_no_samples_do_not_count() -> None:
+    advantages, nan = torch.tensor([[1.0, math.nan], [3.0, 5.0], [math.nan, 9.0]]), math.nan
+    normalized = normalize_advantages(advantages, advantage_sums(advantages, 2, ~advantages.isnan()))
+    scale = math.sqrt(8.0 / 3.0)
+    expected = torch.tensor([[-2.0 / scale, nan], [0.0, 2.0 / scale], [nan, 0.0]])
+    torch.testing.assert_close(normalized, expected, equal_nan=True)
 
 
 def test_parts_of_a_minibatch_are_normalized_over_all_of_it() -> None:
     parts = torch.tensor([1e4, 1e4 + 1.0]), torch.tensor([1e4 + 5.0])
-    sums = advantage_sums(parts[0]) + advantage_sums(parts[1])
+    sums = advantage_sums(parts[0], 1) + advantage_sums(parts[1], 1)
     normalized = torch.cat([normalize_advantages(part, sums) for part in parts])
     assert normalized.mean().item() == pytest.approx(0.0, abs=1e-5)
     assert normalized.std(correction=0).item() == pytest.approx(1.0, abs=1e-5)

@@ -29,6 +29,7 @@ from asyncrl.hogwild.storage import Copies, SharedStorage
 from asyncrl.learner import update_runner
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.samples import Samples
 from asyncrl.learner.storage import Storage
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
@@ -216,7 +217,13 @@ def test_rows_without_an_action_change_nothing(algo: str, garbage: float) -> Non
 def test_every_sample_is_seen_once_in_each_epoch_in_another_order() -> None:
     learner, actor = make(BOX, num_epochs=2, normalize_input=False)
     batches: list[Tensor] = []
-    learner.model.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0][:, 0]))
+    take_step = learner._take_step
+
+    def noting(batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
+        batches.append(batch.floats[:, 0])
+        return take_step(batch, learning_rate)
+
+    learner._take_step = noting
     dataset = actor.collect(actor.receive(learner))
     learner.train(dataset, 0, nothing)
     assert len(batches) == 4
