@@ -1,0 +1,66 @@
+"""What the drivers of other libraries write down while they train, and when they save. Needs no package."""
+
+import json
+import time
+from pathlib import Path
+
+RECORD_EVERY_S = 1.0
+
+
+class LearningLog:
+    """Writes curve.jsonl, and says when a policy is to be saved and when the time is over.
+
+    Each line is {"time_s": seconds since the epoch, "env_steps": ..., "mean_return": ...}. The first one is of the
+    first environment step and has no return.
+    """
+
+    def __init__(self, folder: Path, options: dict) -> None:
+        """Takes the folder of the run, and of the options env_steps, limit_s, step_marks and time_marks_s."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / "curve.jsonl").open("w", encoding="utf-8", buffering=1)
+        self._limit_s = options["limit_s"]
+        self._step_marks = sorted(share * options["env_steps"] for share in options["step_marks"] if share < 1.0)
+        self._time_marks_s = sorted(options["time_marks_s"])
+        self._began_at = self._noted_at = 0.0
+
+    def begin(self) -> None:
+        """Notes that the first environment step is made now."""
+        self._began_at = time.time()
+        self._write(0, None)
+
+    def note(self, env_steps: int, returns: list) -> None:
+        """Writes the mean of the last returns, at most once a second, and nothing before the first episode's end."""
+        if returns and time.time() - self._noted_at >= RECORD_EVERY_S:
+            self._write(env_steps, float(sum(returns) / len(returns)))
+
+    def is_policy_due(self, env_steps: int) -> bool:
+        """Whether a mark was passed since the last call; the end is no mark."""
+        passed_step = bool(self._step_marks) and env_steps >= self._step_marks[0]
+        passed_time = bool(self._time_marks_s) and self.seconds >= self._time_marks_s[0]
+        while self._step_marks and env_steps >= self._step_marks[0]:
+            self._step_marks.pop(0)
+        while self._time_marks_s and self.seconds >= self._time_marks_s[0]:
+            self._time_marks_s.pop(0)
+        return passed_step or passed_time
+
+    @property
+    def seconds(self) -> float:
+        """Since the first environment step."""
+        return time.time() - self._began_at
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run has had its time."""
+        return self.seconds >= self._limit_s
+
+    def _write(self, env_steps: int, mean_return) -> None:
+        self._noted_at = time.time()
+        self._file.write(
+            json.dumps({"time_s": self._noted_at, "env_steps": env_steps, "mean_return": mean_return}) + "\n"
+        )
+
+
+def write_evaluation(path: Path, policy: str, mean_return: float) -> None:
+    """Adds the evaluation of a policy to the results."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"policy": policy, "mean_return": mean_return}) + "\n")
