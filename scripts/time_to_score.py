@@ -19,6 +19,7 @@ Needs `pip install -e ".[mujoco,plot]" box2d`, and `.[atari]` for Pong.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import signal
@@ -135,7 +136,7 @@ def write_report(session: Session, folder: Path) -> None:
             plots += [str(path.relative_to(folder)) for path in drawn]
     except UsageError as error:
         without_plots = f"There are no plots: {error}"
-    results = Results(**{**vars(results), "plots": plots, "without_plots": without_plots})
+    results = dataclasses.replace(results, plots=plots, without_plots=without_plots)
     text = report.to_markdown(results)
     (folder / "report.md").write_text(text, encoding="utf-8")
     (folder / "report.json").write_text(json.dumps(report.to_json(results), indent=1) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 RECORD_EVERY_S = 1.0
@@ -19,8 +20,8 @@ class LearningLog:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / "curve.jsonl").open("w", encoding="utf-8", buffering=1)
         self._limit_s = options["limit_s"]
-        self._step_marks = sorted(share * options["env_steps"] for share in options["step_marks"] if share < 1.0)
-        self._time_marks_s = sorted(options["time_marks_s"])
+        self._step_marks = [share * options["env_steps"] for share in options["step_marks"] if share < 1.0]
+        self._time_marks_s = options["time_marks_s"]
         self._began_at = self._noted_at = 0.0
 
     def begin(self) -> None:
@@ -28,20 +29,20 @@ class LearningLog:
         self._began_at = time.time()
         self._write(0, None)
 
-    def note(self, env_steps: int, returns: list) -> None:
+    def note(self, env_steps: int, returns: Iterable[float]) -> None:
         """Writes the mean of the last returns, at most once a second, and nothing before the first episode's end."""
-        if returns and time.time() - self._noted_at >= RECORD_EVERY_S:
-            self._write(env_steps, float(sum(returns) / len(returns)))
+        if time.time() - self._noted_at < RECORD_EVERY_S:
+            return
+        values = list(returns)
+        if values:
+            self._write(env_steps, float(sum(values) / len(values)))
 
     def is_policy_due(self, env_steps: int) -> bool:
         """Whether a mark was passed since the last call; the end is no mark."""
-        passed_step = bool(self._step_marks) and env_steps >= self._step_marks[0]
-        passed_time = bool(self._time_marks_s) and self.seconds >= self._time_marks_s[0]
-        while self._step_marks and env_steps >= self._step_marks[0]:
-            self._step_marks.pop(0)
-        while self._time_marks_s and self.seconds >= self._time_marks_s[0]:
-            self._time_marks_s.pop(0)
-        return passed_step or passed_time
+        num_left = len(self._step_marks) + len(self._time_marks_s)
+        self._step_marks = [mark for mark in self._step_marks if mark > env_steps]
+        self._time_marks_s = [mark for mark in self._time_marks_s if mark > self.seconds]
+        return len(self._step_marks) + len(self._time_marks_s) < num_left
 
     @property
     def seconds(self) -> float:

@@ -46,7 +46,7 @@ class Curve(AlgoObserver):
         """Called after each dataset."""
         env_steps = sum(runner.env_steps.values())
         rewards = runner.policy_avg_stats.get("reward")
-        self._log.note(env_steps, list(rewards[0]) if rewards else [])
+        self._log.note(env_steps, rewards[0] if rewards else ())
         if self._log.is_policy_due(env_steps):
             runner.save_milestone.emit()
         if self._log.is_over:
@@ -101,6 +101,7 @@ def play(cfg, weights: dict, options: dict) -> list[float]:
     env = make_env_func_batched(cfg, env_config=AttrDict(worker_index=0, vector_index=0, env_id=0))
     info = extract_env_info(env, cfg)
     model = create_actor_critic(cfg, env.observation_space, env.action_space)
+    model.model_to_device(torch.device("cpu"))
     model.load_state_dict(weights)
     model.eval()
     state = torch.zeros([env.num_agents, get_rnn_size(cfg)])

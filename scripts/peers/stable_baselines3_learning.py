@@ -47,7 +47,7 @@ class Curve(BaseCallback):
         self._log.begin()
 
     def _on_step(self) -> bool:
-        self._log.note(self.num_timesteps, [episode["r"] for episode in self.model.ep_info_buffer])
+        self._log.note(self.num_timesteps, (episode["r"] for episode in self.model.ep_info_buffer))
         if self._log.is_policy_due(self.num_timesteps):
             self.save()
         return not self._log.is_over

@@ -208,8 +208,7 @@ def _final_scores(results: Results) -> str:
 
 
 def _aggregate(results: Results) -> str:
-    names = [task.env for task in results.common_tasks]
-    if not names:
+    if not results.common_tasks:
         return "## Over all tasks\n\nOn no task do all systems have results."
     rows = []
     for system in results.systems:
@@ -218,8 +217,8 @@ def _aggregate(results: Results) -> str:
     bounds = ", ".join(f"{task.env} {task.low:g} and {task.high:g}" for task in results.common_tasks)
     note = (
         "Interquartile mean of the normalized final scores over tasks and seeds, with its 95 % stratified bootstrap "
-        f"interval (Agarwal et al. 2021). Of the {len(names)} tasks on which all systems have results; normalized "
-        f"scores are 0 and 1 at: {bounds}."
+        "interval (Agarwal et al. 2021). Only tasks on which all systems have results count. Normalized scores are 0 "
+        f"and 1 at: {bounds}."
     )
     return f"## Over all tasks\n\n{note}\n\n" + table(["system", "interquartile mean"], rows)
 

@@ -214,7 +214,7 @@ def test_the_report_shows_scores_times_and_what_is_missing() -> None:
     by_training = rows_of(text, "Time to a return, by training return")
     assert by_training[0] == ["Hill-v0", "10", "102.0 s, 1k", "302.0 s, 1k", "3.0 ×"]
     assert by_training[1] == ["Hill-v0", "50", "102.0 s, 1k", "- (0 of 2)", "-"]
-    assert "Of the 1 tasks on which all systems have results; normalized scores are 0 and 1 at: Hill-v0" in text
+    assert "Normalized scores are 0 and 1 at: Hill-v0 -100 and 100." in text
     assert rows_of(text, "Over all tasks")[0][1].startswith("0.900 [0.8")
     assert rows_of(text, "Time to nearly the best peer's score")[0][-1] == "3.0 ×"
     assert rows_of(text, "Scores on the way")[0][2:4] == ["-55", "-"]
