@@ -13,7 +13,7 @@ results.jsonl as soon as it is there, and a run with a result is not made again,
 asyncrl, the commit does. A run that was stopped begins again.
 
 Exit code: 0 if all runs have a result and, with --compare_to, no task fell behind; 1 otherwise; 130 after Ctrl-C.
-Needs `pip install -e ".[mujoco,plot]" box2d`, and `.[atari]` for Pong.
+Needs `pip install -e ".[mujoco,atari,plot]" "gymnasium[box2d]"`; Atari for Pong only.
 """
 
 from __future__ import annotations

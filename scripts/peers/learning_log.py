@@ -29,9 +29,9 @@ class LearningLog:
         self._began_at = time.time()
         self._write(0, None)
 
-    def note(self, env_steps: int, returns: Iterable[float]) -> None:
-        """Writes the mean of the last returns, at most once a second, and nothing before the first episode's end."""
-        if time.time() - self._noted_at < RECORD_EVERY_S:
+    def note(self, env_steps: int, returns: Iterable[float], is_last: bool = False) -> None:
+        """Writes the mean of the last returns, if there are any: at most once a second, and at the end of the run."""
+        if not is_last and time.time() - self._noted_at < RECORD_EVERY_S:
             return
         values = list(returns)
         if values:

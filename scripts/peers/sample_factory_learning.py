@@ -44,13 +44,22 @@ class Curve(AlgoObserver):
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
         """Called after each dataset."""
-        env_steps = sum(runner.env_steps.values())
-        rewards = runner.policy_avg_stats.get("reward")
-        self._log.note(env_steps, rewards[0] if rewards else ())
+        env_steps = self._note(runner)
         if self._log.is_policy_due(env_steps):
             runner.save_milestone.emit()
         if self._log.is_over:
             runner.cfg.train_for_env_steps = 0
+
+    def on_stop(self, runner: Runner) -> None:
+        """Called at the end."""
+        self._note(runner, is_last=True)
+
+    def _note(self, runner: Runner, is_last: bool = False) -> int:
+        """Notes the returns; returns the environment steps."""
+        env_steps = sum(runner.env_steps.values())
+        rewards = runner.policy_avg_stats.get("reward")
+        self._log.note(env_steps, rewards[0] if rewards else (), is_last)
+        return env_steps
 
 
 def make_env(name, cfg=None, env_config=None, render_mode=None):

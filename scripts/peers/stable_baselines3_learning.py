@@ -9,6 +9,7 @@ Actions are drawn; statistics are those that were saved.
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
@@ -46,11 +47,18 @@ class Curve(BaseCallback):
     def _on_training_start(self) -> None:
         self._log.begin()
 
+    def _on_training_end(self) -> None:
+        self._log.note(self.num_timesteps, self._returns, is_last=True)
+
     def _on_step(self) -> bool:
-        self._log.note(self.num_timesteps, (episode["r"] for episode in self.model.ep_info_buffer))
+        self._log.note(self.num_timesteps, self._returns)
         if self._log.is_policy_due(self.num_timesteps):
             self.save()
         return not self._log.is_over
+
+    @property
+    def _returns(self) -> Iterator[float]:
+        return (episode["r"] for episode in self.model.ep_info_buffer)
 
 
 def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: bool) -> VecEnv:

@@ -159,6 +159,7 @@ def _heading(results: Results) -> str:
     machine, packages = provenance["machine"], provenance["packages"]
     commit = provenance["git_commit"] or "unknown"
     is_dirty = commit.endswith("-dirty")
+    seeds = f"{results.seeds} seeds" if results.seeds > 1 else "1 seed"
     text = [
         "# Time to a score",
         f"{provenance['date']}, commit {commit.removesuffix('-dirty')}"
@@ -169,7 +170,7 @@ def _heading(results: Results) -> str:
         + ", ".join(f"{name} {version}" for name, version in packages.items())
         + ".",
         f"`python {' '.join(provenance['command'])}`",
-        f"{results.seeds} seeds. A score is the mean return of {results.episodes} episodes of a fixed policy with "
+        f"{seeds}. A score is the mean return of {results.episodes} episodes of a fixed policy with "
         "drawn actions and frozen statistics, played after training had ended. The training return is the mean of the "
         "last 100 training episodes; early in a run it is of fewer, and short episodes end first. Seconds count from "
         "the command, start-up included, unless something else is said. Times are lower medians over seeds, with "

@@ -20,13 +20,14 @@ from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task
 
 SAMPLE_FACTORY = Peer(
     "sample_factory_learning",
-    ("sample-factory==2.1.1", "gymnasium[mujoco]==0.29.1", "mujoco=={mujoco}", "box2d==2.3.10"),
+    # The Box2D of this Gymnasium's own extra has to be compiled.
+    ("sample-factory==2.1.1", "gymnasium[mujoco]==0.29.1", "mujoco=={mujoco}", "box2d==2.3.10", "pygame-ce"),
     ("sample-factory", "gymnasium", "mujoco", "box2d", "torch", "numpy"),
     "sample_factory_learning.py",
 )
 STABLE_BASELINES3 = Peer(
     "stable_baselines3_learning",
-    ("stable-baselines3==2.9.2", "gymnasium[mujoco]", "mujoco=={mujoco}", "box2d==2.3.10", "ale-py==0.12.1",
+    ("stable-baselines3==2.9.2", "gymnasium[mujoco,box2d]", "mujoco=={mujoco}", "ale-py==0.12.1",
      "opencv-python-headless"),
     ("stable-baselines3", "gymnasium", "mujoco", "box2d", "ale-py", "torch", "numpy"),
     "stable_baselines3_learning.py",
