@@ -294,6 +294,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     monkeypatch.setattr(time_to_score, "run", run)
     monkeypatch.setattr(time_to_score, "describe", lambda device: {**all_results().provenance, "git_commit": "abc"})
     monkeypatch.setattr(time_to_score.signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(figures, "draw", lambda *arguments: [])
     return made
 
 
