@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import json_lines
+
 RETURNS = (350, 1000, 2000, 3000, 4000)
 """Training returns whose first steps and seconds are recorded."""
 
@@ -285,7 +287,7 @@ def _session_lives(session: int) -> bool:
 def first_at(metrics: Path) -> dict[str, list[float]]:
     """Environment steps and seconds at which the mean training return first reached each of `RETURNS`."""
     found: dict[str, list[float]] = {}
-    for record in _read(metrics):
+    for record in json_lines.read(metrics):
         mean = record.get("rollout/ep_rew_mean")
         for wanted in RETURNS:
             if mean is not None and mean >= wanted and str(wanted) not in found:
@@ -355,7 +357,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
     cases = [case for case in SUITES[options.suite] if options.only in case.name]
-    records = _read(options.results)
+    records = json_lines.read(options.results)
     done = {(record["case"], record["seed"]) for record in records}
     # All cases with their first seed, then with their second: what is stopped early has compared something.
     in_turn = sorted((idx, order, case) for order, case in enumerate(cases) for idx in range(len(case.seeds)))
@@ -363,20 +365,13 @@ def main() -> int:
     for case, seed in [] if options.table else todo:
         record = run_case(case, seed, options.train_dir)
         records.append(record)
-        with options.results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        json_lines.append(options.results, record)
         print(f"{case.name} seed {seed}: {record['value']:.1f} ({record['total_s']} s)", flush=True)
     print(table(cases, records))
     print()
     print(milestones(cases, records))
     reached = [sum(has_reached(case, seed, records) for seed in case.seeds) >= case.needed for case in cases]
     return 0 if all(reached) else 1
-
-
-def _read(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import functools
 import sys
 
 from compare_peers import ASYNCRL_SETTINGS, START_ALLOWANCE_S
-from compare_sac import PEERS, run_peer
+from compare_sac import run_peer
+from peer_environments import DRIVERS
 from rounds import Row, carry_out, parser
 
 from asyncrl.benchmarking.tasks import Workshop
@@ -37,7 +38,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 def alone(options: argparse.Namespace, batch_size: int, round_idx: int) -> float:
     """Steps a second of a pool that nothing waits for."""
-    command = [sys.executable, str(PEERS / "envpool_alone.py")]
+    command = [sys.executable, str(DRIVERS / "envpool_alone.py")]
     sizes = {"num_envs": options.num_workers * options.num_envs_per_worker, "num_threads": options.num_workers}
     return run_peer(command, options, round_idx, **sizes, env=options.env, batch_size=batch_size)
 

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Callable
 
 from compare_peers import STABLE_BASELINES3
-from compare_sac import ENV, PEERS, SB3, asyncrl_updates, run_peer, stable_baselines3
+from compare_sac import ENV, SB3, asyncrl_updates, run_peer, stable_baselines3
+from peer_environments import DRIVERS
 from rounds import Row, carry_out, parser
 
 UPDATES, STEPS = "SAC updates/s", "A3C environment steps/s"
@@ -53,7 +54,7 @@ def workers(
     options: argparse.Namespace, algo: str, env: str, num_runs: int, num_workers: int, precision: str = "float32"
 ) -> Callable[[int], float]:
     """What measures Hogwild workers at work."""
-    command = [sys.executable, str(PEERS / "asyncrl_hogwild.py")]
+    command = [sys.executable, str(DRIVERS / "asyncrl_hogwild.py")]
     settings = {"algo": algo, "env": env, "num_runs": num_runs, "num_workers": num_workers, "precision": precision}
     return functools.partial(run_peer, command, options, **settings)
 

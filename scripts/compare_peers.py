@@ -16,16 +16,17 @@ rate that changes nothing, so that the bodies move as under random actions throu
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import signal
-import subprocess
 import sys
 import time
-import venv
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import json_lines
+from command_line import names_in
+from peer_environments import DRIVERS, Peer, python_of, versions_of
 
 from asyncrl.benchmarking.report import cell, percent, table
 from asyncrl.benchmarking.simulation import measure_pure_simulation
@@ -37,7 +38,6 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.runtime.provenance import describe
 
 TASKS = ("Humanoid", "HalfCheetah")
-TORCH = "torch==2.13.0"
 START_ALLOWANCE_S = 2.0
 START_TIMEOUT_S = 180.0
 SIMULATION = "simulation"
@@ -54,23 +54,6 @@ ASYNCRL_SETTINGS = (
     "--report_every_s=1",
     "--with_tensorboard=False",
 )
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A package in a virtual environment of its own.
-
-    Attributes:
-        name: of its folder.
-        packages: what is installed after PyTorch; `{mujoco}` is the MuJoCo that asyncrl runs with.
-        shown: packages whose versions go into the table.
-        driver: script that trains and writes down its progress.
-    """
-
-    name: str
-    packages: tuple[str, ...]
-    shown: tuple[str, ...]
-    driver: str
 
 
 @dataclass(frozen=True)
@@ -114,22 +97,6 @@ def systems(workers: int, envs: int) -> dict[str, System]:
     return {row.name: row for row in rows}
 
 
-def python_of(peer: Peer, work_dir: Path) -> Path:
-    """The interpreter of a peer's virtual environment in `work_dir`, made or completed if need be."""
-    folder = work_dir / "venvs" / peer.name
-    mujoco = importlib.metadata.version("mujoco")
-    wanted = [TORCH, *(package.format(mujoco=mujoco) for package in peer.packages)]
-    marker, python = folder / "installed.json", folder / "bin" / "python"
-    if marker.exists() and json.loads(marker.read_text(encoding="utf-8")) == wanted:
-        return python
-    print(f"making {folder}: {', '.join(wanted)}", flush=True)
-    venv.create(folder, with_pip=True)
-    for packages in (wanted[:1], wanted):
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
-    marker.write_text(json.dumps(wanted), encoding="utf-8")
-    return python
-
-
 class Comparison:
     """Measures what has no result yet, and tells all results."""
 
@@ -139,8 +106,7 @@ class Comparison:
         self._folder: Path = options.work_dir.resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._results = self._folder / "results.jsonl"
-        lines = self._results.read_text(encoding="utf-8").splitlines() if self._results.exists() else []
-        self._entries: list[dict[str, Any]] = [entry for line in lines if (entry := _read_line(line)) is not None]
+        self._entries = json_lines.read(self._results)
         self._conditions = {
             name: getattr(options, name)
             for name in ("warm_up_s", "measure_s", "simulate_s", "num_workers", "num_envs_per_worker")
@@ -172,8 +138,7 @@ class Comparison:
             return
         entry = {"key": self._key(name, task, round_idx), "steps_per_s": value}
         self._entries.append(entry)
-        with self._results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
+        json_lines.append(self._results, entry)
         print(f"{task} round {round_idx} {name}: {value:,.0f} environment steps/s", flush=True)
 
     def versions(self, system: System) -> str:
@@ -183,9 +148,7 @@ class Comparison:
             return ", ".join(
                 f"{name} {packages[name]}" for name in ("asyncrl", "gymnasium", "mujoco", "torch", "numpy")
             )
-        program = "import importlib.metadata as m, sys; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
-        command = [str(self.python_of(system.peer)), "-c", program, *system.peer.shown]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        return versions_of(system.peer, self._folder)
 
     def _key(self, system: str, task: str, round_idx: int) -> dict[str, Any]:
         return {"system": system, "task": task, "round": round_idx, **self._conditions}
@@ -234,7 +197,7 @@ class Comparison:
             "num_envs": 16,
             "seed": round_idx,
         }
-        driver = Path(__file__).resolve().parent / "peers" / peer.driver
+        driver = DRIVERS / peer.driver
         train_dir = self._folder / "runs" / name
         command = [str(self.python_of(peer)), str(driver), str(progress), str(train_dir), json.dumps(settings)]
         try:
@@ -252,8 +215,7 @@ def rate_after(progress: Path, warm_up_s: float) -> float:
     Raises:
         TaskFailed: fewer than two datasets were trained after the warm-up.
     """
-    lines = progress.read_text(encoding="utf-8").splitlines() if progress.exists() else []
-    points = [(entry["time_s"], entry["env_steps"]) for entry in map(_read_line, lines) if entry is not None]
+    points = [(entry["time_s"], entry["env_steps"]) for entry in json_lines.read(progress)]
     window = [point for point in points if point[0] >= points[0][0] + warm_up_s]
     if len(window) < 2:
         raise TaskFailed(f"fewer than two datasets were trained after {warm_up_s:g} s: raise --measure_s")
@@ -366,20 +328,12 @@ def _write(entries: list[dict[str, Any]], options: argparse.Namespace, provenanc
     print(text, flush=True)
 
 
-def _read_line(line: str) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) else None
-
-
 def _parse() -> argparse.Namespace:
     names = list(systems(2, 32))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work_dir", type=Path, default=Path("peers"), help="environments, runs, results, table")
-    parser.add_argument("--tasks", type=lambda text: _names(text, TASKS), default=list(TASKS))
-    parser.add_argument("--systems", type=lambda text: _names(text, names), default=names, help=", ".join(names))
+    parser.add_argument("--tasks", type=lambda text: names_in(text, TASKS), default=list(TASKS))
+    parser.add_argument("--systems", type=lambda text: names_in(text, names), default=names, help=", ".join(names))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm_up_s", type=float, default=25.0)
     parser.add_argument("--measure_s", type=float, default=30.0)
@@ -388,13 +342,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--num_envs_per_worker", type=int, default=32, help="asyncrl and Sample Factory")
     parser.add_argument("--prepare_only", action="store_true", help="make the virtual environments and stop")
     return parser.parse_args()
-
-
-def _names(text: str, known: list[str] | tuple[str, ...]) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if unknown := [name for name in names if name not in known]:
-        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
-    return names
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from compare_peers import STABLE_BASELINES3, python_of
+from compare_peers import STABLE_BASELINES3
+from peer_environments import DRIVERS, python_of
 from rounds import Row, carry_out, parser
 
 ENV = "HalfCheetah-v5"
 SB3 = "Stable-Baselines3"
 TIMEOUT_S = 300.0
-PEERS = Path(__file__).resolve().parent / "peers"
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
@@ -47,7 +47,7 @@ def stable_baselines3(what: str, threads: int, options: argparse.Namespace) -> C
 
     def measure(round_idx: int) -> float:
         python = python_of(STABLE_BASELINES3, options.work_dir.resolve())
-        command = [str(python), str(PEERS / "stable_baselines3_sac.py")]
+        command = [str(python), str(DRIVERS / "stable_baselines3_sac.py")]
         return run_peer(command, options, round_idx, what=what, threads=threads)
 
     return measure
@@ -57,7 +57,7 @@ def asyncrl_updates(
     options: argparse.Namespace, threads: int, algo: str = "sac", storage: str = "own", precision: str = "float32"
 ) -> Callable[[int], float]:
     """What measures updates alone; `storage` is a learner's own or that of a Hogwild worker."""
-    command = [sys.executable, str(PEERS / "asyncrl_updates.py")]
+    command = [sys.executable, str(DRIVERS / "asyncrl_updates.py")]
     settings = {"threads": threads, "algo": algo, "storage": storage, "precision": precision}
     return functools.partial(run_peer, command, options, **settings)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import json_lines
 
 from asyncrl.benchmarking.report import cell, number, table
 from asyncrl.benchmarking.statistics import Spread, spread
@@ -73,8 +74,7 @@ def carry_out(name: str, about: str, rows: Sequence[Row], options: argparse.Name
             if (row.key, round_idx) in results:
                 continue
             per_s = results[row.key, round_idx] = row.measure(round_idx)
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": row.key, "round": round_idx, "per_s": per_s, **conditions}) + "\n")
+            json_lines.append(path, {"key": row.key, "round": round_idx, "per_s": per_s, **conditions})
             print(f"round {round_idx} {row.key}: {per_s:.1f}", flush=True)
     text = _to_markdown(about, rows, results, options)
     (options.work_dir / f"{name}.md").write_text(text, encoding="utf-8")
@@ -84,10 +84,9 @@ def carry_out(name: str, about: str, rows: Sequence[Row], options: argparse.Name
 
 def _read(path: Path, conditions: dict[str, float]) -> dict[tuple[str, int], float]:
     """Results under these conditions, or under conditions that are not known."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     entries = [
         entry
-        for entry in map(json.loads, lines)
+        for entry in json_lines.read(path)
         if all(entry.get(name, value) == value for name, value in conditions.items())
     ]
     return {(entry["key"], entry["round"]): entry["per_s"] for entry in entries}

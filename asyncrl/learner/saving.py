@@ -59,8 +59,9 @@ class CheckpointSaver:
         return self._write("newest", self._folder, env_steps, content, self._keep)
 
     def save_milestone(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
-        """Saves a checkpoint that stays."""
-        self._milestone_at = time.monotonic()
+        """Saves a checkpoint that stays. The next one is due at the next multiple of the interval."""
+        now = time.monotonic()
+        self._milestone_at = now - (now - self._milestone_at) % self._milestones_s
         return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content, None)
 
     def save_best(self, env_steps: int, content: Callable[[], Checkpoint], mean_return: float) -> CheckpointReport:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from full_disk import files_of_at_most
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner import saving
 from asyncrl.learner.saving import CheckpointSaver
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.checkpoint import Checkpoint
@@ -55,6 +57,18 @@ def test_three_failures_in_a_row_end_the_run_and_fewer_do_not(tmp_path: Path) ->
         with pytest.raises(RunFailed, match=r"3 checkpoints in a row could not be saved, the last: .*File too large"):
             saver.save(40, content)
     assert names(tmp_path / "milestones") == ["checkpoint_000000000020"]
+
+
+def test_milestones_are_due_at_multiples_of_their_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now))
+    saver = CheckpointSaver(tmp_path, TrainConfig(save_milestones_s=10.0), 0)
+    due = []
+    for now in (1009.9, 1013.0, 1019.9, 1020.0, 1041.0, 1049.0, 1050.0):
+        due.append(saver.is_milestone_due)
+        if due[-1]:
+            saver.save_milestone(int(now), content)
+    assert due == [False, True, False, True, True, False, True]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -1,0 +1,146 @@
+"""Trains with Stable-Baselines3's PPO and evaluates what was saved. Runs in an environment of its own.
+
+Usage: stable_baselines3_learning.py train FOLDER OPTIONS, JSON: env, env_steps, seed, limit_s, step_marks,
+time_marks_s, settings (as in zoo_ppo.json; empty: the defaults). Writes FOLDER/curve.jsonl and FOLDER/policies/.
+
+Usage: stable_baselines3_learning.py evaluate RESULTS_FILE OPTIONS, JSON: env, seed, episodes, policies, settings.
+Actions are drawn; statistics are those that were saved.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium
+from learning_log import LearningLog, write_evaluation
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_atari_env, make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
+from torch import nn
+
+NUM_EVALUATION_ENVS = 8
+OF_THE_ENVIRONMENT = ("policy", "normalize", "n_envs", "frame_stack")
+"""Settings that are no arguments of PPO."""
+
+
+class Curve(BaseCallback):
+    """Notes returns and saves the policy at the marks, and ends the run after its time."""
+
+    def __init__(self, folder: Path, options: dict) -> None:
+        """Takes the folder of the run."""
+        super().__init__()
+        self._folder = folder / "policies"
+        self._log = LearningLog(folder, options)
+
+    def save(self) -> None:
+        """Saves the policy, its statistics first: the time of the policy's file counts."""
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"policy_{self.num_timesteps}.zip"
+        normalize = self.model.get_vec_normalize_env()
+        if normalize is not None:
+            normalize.save(str(path.with_suffix(".pkl")))
+        self.model.save(path)
+
+    def _on_training_start(self) -> None:
+        self._log.begin()
+
+    def _on_training_end(self) -> None:
+        self._log.note(self.num_timesteps, self._returns, is_last=True)
+
+    def _on_step(self) -> bool:
+        self._log.note(self.num_timesteps, self._returns)
+        if self._log.is_policy_due(self.num_timesteps):
+            self.save()
+        return not self._log.is_over
+
+    @property
+    def _returns(self) -> Iterator[float]:
+        return (episode["r"] for episode in self.model.ep_info_buffer)
+
+
+def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: bool) -> VecEnv:
+    """Makes environments as rl-baselines3-zoo does, in one process; normalization is left to the caller."""
+    if not env.startswith("ALE/"):
+        return make_vec_env(env, num_envs, seed)
+    import ale_py
+
+    gymnasium.register_envs(ale_py)
+    # The wrapper skips frames itself. An evaluation plays whole games.
+    wrapper = {"terminal_on_life_loss": in_training}
+    games = make_atari_env(env, num_envs, seed, env_kwargs={"frameskip": 1}, wrapper_kwargs=wrapper)
+    return VecFrameStack(games, settings["frame_stack"])
+
+
+def arguments(settings: dict) -> dict:
+    """Arguments of PPO: {"linear": x} is a schedule from x to 0, an activation function is named."""
+    found = {}
+    for name, value in settings.items():
+        if name not in OF_THE_ENVIRONMENT:
+            found[name] = linear(value["linear"]) if isinstance(value, dict) and "linear" in value else value
+    network = dict(found.get("policy_kwargs", {}))
+    if "activation_fn" in network:
+        network["activation_fn"] = getattr(nn, network["activation_fn"])
+    return {**found, "policy_kwargs": network or None}
+
+
+def linear(start: float):
+    """A schedule that falls to 0 at the end of the run."""
+    return lambda remaining: remaining * start
+
+
+def train(folder: Path, options: dict) -> None:
+    """Trains until the steps are done or the time is over, and saves the final policy."""
+    settings = options["settings"]
+    envs = make_envs(options["env"], settings, settings.get("n_envs", 1), options["seed"], in_training=True)
+    if settings.get("normalize"):
+        envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
+    policy = settings.get("policy", "MlpPolicy")
+    model = PPO(policy, envs, device="cpu", seed=options["seed"], **arguments(settings))
+    curve = Curve(folder, options)
+    model.learn(options["env_steps"], callback=curve)
+    curve.save()
+    envs.close()
+
+
+class DrawnActions:
+    """A policy whose exploration noise is drawn again as often as in training, where it depends on the state."""
+
+    def __init__(self, model: PPO, num_envs: int) -> None:
+        """Takes a trained model."""
+        self._model, self._num_envs, self._steps = model, num_envs, 0
+        self._every = model.sde_sample_freq if model.sde_sample_freq > 0 else model.n_steps
+
+    def predict(self, *positional, **named):
+        """As the model's own."""
+        if self._model.use_sde and self._steps % self._every == 0:
+            self._model.policy.reset_noise(self._num_envs)
+        self._steps += 1
+        return self._model.predict(*positional, **named)
+
+
+def evaluate(results: Path, options: dict) -> None:
+    """Evaluates saved policies, one after the other."""
+    num_envs = min(NUM_EVALUATION_ENVS, options["episodes"])
+    for path in map(Path, options["policies"]):
+        envs = make_envs(options["env"], options["settings"], num_envs, options["seed"], in_training=False)
+        statistics = path.with_suffix(".pkl")
+        if statistics.exists():
+            envs = VecNormalize.load(str(statistics), envs)
+            envs.training = envs.norm_reward = False
+        policy = DrawnActions(PPO.load(path, device="cpu"), num_envs)
+        mean_return, _ = evaluate_policy(policy, envs, options["episodes"], deterministic=False)
+        write_evaluation(results, str(path), float(mean_return))
+        envs.close()
+
+
+def main() -> int:
+    """Runs the command line."""
+    {"train": train, "evaluate": evaluate}[sys.argv[1]](Path(sys.argv[2]), json.loads(sys.argv[3]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,221 @@
+"""Statistics over seeds and tasks: times to a return, interquartile means, and the regression gate."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asyncrl.benchmarking.statistics import first_reached
+from scoring.records import Point, Record
+from scoring.snapshots import time_mark
+from scoring.tasks import TIME_MARKS_S, Task
+
+NUM_RESAMPLES = 10_000
+
+TARGET_SHARE = 0.95
+"""Share of the best peer's score that both are timed to."""
+
+GATE_SHARE = 0.9
+"""Share of the stored outcome's normalized median below which the gate fails.
+
+A loss of a tenth of the way from random actions to a good result is one that a user notices. Where the seeds of one
+commit lie further apart than that, the gate may fail by chance: its sentence shows all seeds, and more of them
+(--seeds) narrow the median.
+"""
+
+
+@dataclass(frozen=True)
+class Time:
+    """When the seeds of one system reached a return.
+
+    Attributes:
+        seconds, env_steps: lower medians over all seeds, of which those that did not reach it are infinite; None if
+            fewer than half of them reached it.
+        num_reached, num_seeds: how many reached it, of how many.
+    """
+
+    seconds: float | None
+    env_steps: float | None
+    num_reached: int
+    num_seeds: int
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """How long systems need to come close to the best peer.
+
+    Attributes:
+        task: the environment.
+        peer: the system whose median score is the highest of all peers after the longest time mark, or at the end of
+            its run where that came before.
+        peer_score: that score.
+        value: the return to reach, `TARGET_SHARE` of the way from the task's `low` to that score.
+        by_training: time to it by training return, by system.
+        by_evaluation: time to it by evaluated snapshots, by system.
+    """
+
+    task: str
+    peer: str
+    peer_score: float
+    value: float
+    by_training: dict[str, Time]
+    by_evaluation: dict[str, Time]
+
+
+def training_time(records: Sequence[Record], threshold: float) -> Time:
+    """Returns when the mean return of the last 100 training episodes first reached a threshold."""
+    return _time([record.curve for record in records], threshold)
+
+
+def evaluated_time(records: Sequence[Record], threshold: float) -> Time:
+    """Returns when the first evaluated snapshot that reached a threshold had been saved."""
+    return _time([record.evaluated_curve for record in records], threshold)
+
+
+def _time(curves: Sequence[Sequence[Point]], threshold: float) -> Time:
+    seconds = [first_reached([(point[0], point[2]) for point in curve], threshold) for curve in curves]
+    steps = [first_reached([(point[1], point[2]) for point in curve], threshold) for curve in curves]
+    num_reached = sum(math.isfinite(value) for value in seconds)
+    if num_reached == 0 or 2 * num_reached < len(curves):
+        return Time(None, None, num_reached, len(curves))
+    return Time(statistics.median_low(seconds), statistics.median_low(steps), num_reached, len(curves))
+
+
+def median_score(records: Sequence[Record]) -> float:
+    """Returns the median of the final scores over seeds."""
+    return statistics.median(record.score for record in records)
+
+
+def interquartile_mean(values: Sequence[float]) -> float:
+    """Returns the mean of the values between the quartiles: a quarter of them is cut off at each end, rounded down.
+
+    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice.
+    """
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def interquartile_interval(scores: Sequence[Sequence[float]]) -> Interval:
+    """Returns the interquartile mean over all tasks and seeds, with its stratified bootstrap interval.
+
+    Each resample draws, for each task, as many seeds as it has, with replacement; the interval has the percentiles 2.5
+    and 97.5 of the resamples' means. The draws are the same each time, so that a report repeats.
+
+    Args:
+        scores: normalized scores of the seeds of each task.
+
+    Source: Agarwal et al. 2021, and its library rliable.
+    """
+    generator = np.random.default_rng(0)
+    drawn = [
+        np.asarray(task)[generator.integers(0, len(task), size=(NUM_RESAMPLES, len(task)))] for task in scores if task
+    ]
+    ordered = np.sort(np.concatenate(drawn, axis=1), axis=1)
+    cut = ordered.shape[1] // 4
+    means = ordered[:, cut : ordered.shape[1] - cut].mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Interval(interquartile_mean([value for task in scores for value in task]), float(low), float(high))
+
+
+def target(task: Task, by_system: dict[str, Sequence[Record]], peers: Sequence[str]) -> Target | None:
+    """Returns the times to nearly the best peer's score; None if no peer has results.
+
+    Args:
+        task: the environment.
+        by_system: the results of each system on it.
+        peers: which of them are other libraries.
+    """
+    scores = {name: _score_after_marks(by_system[name]) for name in peers if by_system.get(name)}
+    if not scores:
+        return None
+    peer = max(scores, key=lambda name: scores[name])
+    value = task.denormalized(TARGET_SHARE * task.normalized(scores[peer]))
+    return Target(
+        task=task.env,
+        peer=peer,
+        peer_score=scores[peer],
+        value=value,
+        by_training={name: training_time(records, value) for name, records in by_system.items() if records},
+        by_evaluation={name: evaluated_time(records, value) for name, records in by_system.items() if records},
+    )
+
+
+def _score_after_marks(records: Sequence[Record]) -> float:
+    last = [record.at_mark(time_mark(max(TIME_MARKS_S))) or record.snapshots[-1] for record in records]
+    return statistics.median(snapshot.mean_return for snapshot in last)
+
+
+def best_ratio(times: dict[str, Time], system: str, peers: Sequence[str]) -> float | None:
+    """Returns how many times as long as a system the quickest of its peers needed; None if either never arrived."""
+    own = times[system].seconds if system in times else None
+    others = [times[name].seconds for name in peers if name in times]
+    quickest = min((seconds for seconds in others if seconds is not None), default=None)
+    return None if own is None or quickest is None else quickest / own
+
+
+def outcome(tasks: Sequence[Task], system: str, results: dict[str, Sequence[Record]]) -> dict[str, dict[str, Any]]:
+    """Returns what the gate compares: by task its steps, each seed's final score, and their median.
+
+    Args:
+        tasks: of the suite.
+        system: whose results they are.
+        results: by task.
+    """
+    return {
+        task.env: {
+            "system": system,
+            "env_steps": task.env_steps,
+            "scores": {str(record.seed): round(record.score, 3) for record in results[task.env]},
+            "median": round(median_score(results[task.env]), 3),
+        }
+        for task in tasks
+        if results.get(task.env)
+    }
+
+
+def regressions(tasks: Sequence[Task], stored: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
+    """Returns a sentence for each task whose median is below `GATE_SHARE` of the stored one, or cannot be compared.
+
+    Scores are normalized before, because a share of a negative return has no meaning. A stored median that is no
+    better than random actions cannot be missed.
+    """
+    found = []
+    for task in tasks:
+        before, after = stored.get(task.env), now.get(task.env)
+        if before is None or after is None:
+            where = "the stored outcome" if before is None else "these results"
+            found.append(f"{task.env}: {where} has no score, so nothing can be compared.")
+            continue
+        if before["env_steps"] != after["env_steps"]:
+            found.append(
+                f"{task.env}: the stored outcome is of {before['env_steps']:,} steps and these results are of "
+                f"{after['env_steps']:,}: store a new outcome."
+            )
+            continue
+        share = task.normalized(before["median"])
+        needed = task.denormalized(GATE_SHARE * share)
+        if share > 0.0 and after["median"] < needed:
+            found.append(
+                f"{task.env}: the median score fell to {after['median']:.1f} (seeds: {_seeds(after)}) from "
+                f"{before['median']:.1f} (seeds: {_seeds(before)}); at least {needed:.1f} is needed."
+            )
+    return found
+
+
+def _seeds(entry: dict[str, Any]) -> str:
+    return ", ".join(f"{score:.1f}" for score in entry["scores"].values())

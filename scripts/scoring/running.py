@@ -1,0 +1,97 @@
+"""Trains one run and evaluates the policies that it saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import json_lines
+
+from asyncrl.benchmarking.tasks import TaskFailed
+from asyncrl.benchmarking.watch import CommandTimedOut, run_watched
+from asyncrl.runtime.provenance import describe
+from scoring.records import Record, Snapshot
+from scoring.snapshots import choose, find_saved
+from scoring.systems import Job, System
+
+_START_AND_END_S = 180.0
+_EVALUATION_S = 1800.0
+
+
+def conditions(system: System, job: Job, episodes: int) -> dict[str, Any]:
+    """Returns what has to be the same for an older result to stand for this run."""
+    return {
+        "env_steps": job.task.env_steps,
+        "limit_s": job.limit_s,
+        "episodes": episodes,
+        "num_cores": job.num_cores,
+        "settings": system.settings(job.task),
+    }
+
+
+def run(system: System, job: Job, episodes: int) -> Record:
+    """Trains in the job's folder, which is emptied before, and evaluates afterwards.
+
+    A run that was stopped begins again: its curve over time would have a gap.
+
+    Raises:
+        TaskFailed: training or evaluation failed.
+    """
+    env = system.env_of(job.task)
+    assert env is not None, f"{system.name} cannot train {job.task.env}"
+    shutil.rmtree(job.folder, ignore_errors=True)
+    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    command = system.training_command(job)
+    launched_at = time.time()
+    _carry_out(command, _beside(job, "training.log"), job.limit_s + _START_AND_END_S)
+    training = system.read_training(job, launched_at)
+    saved = find_saved(system.saved_paths(job))
+    if not saved:
+        raise TaskFailed("the run saved no policy")
+    chosen = choose(saved, launched_at + training.startup_s, job.task.env_steps)
+    scores = _evaluate(system, job, env, episodes, [policy.path for policy, _ in chosen])
+    last = saved[-1]
+    return Record(
+        task=job.task.env,
+        system=system.name,
+        seed=job.seed,
+        conditions=conditions(system, job, episodes),
+        env=env,
+        versions=system.versions(),
+        startup_s=round(training.startup_s, 2),
+        seconds=round(last.saved_at - launched_at, 2),
+        env_steps=last.env_steps,
+        curve=tuple((round(seconds, 2), steps, round(value, 3)) for seconds, steps, value in training.curve),
+        snapshots=tuple(
+            Snapshot(round(policy.saved_at - launched_at, 2), policy.env_steps, tuple(marks), scores[str(policy.path)])
+            for policy, marks in chosen
+        ),
+        environment=describe("cpu"),
+    )
+
+
+def _evaluate(system: System, job: Job, env: str, episodes: int, policies: list[Path]) -> dict[str, float]:
+    """Returns the mean return of each policy by its path."""
+    results = _beside(job, "evaluation.jsonl")
+    results.unlink(missing_ok=True)
+    options = {"env": env, "seed": job.seed, "episodes": episodes, "policies": [str(path) for path in policies],
+               "settings": system.settings(job.task)}  # fmt: skip
+    command = [*system.evaluation_command(job), str(results), json.dumps(options)]
+    _carry_out(command, _beside(job, "evaluation.log"), _EVALUATION_S)
+    return {entry["policy"]: float(entry["mean_return"]) for entry in json_lines.read(results)}
+
+
+def _beside(job: Job, ending: str) -> Path:
+    return job.folder.with_name(f"{job.folder.name}.{ending}")
+
+
+def _carry_out(command: list[str], log: Path, timeout_s: float) -> None:
+    try:
+        finished = run_watched(command, log, timeout_s)
+    except CommandTimedOut as error:
+        raise TaskFailed(str(error)) from error
+    if finished.exit_code != 0:
+        raise TaskFailed(f"exit code {finished.exit_code} (output: {log})")

@@ -1,0 +1,306 @@
+"""What is compared: asyncrl in several settings, and other libraries with theirs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import json_lines
+from peer_environments import DRIVERS, Peer, python_of, versions_of
+
+from asyncrl.runtime.provenance import describe
+from scoring.records import Point
+from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task
+
+SAMPLE_FACTORY = Peer(
+    "sample_factory_learning",
+    # The Box2D of this Gymnasium's own extra has to be compiled.
+    ("sample-factory==2.1.1", "gymnasium[mujoco]==0.29.1", "mujoco=={mujoco}", "box2d==2.3.10", "pygame-ce"),
+    ("sample-factory", "gymnasium", "mujoco", "box2d", "torch", "numpy"),
+    "sample_factory_learning.py",
+)
+STABLE_BASELINES3 = Peer(
+    "stable_baselines3_learning",
+    ("stable-baselines3==2.9.2", "gymnasium[mujoco,box2d]", "mujoco=={mujoco}", "ale-py==0.12.1",
+     "opencv-python-headless"),
+    ("stable-baselines3", "gymnasium", "mujoco", "box2d", "ale-py", "torch", "numpy"),
+    "stable_baselines3_learning.py",
+)  # fmt: skip
+TUNED = DRIVERS / "zoo_ppo.json"
+"""Settings of rl-baselines3-zoo, by environment."""
+
+_SAVE_EVERY_SHARE = 0.05  # all of STEP_MARKS are multiples of it
+_OLDER_VERSIONS = {"LunarLander-v3": "LunarLander-v2", "LunarLanderContinuous-v3": "LunarLanderContinuous-v2"}
+_SAMPLE_FACTORY_ENVS = 64  # its recipe has 8 workers of 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a system.
+
+    Attributes:
+        task: what is trained.
+        seed: of the run and its evaluation.
+        folder: of the run; everything in it is of this run.
+        limit_s: seconds of training after which the run ends before its steps are done.
+        num_cores: workers of systems that have workers.
+    """
+
+    task: Task
+    seed: int
+    folder: Path
+    limit_s: float
+    num_cores: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a run says of its training.
+
+    Attributes:
+        startup_s: seconds from the command to the first environment step.
+        curve: see `scoring.records.Record`.
+    """
+
+    startup_s: float
+    curve: tuple[Point, ...]
+
+
+class System(ABC):
+    """One column of the tables.
+
+    Attributes:
+        name: in results and on the command line.
+        label: in tables.
+        setting: one sentence for the report.
+    """
+
+    def __init__(self, name: str, label: str, setting: str) -> None:
+        """Takes what it is called."""
+        self.name, self.label, self.setting = name, label, setting
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is another library."""
+        return False
+
+    def env_of(self, task: Task) -> str | None:
+        """Returns the id under which it trains a task, None if it cannot."""
+        return task.env
+
+    def prepare(self) -> None:
+        """Installs what it needs."""
+        return
+
+    @abstractmethod
+    def settings(self, task: Task) -> Any:
+        """Returns what a result depends on besides task and seed, as JSON."""
+
+    @abstractmethod
+    def versions(self) -> str:
+        """Returns the versions of its packages."""
+
+    @abstractmethod
+    def training_command(self, job: Job) -> list[str]:
+        """Returns the command that trains in the job's folder."""
+
+    @abstractmethod
+    def read_training(self, job: Job, launched_at: float) -> Training:
+        """Reads what a finished run wrote; `launched_at` is in seconds since the epoch."""
+
+    @abstractmethod
+    def saved_paths(self, job: Job) -> list[Path]:
+        """Returns the policies that a finished run saved."""
+
+    @abstractmethod
+    def evaluation_command(self, job: Job) -> list[str]:
+        """Returns the command that evaluates policies, but for its last two arguments.
+
+        These are the file for the results and JSON: env, seed, episodes, policies (paths). Each policy gives one line
+        in the file, {"policy": ..., "mean_return": ...}.
+        """
+
+
+class Asyncrl(System):
+    """asyncrl with some flags. It saves and is evaluated by its own checkpoints."""
+
+    def __init__(self, name: str, label: str, flags: tuple[str, ...], commit: str | None) -> None:
+        """Takes the flags that are set apart from what is shipped, and the commit that results are of."""
+        super().__init__(name, label, f"as shipped, and `{' '.join(flags)}`" if flags else "as shipped")
+        self._flags, self._commit = flags, commit
+
+    def settings(self, task: Task) -> Any:
+        """The flags, and the commit that they are given to."""
+        return {"flags": list(self._flags), "commit": self._commit}
+
+    def versions(self) -> str:
+        """Of asyncrl and what it computes with."""
+        packages = describe("cpu")["packages"]
+        shown = ("asyncrl", "gymnasium", "mujoco", "torch", "numpy")
+        return ", ".join(f"{name} {packages[name]}" for name in shown if name in packages)
+
+    def training_command(self, job: Job) -> list[str]:
+        """Trains as a user would; all other flags only record and save."""
+        return [
+            *(sys.executable, "-m", "asyncrl.train"),
+            f"--env={job.task.env}",
+            f"--train_for_env_steps={job.task.env_steps}",
+            f"--train_for_seconds={job.limit_s:g}",
+            f"--seed={job.seed}",
+            *self._flags,
+            f"--train_dir={job.folder.parent}",
+            f"--experiment={job.folder.name}",
+            "--restart_behavior=overwrite",
+            "--report_every_s=1",
+            f"--save_every_env_steps={round(_SAVE_EVERY_SHARE * job.task.env_steps)}",
+            f"--keep_checkpoints={round(1 / _SAVE_EVERY_SHARE) + 1}",
+            "--save_every_s=1000000",
+            f"--save_milestones_s={min(TIME_MARKS_S)}",
+            "--quiet",
+        ]
+
+    def read_training(self, job: Job, launched_at: float) -> Training:
+        """Reads metrics.jsonl and summary.json."""
+        summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
+        curve = tuple(
+            (record["time/time_elapsed"], record["env_steps"], record["rollout/ep_rew_mean"])
+            for record in json_lines.read(job.folder / "metrics.jsonl")
+            if record.get("rollout/ep_rew_mean") is not None
+        )
+        return Training(summary["startup_s"], curve)
+
+    def saved_paths(self, job: Job) -> list[Path]:
+        """Checkpoints and milestones."""
+        folder = job.folder / "checkpoints"
+        return [*folder.glob("milestones/checkpoint_*"), *folder.glob("checkpoint_*")]
+
+    def evaluation_command(self, job: Job) -> list[str]:
+        """One process evaluates all checkpoints, which saves its start-up."""
+        return [sys.executable, str(DRIVERS / "asyncrl_evaluation.py")]
+
+
+class PeerSystem(System):
+    """Another library, trained and evaluated by a driver that runs in the library's own virtual environment."""
+
+    def __init__(self, name: str, label: str, setting: str, peer: Peer, work_dir: Path) -> None:
+        """Takes the library; its virtual environment lies in `work_dir`."""
+        super().__init__(name, label, setting)
+        self._peer, self._work_dir = peer, work_dir
+
+    @property
+    def is_peer(self) -> bool:
+        """It is."""
+        return True
+
+    def prepare(self) -> None:
+        """Makes the virtual environment."""
+        python_of(self._peer, self._work_dir)
+
+    def versions(self) -> str:
+        """Of the packages in its virtual environment."""
+        return versions_of(self._peer, self._work_dir)
+
+    def training_command(self, job: Job) -> list[str]:
+        """Starts the driver."""
+        options = {
+            "env": self.env_of(job.task),
+            "env_steps": job.task.env_steps,
+            "seed": job.seed,
+            "limit_s": job.limit_s,
+            "step_marks": STEP_MARKS,
+            "time_marks_s": TIME_MARKS_S,
+            "num_workers": job.num_cores,
+            "num_envs_per_worker": max(1, _SAMPLE_FACTORY_ENVS // job.num_cores),
+            "settings": self.settings(job.task),
+        }
+        return [*self._driver, "train", str(job.folder), json.dumps(options)]
+
+    def read_training(self, job: Job, launched_at: float) -> Training:
+        """Reads curve.jsonl, whose first line tells when the first environment step was made."""
+        first, *entries = json_lines.read(job.folder / "curve.jsonl")
+        curve = tuple((entry["time_s"] - launched_at, entry["env_steps"], entry["mean_return"]) for entry in entries)
+        return Training(first["time_s"] - launched_at, curve)
+
+    def saved_paths(self, job: Job) -> list[Path]:
+        """What the driver saved."""
+        return [*job.folder.glob("policies/*.zip"), *job.folder.glob("run/checkpoint_p0/**/checkpoint_*.pth")]
+
+    def evaluation_command(self, job: Job) -> list[str]:
+        """Starts the driver."""
+        return [*self._driver, "evaluate"]
+
+    @property
+    def _driver(self) -> list[str]:
+        return [str(python_of(self._peer, self._work_dir)), str(DRIVERS / self._peer.driver)]
+
+
+class SampleFactory(PeerSystem):
+    """Sample Factory with the settings of its MuJoCo examples, which it gets for other tasks too."""
+
+    def __init__(self, mode: str, work_dir: Path) -> None:
+        """Takes `sync`, as its MuJoCo examples are shipped, or `async`."""
+        name = "sample_factory" if mode == "sync" else f"sample_factory_{mode}"
+        setting = f"settings of its MuJoCo examples, {mode}, {_SAMPLE_FACTORY_ENVS} environments, a worker a core"
+        super().__init__(name, f"Sample Factory, {mode}", setting, SAMPLE_FACTORY, work_dir)
+        self._mode = mode
+
+    def env_of(self, task: Task) -> str | None:
+        """Its Gymnasium, 0.29, has older versions; games need other settings and are left out."""
+        if task.env.startswith("ALE/"):
+            return None
+        return _OLDER_VERSIONS.get(task.env, task.env.replace("-v5", "-v4"))
+
+    def settings(self, task: Task) -> Any:
+        """The mode."""
+        return {"mode": self._mode}
+
+
+class StableBaselines3(PeerSystem):
+    """Stable-Baselines3's PPO, with rl-baselines3-zoo's tuned settings or with its defaults."""
+
+    def __init__(self, is_tuned: bool, work_dir: Path) -> None:
+        """Takes which settings it gets."""
+        name, kind = ("sb3_zoo", "tuned") if is_tuned else ("sb3_default", "default")
+        setting = "PPO with rl-baselines3-zoo's settings" if is_tuned else "PPO with its defaults, one environment"
+        super().__init__(name, f"Stable-Baselines3, {kind}", setting, STABLE_BASELINES3, work_dir)
+        self._is_tuned = is_tuned
+
+    def env_of(self, task: Task) -> str | None:
+        """Its defaults are not for images."""
+        return task.env if self._is_tuned or not task.env.startswith("ALE/") else None
+
+    def settings(self, task: Task) -> Any:
+        """The hyperparameters that differ from the defaults."""
+        return json.loads(TUNED.read_text(encoding="utf-8"))["settings"][task.env] if self._is_tuned else {}
+
+
+def known_systems(work_dir: Path, commit: str | None) -> dict[str, System]:
+    """Returns all systems by name, those of asyncrl first, whose results are of a commit."""
+    systems: list[System] = [
+        Asyncrl("asyncrl", "asyncrl, async", (), commit),
+        Asyncrl("asyncrl_sync", "asyncrl, sync", ("--async_rl=False",), commit),
+        SampleFactory("sync", work_dir),
+        SampleFactory("async", work_dir),
+        StableBaselines3(True, work_dir),
+        StableBaselines3(False, work_dir),
+    ]
+    return {system.name: system for system in systems}
+
+
+def variant(text: str, commit: str | None) -> Asyncrl:
+    """Reads `NAME=--flag=value --flag=value ...`; results are of a commit.
+
+    Raises:
+        ValueError: it is of another form.
+    """
+    name, _, flags = text.partition("=")
+    split = tuple(shlex.split(flags))
+    if not re.fullmatch(r"[\w.-]+", name) or not split or not all(flag.startswith("--") for flag in split):
+        raise ValueError(f"{text!r} is no variant: expected NAME='--flag=value --flag=value'")
+    return Asyncrl(name, f"asyncrl, {name}", split, commit)
