@@ -36,9 +36,13 @@ class ArrayUpdate:
 
     @staticmethod
     def fits(model: ActorCritic, config: TrainConfig, device: torch.device) -> bool:
-        """Whether it computes the updates of such a run."""
+        """Whether it computes the updates of such a run.
+
+        A learner that was given several threads has much arithmetic in a minibatch; autograd uses them, NumPy does not.
+        """
         is_plain = device.type == "cpu" and config.precision != "bf16" and config.compile != "cuda_graph"
-        return is_plain and model.runs_in_arrays and has_array_distribution(model)
+        has_one_thread = torch.get_num_threads() == 1
+        return is_plain and has_one_thread and model.runs_in_arrays and has_array_distribution(model)
 
     def __init__(
         self,

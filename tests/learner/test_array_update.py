@@ -285,3 +285,8 @@ def test_models_of_users_and_other_devices_are_left_to_autograd() -> None:
     assert ArrayUpdate.fits(ActorCritic(spec, config), config, CPU)
     assert not ArrayUpdate.fits(OwnActorCritic(spec, config), config, CPU)
     assert not ArrayUpdate.fits(ActorCritic(spec, config), config, torch.device("cuda"))
+
+
+def test_several_threads_are_left_to_autograd_which_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert not isinstance(learner_for(SPECS["continuous"])._take_step, ArrayUpdate)
