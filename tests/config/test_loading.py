@@ -77,7 +77,7 @@ def test_an_algorithm_has_defaults_of_its_own_below_presets_and_flags() -> None:
     # What the preset says for learning from trajectories is not for a replay.
     assert loaded.config.lr_schedule == TrainConfig().lr_schedule
     assert loaded.config.initial_stddev == 1.0
-    assert load(["--env=HalfCheetah-v5"]).config.batch_size == 1024
+    assert load(["--env=HalfCheetah-v5"]).origins["batch_size"] == "preset mujoco"
 
 
 def test_values_for_one_algorithm_lie_over_the_preset() -> None:
