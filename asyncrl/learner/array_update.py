@@ -40,7 +40,7 @@ class ArrayUpdate:
 
         A learner that was given several threads has much arithmetic in a minibatch; autograd uses them, NumPy does not.
         """
-        is_plain = device.type == "cpu" and config.precision != "bf16" and config.compile != "cuda_graph"
+        is_plain = device.type == "cpu" and config.precision != "bf16"
         has_one_thread = torch.get_num_threads() == 1
         return is_plain and has_one_thread and model.runs_in_arrays and has_array_distribution(model)
 

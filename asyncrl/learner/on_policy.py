@@ -102,7 +102,7 @@ class OnPolicyLearner:
         self._update_runner = UpdateRunner(self._update, config.compile if is_capturable else "off", device)
         self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
-        if ArrayUpdate.fits(model, config, device):
+        if not self._update_runner.makes_graphs and ArrayUpdate.fits(model, config, device):
             self._take_step = ArrayUpdate(model, self._flat, self._loss, self._optimizer, self.ranks, config)
 
     def take_notice(self) -> str | None:

@@ -119,7 +119,7 @@ def test_the_death_of_the_learner_ends_the_run_with_the_way_to_go_on(
     assert "error: learner died: SIGKILL, possibly out of memory" in stderr
     assert saved is not None
     assert str(saved.name) in stderr
-    command = shlex.split(stderr.strip().rpartition("to resume from it: ")[2])
+    command = shlex.split(stderr.strip().rpartition("To resume from it: ")[2])
     assert command[:3] == [sys.executable, "-m", "asyncrl.train"]
     steps = checkpoint.saved_env_steps(saved)
     goes_on = start(command[2], *command[3:], f"--train_for_env_steps={steps + 500}")
