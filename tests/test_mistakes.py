@@ -91,7 +91,7 @@ MISTAKES = [
     Mistake("train", "--env=:Robo-v0", "is not of the form MODULE:Id."),
     Mistake("train", '--env=CartPole-v1 --env_kwargs={"colour":1}', "does not take these arguments (env_kwargs)"),
     # Names of the user's own code
-    Mistake("train", "--env=CartPole-v1 --encoder=waves", "--encoder=waves is not registered (known: default)"),
+    Mistake("train", "--env=CartPole-v1 --encoder=waves", "--encoder=waves is not registered (known: default"),
     Mistake("train", "--env=CartPole-v1 --model=wide", "--model=wide is not registered (known: default)"),
     Mistake("train", "--env=CartPole-v1 --use_rnn --core=traces", "--core=traces is not registered (known: default)"),
     Mistake("train", "--env=CartPole-v1 --import_modules=typo", "There is no module 'typo'"),

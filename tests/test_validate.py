@@ -128,7 +128,7 @@ def test_an_environment_that_raises_leaves_the_memory_unknown(
     ("flags", "lines"),
     [
         (
-            ["--num_workers=2", "--num_envs_per_worker=8", "--rollout=16", "--batch_size=128"],
+            ["--num_workers=2", "--num_envs_per_worker=8", "--rollout=16", "--num_batches_per_epoch=4"],
             [
                 "environments:   2 workers x 8 = 16",
                 "iteration:      4 x 128 = 512 samples, from 32 trajectories of 16 steps",

@@ -13,6 +13,8 @@ SHORT_NAMES: dict[str, dict[str, Any]] = {
 """What may be given for `algo`, and the settings that it stands for."""
 
 DEFAULTS: dict[str, dict[str, Any]] = {
+    # Without a ratio to clip, samples are used once, in larger minibatches.
+    "a2c": {"batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 1},
     # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
     "sac": {
         "batch_size": 256,
@@ -22,6 +24,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.0,
         "adam_eps": 1e-8,
         "normalize_input": False,
+        "initial_stddev": 1.0,
     },
 }
 """By algorithm, what differs from the defaults of the schema."""

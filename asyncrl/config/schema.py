@@ -207,11 +207,11 @@ class TrainConfig(BaseModel):
 
     # Samples
     rollout: PositiveInt = _setting(32, "samples", "steps of each environment in one trajectory")
-    batch_size: PositiveInt = _setting(1024, "samples", "samples in a minibatch")
+    batch_size: PositiveInt = _setting(128, "samples", "samples in a minibatch")
     num_batches_per_epoch: PositiveInt = _setting(
-        4, "samples", "minibatches in a dataset; a dataset is batch_size times this many samples"
+        16, "samples", "minibatches in a dataset; a dataset is batch_size times this many samples"
     )
-    num_epochs: PositiveInt = _setting(2, "samples", "passes over each dataset")
+    num_epochs: PositiveInt = _setting(10, "samples", "passes over each dataset")
     shuffle_minibatches: bool = _setting(True, "samples", "fill minibatches with samples in random order")
     reward_scale: PositiveFloat = _setting(1.0, "samples", "factor on rewards before training")
     reward_clip: PositiveFloat | None = _setting(None, "samples", "clip scaled rewards to plus or minus this value")
@@ -392,7 +392,7 @@ class TrainConfig(BaseModel):
         False, "model", "continuous actions: the standard deviation depends on the observation"
     )
     initial_stddev: PositiveFloat = _setting(
-        1.0, "model", "continuous actions: standard deviation at the start, in the unit of action_unit"
+        0.6, "model", "continuous actions: standard deviation at the start, in the unit of action_unit"
     )
     action_unit: Literal["bounds", "raw"] = _setting(
         "bounds",

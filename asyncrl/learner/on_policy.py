@@ -510,7 +510,7 @@ class OnPolicyLearner:
         log_ratio = torch.cat([step.log_ratio for step in steps])
         kl = approximate_kl(log_ratio) if log_ratio.numel() > 0 else log_ratio.new_zeros(())
         self.ranks.average([kl], log_ratio.numel())
-        return float(kl) > self._config.target_kl
+        return not float(kl) <= self._config.target_kl  # NaN ends the passes too
 
     def _steps_taken(self, steps: list[Step], samples: Samples) -> list[Step]:
         """The steps of an epoch that were taken. One look an epoch, for it waits for the device."""

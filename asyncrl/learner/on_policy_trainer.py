@@ -227,7 +227,9 @@ class OnPolicyTrainer:
         return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": self._num_samples})
 
     def settle(self) -> None:
-        """Nothing: nobody else trains."""
+        """With a fixed lag: publishes what was learned from the last dataset, which no later one does."""
+        if self._has_fixed_lag:
+            self._publish()
 
     def take_report(self) -> None:
         """Nothing: each dataset was reported when it was trained on."""

@@ -63,12 +63,12 @@ def test_auto_workers_and_environments_fill_exactly_one_dataset(cores: int, mode
 
 
 def test_auto_takes_the_largest_number_of_equal_shares() -> None:
-    assert planned(Machine(6)).num_workers == 4  # 128 trajectories: 5 and 6 do not divide them
-    assert planned(Machine(2), rollout=64).num_envs_per_worker == 32
+    assert planned(Machine(6)).num_workers == 4  # 64 trajectories: 5 and 6 do not divide them
+    assert planned(Machine(2), rollout=64).num_envs_per_worker == 16
     central = planned(Machine(4), inference_mode="central", rollout=32, batch_size=384, num_batches_per_epoch=1)
     assert (central.num_workers, central.num_envs_per_worker) == (3, 4)  # 12: 4 x 3 could not be halved
     assert planned(Machine(8), serial_mode=True).num_workers == 1
-    assert planned(Machine(8), num_envs_per_worker=32).num_workers == 4
+    assert planned(Machine(8), num_envs_per_worker=16).num_workers == 4
 
 
 def test_a_learner_with_much_work_takes_cores_from_the_workers() -> None:
@@ -106,7 +106,7 @@ def test_sync_has_exactly_a_dataset_of_slots_and_no_lag() -> None:
 
 
 def test_async_with_one_dataset_in_flight_lags_exactly_one_dataset() -> None:
-    plan = planned(num_workers=2, num_envs_per_worker=64, num_epochs=2)
+    plan = planned(num_workers=2, num_envs_per_worker=32, num_batches_per_epoch=4, batch_size=512, num_epochs=2)
     assert plan.slots_per_dataset == plan.num_splits == 2
     assert plan.num_slots == 4
     assert plan.steady_lag_bound == plan.updates_per_dataset == 8
@@ -114,7 +114,8 @@ def test_async_with_one_dataset_in_flight_lags_exactly_one_dataset() -> None:
 
 
 def test_async_slots_are_a_datasets_share_rounded_up_and_one_for_each_split() -> None:
-    plan = planned(num_workers=3, num_envs_per_worker=5, rollout=16, batch_size=64, num_batches_to_accumulate=2)
+    shape = {"rollout": 16, "batch_size": 64, "num_batches_per_epoch": 4}
+    plan = planned(num_workers=3, num_envs_per_worker=5, num_batches_to_accumulate=2, **shape)
     assert plan.slots_per_dataset == Fraction(16, 5)
     assert plan.num_slots == 7 + 3
     assert plan.steady_lag_bound == 3 * plan.updates_per_dataset  # (10 - 3.2) / 3.2 = 2.1 datasets
@@ -130,8 +131,9 @@ def test_a_fixed_lag_is_one_dataset_whatever_the_shape() -> None:
 
 
 def test_forced_lag_counts_whole_publications() -> None:
-    assert planned(async_rl=False, debug_forced_lag=5, num_batches_per_epoch=4).lag_bound == 8
-    assert planned(debug_forced_lag=4, num_workers=2, num_envs_per_worker=64).steady_lag_bound == 8 + 4
+    shape = {"batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 2}
+    assert planned(async_rl=False, debug_forced_lag=5, **shape).lag_bound == 8
+    assert planned(debug_forced_lag=4, num_workers=2, num_envs_per_worker=32, **shape).steady_lag_bound == 8 + 4
 
 
 @pytest.mark.parametrize("num_batches_to_accumulate", [1, 3])
