@@ -36,7 +36,7 @@ from asyncrl.runtime.processes import RunFailed
 
 
 def make(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor]:
-    defaults = {"batch_size": 64, "num_batches_per_epoch": 2, "encoder_mlp_layers": [16]}
+    defaults = {"batch_size": 64, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": [16]}
     config = TrainConfig(**{**defaults, **settings})
     return OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU), Actor(spec, config)
 

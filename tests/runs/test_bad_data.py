@@ -102,7 +102,7 @@ def test_an_observation_of_another_shape_ends_the_run(start: Start) -> None:
 def test_training_that_diverges_ends_with_a_diagnosis_and_nothing_that_is_not_finite_is_saved(
     start: Start, flags: tuple[str, ...], shown: str
 ) -> None:
-    command, code, _, err = train(start, *unreliable(huge=100), *flags, "--save_every_s=0.3")
+    command, code, _, err = train(start, *unreliable(huge=100), "--num_epochs=2", *flags, "--save_every_s=0.3")
     assert code == 1
     assert "training has diverged: " in err
     assert "the last of these steps: " in err

@@ -125,7 +125,13 @@ def train(start: Callable[..., Command], *flags: str) -> tuple[int, str, str]:
 
 def test_a_killed_run_goes_on_with_its_settings_and_its_curve(start: Callable[..., Command]) -> None:
     command = start(
-        "asyncrl.train", "--env=CartPole-v1", "--preset=none", *PROBE, "--save_every_env_steps=5000", "--seed=7"
+        "asyncrl.train",
+        "--env=CartPole-v1",
+        "--preset=none",
+        *PROBE,
+        "--num_epochs=2",
+        "--save_every_env_steps=5000",
+        "--seed=7",
     )
     command.wait_until(lambda: command.checkpoint() is not None, "a checkpoint is saved")
     command.process.kill()
