@@ -100,7 +100,7 @@ class ReplayStripes:
 
     @property
     def num_held_steps(self) -> int:
-        """Rows that can be read, times environments: environment steps but for the few rows that are none."""
+        """Rows that can be read, times environments: environment steps, and a few rows that are not steps."""
         rows = (self._num_rows[split] - self.first_whole_row(split) for split in range(self.num_splits))
         return sum(rows) * self.num_envs
 
@@ -137,7 +137,7 @@ class ReplayStripes:
         return self._no_state
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActionAnswer, version: int, now: float) -> None:
-        """Puts a split's actions into its mailbox (whoever acts).
+        """Puts a split's actions into its mailbox. Called by the worker or its inference worker.
 
         Args:
             place: split and row.

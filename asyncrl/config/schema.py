@@ -160,7 +160,7 @@ class TrainConfig(BaseModel):
         False,
         "roles",
         "async: every sample is exactly one dataset old; all workers collect a dataset while the one before is "
-        "trained, with weights that do not change meanwhile, and whoever is ahead waits",
+        "trained, with weights that do not change meanwhile, and the faster side waits",
     )
     num_workers: AutoPositiveInt = _setting("auto", "roles", "rollout worker processes")
     num_envs_per_worker: AutoPositiveInt = _setting("auto", "roles", "environments in each rollout worker")

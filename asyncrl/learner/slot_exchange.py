@@ -82,7 +82,7 @@ class SlotExchange:
             return columns
 
     def release(self, columns: list[Columns]) -> None:
-        """Frees slots that were trained on and grants them anew."""
+        """Frees slots that were trained on and grants them again."""
         with self._changed:
             self._ledger.release(columns)
         self.poll()

@@ -122,7 +122,7 @@ class SlotLedger:
         if len(self._ready) * num_envs - self._next_column < wanted:
             return None
         if self._plan.fixed_lag:
-            self._ready = deque(sorted(self._ready))  # the same order whoever was first
+            self._ready = deque(sorted(self._ready))  # an order that does not depend on which was ready first
         taken = []
         while wanted > 0:
             slot, start = self._ready[0], self._next_column

@@ -56,7 +56,7 @@ class _Tape:
 
 
 class MlpPass:
-    """Runs networks of one shape, whoever's their weights are: a backward pass is that of the latest forward pass.
+    """Runs networks of one shape with any weights: a backward pass is that of the latest forward pass.
 
     Hidden layers compute in the dtype of their weights, the last layer in that of its own. So hidden layers may be
     bfloat16 copies, while what leaves the network is float32. None of the tensors may require autograd's gradients.

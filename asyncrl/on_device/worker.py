@@ -92,7 +92,7 @@ class DeviceWorker(WorkerReports):
         return LagMetrics(mean=0.0, p95=0.0, max=0, age_ms=0.0)
 
     def release(self) -> None:
-        """Lets the dataset be filled anew."""
+        """Lets the dataset be filled again."""
         self._num_columns, self._is_full = 0, False
 
     def _collect(self, part: Dataset) -> None:
