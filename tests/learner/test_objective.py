@@ -17,6 +17,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.on_policy_metrics import Step
 from asyncrl.learner.samples import Samples
 from asyncrl.models.actor_critic import ActorCritic
 
@@ -241,6 +242,13 @@ def test_passes_are_left_out_after_one_whose_mean_divergence_is_above_the_target
         learner.train(dataset, 0, were_last.append)
         assert were_last == [False] * (expected - 1) + [True]
         assert learner.policy_version == 2 * expected
+
+
+def test_a_divergence_that_is_not_a_number_ends_the_passes() -> None:
+    learner, _ = make(BOX, target_kl=0.5)
+    for log_ratio, expected in ((0.0, False), (float("inf"), True), (float("nan"), True)):
+        step = Step(torch.zeros(7), torch.full((4,), log_ratio))
+        assert learner._exceeds_target_kl([step]) == expected
 
 
 def test_lag_alone_ends_an_update_by_the_clipped_objective_only() -> None:
