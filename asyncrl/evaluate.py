@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import gymnasium
 
     from asyncrl.config.schema import TrainConfig
-    from asyncrl.evaluation import EvaluationResult
+    from asyncrl.evaluation.episodes import EvaluationResult
 
 _MOST_NAMES = 4
 
@@ -109,7 +109,7 @@ def _evaluate_run(options: _Options) -> EvaluationResult:
     # Imports torch, which takes a second: what a user got wrong is answered before.
     import torch
 
-    from asyncrl.evaluation import EvaluationResult, evaluate
+    from asyncrl.evaluation.episodes import EvaluationResult, evaluate
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)  # more only wait for one another over a few observations

@@ -15,7 +15,6 @@ from pathlib import Path
 # Read when NumPy is imported: a policy that acts in NumPy has one thread, in this process (serial mode) as in others.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from asyncrl import preflight, resuming
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag
@@ -25,9 +24,10 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.printing import format_settings
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.monitor import Monitor
 from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.monitoring.summary import Earlier, Summary
+from asyncrl.observers.monitor import Monitor
+from asyncrl.run import preflight, resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.checkpoint import (
     BEST,
@@ -403,8 +403,8 @@ class _Attempt:
 
     def _run(self, monitor: Monitor, beginning: _Beginning) -> int:
         # The runner needs torch, whose import is slow: whatever ends a command before this point ends it quickly.
-        from asyncrl import runner
-        from asyncrl.run_setup import RunSetup
+        from asyncrl.run import runner
+        from asyncrl.run.setup import RunSetup
 
         config, plan, folder, stop, peers = self.loaded.config, self.plan, self.folder, self.stop, self.peers
         setup = RunSetup.create(

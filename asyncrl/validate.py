@@ -11,12 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from asyncrl import preflight
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.config.printing import format_plan, format_settings, plan_as_data
+from asyncrl.run import preflight
 from asyncrl.runtime.reader import run_for_a_reader
 from asyncrl.runtime.run_folder import find_saved_config
 

@@ -10,12 +10,12 @@ from unittest import mock
 import numpy as np
 from probe_envs import Sentinel
 
-from asyncrl import runner
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.transitions import Transitions
 from asyncrl.learner.worker import LearnerOutcome
-from asyncrl.run_setup import RunSetup
+from asyncrl.run import runner
+from asyncrl.run.setup import RunSetup
 
 
 def check_sentinels(batch: Transitions, gamma: float) -> dict[int, int]:

@@ -18,7 +18,6 @@ from unittest import mock
 import numpy as np
 import torch
 
-from asyncrl import runner
 from asyncrl.algorithms.gae import GaeResult
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.requests import RequestTable
@@ -41,7 +40,8 @@ from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import write_block
 from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report
-from asyncrl.run_setup import RunSetup
+from asyncrl.run import runner
+from asyncrl.run.setup import RunSetup
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.processes import process_context, start_loading_modules
 

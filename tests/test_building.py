@@ -11,12 +11,12 @@ from small_runs import BOX, planned, small_arena
 
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.building import build_acting_policy
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.phases import PhaseTimer
-from asyncrl.run_setup import RunSetup
+from asyncrl.run.build_roles import build_acting_policy
+from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.torchrun import RankAddress
 
 CONFIG = TrainConfig(encoder_mlp_layers=[8])

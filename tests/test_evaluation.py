@@ -3,12 +3,12 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl import evaluation
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.making import make_env
 from asyncrl.envs.spaces import read_spec
-from asyncrl.evaluation import EvaluationResult, evaluate, student_t_975
+from asyncrl.evaluation import episodes as evaluation
+from asyncrl.evaluation.episodes import EvaluationResult, evaluate, student_t_975
 from asyncrl.models.actor_critic import ActorCritic, ActResult
 from asyncrl.policy import Policy
 

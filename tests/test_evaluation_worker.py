@@ -11,13 +11,13 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from small_runs import planned, small_arena
 
-from asyncrl import evaluation_worker as module
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
-from asyncrl.evaluation import EvaluationResult
-from asyncrl.evaluation_worker import EvaluationWorker
+from asyncrl.evaluation import worker as module
+from asyncrl.evaluation.episodes import EvaluationResult
+from asyncrl.evaluation.worker import EvaluationWorker
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.policy import Policy, load_policy

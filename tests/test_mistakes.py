@@ -17,11 +17,12 @@ import pytest
 import torch
 
 import asyncrl
-from asyncrl import benchmark, evaluate, plot, preflight, train, validate
+from asyncrl import benchmark, evaluate, plot, train, validate
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.run import preflight
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder
 

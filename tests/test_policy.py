@@ -13,7 +13,7 @@ import asyncrl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
-from asyncrl.evaluation import evaluate
+from asyncrl.evaluation.episodes import evaluate
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.making import make_acting_model
 from asyncrl.policy import Policy

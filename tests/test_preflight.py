@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 
-from asyncrl import preflight
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.errors import EnvironmentFailed
@@ -20,6 +19,7 @@ from asyncrl.envs.spec import (
 )
 from asyncrl.models import registry
 from asyncrl.models.encoders import ObservationEncoder
+from asyncrl.run import preflight
 
 INF = float("inf")
 MACHINE = Machine(cores=2)

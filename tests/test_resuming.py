@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl import resuming
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.plan import resolve
@@ -27,6 +26,7 @@ from asyncrl.envs.spec import (
     ObservationPart,
     vector_observation,
 )
+from asyncrl.run import resuming
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
 

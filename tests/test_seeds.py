@@ -10,7 +10,6 @@ import pytest
 import torch
 from small_runs import BOX, planned, small_arena
 
-from asyncrl import building
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
@@ -21,7 +20,8 @@ from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.rollout import building as rollout_building
 from asyncrl.rollout.failures import FailureLog
-from asyncrl.run_setup import RunSetup
+from asyncrl.run import build_roles as building
+from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 from asyncrl.runtime.torchrun import RankAddress
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from asyncrl import supervision
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.departures import Departures
@@ -18,8 +17,9 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.monitoring.reports import RestartReport
+from asyncrl.run import supervision
+from asyncrl.run.supervision import SETTLE_TIMEOUT_S, Supervision, WorkerSpec
 from asyncrl.runtime.processes import ChildFailure, ChildResult, LearnerDied, RunFailed
-from asyncrl.supervision import SETTLE_TIMEOUT_S, Supervision, WorkerSpec
 
 WORKERS = ("rollout-0", "rollout-1")
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncrl
-from asyncrl import preflight
 from asyncrl.benchmarking.options import BenchmarkOptions
 from asyncrl.benchmarking.results import About, Results, summarize
 from asyncrl.benchmarking.store import ResultStore
@@ -36,6 +35,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
+from asyncrl.run import preflight
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.provenance import describe, git_commit
 from asyncrl.runtime.run_folder import as_folder_name

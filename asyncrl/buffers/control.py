@@ -6,7 +6,7 @@ import enum
 import time
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.monitoring.progress import Activity, UpdateProgress
+from asyncrl.monitoring.reports import Activity, UpdateProgress
 
 
 class StopRequest(enum.IntEnum):

@@ -51,7 +51,7 @@ from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit
 from asyncrl.rollout.split import Split
-from asyncrl.run_setup import RunSetup, state_to_begin_with
+from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
 
 _ACTING_SEEDS = 1 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncrl.monitoring.phases import Phase
 
@@ -215,6 +215,31 @@ class RestartReport:
 
     child: str
     text: str
+
+
+class UpdateProgress(NamedTuple):
+    """How far an update has come: minibatches done and in all, and when it began (`time.monotonic`)."""
+
+    num_done: int
+    num_total: int
+    started_at: float
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a run is doing, newer than any report.
+
+    Attributes:
+        collected_steps: environment steps that were collected since the processes were started.
+        update: the learner's update in hand, if there is one.
+        is_stopping: whether the run was asked to stop.
+        has_ended: whether training is over.
+    """
+
+    collected_steps: int = 0
+    update: UpdateProgress | None = None
+    is_stopping: bool = False
+    has_ended: bool = False
 
 
 Report = (

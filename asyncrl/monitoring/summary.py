@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from asyncrl.monitoring.progress import duration
-
+UNKNOWN = "-"
 RunStatus = Literal["completed", "interrupted", "failed"]
 
 
@@ -106,3 +105,15 @@ class Summary:
         lines += [f"  {name + ':':<18} {text}" for name, text in rows.items()]
         lines += [f"to {name}:\n  {command}" for name, command in commands.items()]
         return "\n".join(lines)
+
+
+def duration(seconds: float | None) -> str:
+    """Returns seconds as a person writes them: `45 s`, `3:07 min`, `2:03:07 h`."""
+    if seconds is None:
+        return UNKNOWN
+    whole = max(0, round(seconds))
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d} h"
+    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"

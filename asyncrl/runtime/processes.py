@@ -34,7 +34,7 @@ _NO_MAIN_GUARD = (
     "The script starts training when it is imported, and each process of the run imports it. Put the call under "
     'if __name__ == "__main__":'
 )
-_PRELOADED = ("torch", "gymnasium", "asyncrl.runner")
+_PRELOADED = ("torch", "gymnasium", "asyncrl.run.runner")
 
 log = logging.getLogger(__name__)
 

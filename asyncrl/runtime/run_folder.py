@@ -30,7 +30,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.config.errors import UsageError
-from asyncrl.monitoring.writers import write_text_atomically
 from asyncrl.runtime.checkpoint import BEST
 
 if TYPE_CHECKING:
@@ -296,6 +295,17 @@ class _Lock:
     def release(self) -> None:
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
+
+
+def write_text_atomically(path: Path, text: str) -> None:
+    """Writes a small file so that a reader sees the old one or the new one, never a part."""
+    temporary = path.with_name(f".tmp_{path.name}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def find_saved_config(train_dir: str, experiment: str) -> Path | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from learning_log import write_evaluation
 
-from asyncrl.evaluation import evaluate
+from asyncrl.evaluation.episodes import evaluate
 from asyncrl.policy import load_policy
 
 

@@ -30,7 +30,7 @@ from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.learner.off_policy import CRITIC
 from asyncrl.learner.on_policy import MODEL
 from asyncrl.monitoring.phases import PhaseTimer
-from asyncrl.run_setup import RunSetup
+from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import process_context, start_loading_modules
 
 WARM_UP_STEPS, REPLAY_SIZE = 5000, 1_000_000  # of all workers together

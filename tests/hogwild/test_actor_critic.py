@@ -33,7 +33,7 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import trained_sizes
 from asyncrl.monitoring.phases import PhaseTimer
-from asyncrl.run_setup import RunSetup
+from asyncrl.run.setup import RunSetup
 from asyncrl.runtime import checkpoint
 
 ENV = "probe_envs:EndlessReward-v0"

@@ -14,7 +14,7 @@ from asyncrl.buffers.rings import IndexRing
 from asyncrl.config.schema import TrainConfig
 from asyncrl.inference.worker import WAIT_S, InferenceWorker
 from asyncrl.rollout.actions import RemoteActions
-from asyncrl.run_setup import RunSetup
+from asyncrl.run.setup import RunSetup
 
 NUM_WORKERS, SPLITS = 3, 2
 PLAN = planned(

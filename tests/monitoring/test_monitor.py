@@ -7,10 +7,9 @@ import pytest
 
 from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.monitoring.monitor import Monitor
 from asyncrl.monitoring.phases import Phase
-from asyncrl.monitoring.progress import Activity, UpdateProgress
 from asyncrl.monitoring.reports import (
+    Activity,
     CheckpointReport,
     EpisodeRecord,
     EvaluationFailed,
@@ -22,8 +21,10 @@ from asyncrl.monitoring.reports import (
     RestartReport,
     RolloutReport,
     TrainMetrics,
+    UpdateProgress,
 )
 from asyncrl.monitoring.summary import Earlier
+from asyncrl.observers.monitor import Monitor
 
 
 class FakeClock:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from asyncrl.monitoring.progress import LiveProgress, PlainProgress, QuietProgress, Status, duration, make_progress
+from asyncrl.monitoring.summary import duration
+from asyncrl.observers.progress import LiveProgress, PlainProgress, QuietProgress, Status, make_progress
 
 STATUS = Status(
     env_steps=25_000,

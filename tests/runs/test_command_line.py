@@ -18,8 +18,9 @@ import pytest
 from command import PROBE, TESTS, Command
 
 import asyncrl
-from asyncrl import preflight, runner, train
+from asyncrl import train
 from asyncrl.learner.worker import LearnerOutcome
+from asyncrl.run import preflight, runner
 from asyncrl.runtime import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

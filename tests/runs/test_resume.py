@@ -16,9 +16,9 @@ import torch
 from command import PROBE, Command
 
 import asyncrl
-from asyncrl import runner
 from asyncrl.buffers.control import RunControl
 from asyncrl.monitoring.reports import EvaluationFailed, EvaluationReport, RolloutReport
+from asyncrl.run import runner
 from asyncrl.runtime import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -12,12 +12,12 @@ import torch
 from replay_checks import checking_learner_main, slow_learner_main
 from run_helper import SMALL, FinishedRun, run
 
-from asyncrl import runner
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sac import SacActor
 from asyncrl.policy import load_policy
+from asyncrl.run import runner
 from asyncrl.runtime import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from run_helper import run
 
-from asyncrl.evaluation import evaluate
+from asyncrl.evaluation.episodes import evaluate
 from asyncrl.policy import load_policy
 
 LEARNING: dict[str, Any] = {

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 from run_helper import run
 
-from asyncrl.evaluation import evaluate
+from asyncrl.evaluation.episodes import evaluate
 from asyncrl.monitoring.reports import RolloutReport
 from asyncrl.policy import load_policy
 from asyncrl.runtime.processes import RunFailed

@@ -22,7 +22,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.evaluation import EvaluationResult, evaluate
+from asyncrl.evaluation.episodes import EvaluationResult, evaluate
 from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.models.making import make_acting_model
 from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report

@@ -23,8 +23,8 @@ from asyncrl.monitoring.metrics import (
     TrainingClock,
     WorkerStatistics,
 )
-from asyncrl.monitoring.progress import Activity, Progress, Status, make_progress
 from asyncrl.monitoring.reports import (
+    Activity,
     CheckpointReport,
     EpisodeRecord,
     EvaluationFailed,
@@ -37,7 +37,9 @@ from asyncrl.monitoring.reports import (
     RolloutReport,
 )
 from asyncrl.monitoring.summary import Earlier, RunStatus, Summary
-from asyncrl.monitoring.writers import GuardedWriter, JsonLinesWriter, TensorBoardWriter, write_text_atomically
+from asyncrl.observers.progress import Progress, Status, make_progress
+from asyncrl.observers.writers import GuardedWriter, JsonLinesWriter, TensorBoardWriter
+from asyncrl.runtime.run_folder import write_text_atomically
 
 if TYPE_CHECKING:
     from asyncrl.config.plan import ResourcePlan

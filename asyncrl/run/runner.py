@@ -1,4 +1,4 @@
-"""Runs what `asyncrl.building` builds: all roles in one process (serial), or each in its own (parallel)."""
+"""Runs what `asyncrl.run.build_roles` builds: all roles in one process (serial), or each in its own (parallel)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ import torch
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.wake import Waker
-from asyncrl.building import (
+from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
+from asyncrl.learner.worker import LearnerOutcome
+from asyncrl.monitoring.phases import Phase, PhaseTimer
+from asyncrl.monitoring.reports import EvaluationFailed, Report
+from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
+from asyncrl.run.build_roles import (
     build_evaluation_worker,
     build_inference_worker,
     build_learner,
     build_rollout_worker,
     build_serial,
 )
-from asyncrl.evaluation_worker import POLL_S, EvaluationWorker
-from asyncrl.learner.worker import LearnerOutcome
-from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.monitoring.reports import EvaluationFailed, Report
-from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
-from asyncrl.run_setup import RunSetup
+from asyncrl.run.setup import RunSetup
+from asyncrl.run.supervision import Supervision, WorkerSpec
 from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, ChildResult, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.signals import StopAtOnce
 from asyncrl.runtime.supervisor import Supervisor
-from asyncrl.supervision import Supervision, WorkerSpec
 
 REPORT_EVERY_S = 1.0
 WATCH_S = 0.2

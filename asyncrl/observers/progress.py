@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from asyncrl.monitoring.summary import UNKNOWN, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,32 +16,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _BAR_WIDTHS = (8, 24)
-_UNKNOWN = "-"
-
-
-class UpdateProgress(NamedTuple):
-    """How far an update has come: minibatches done and in all, and when it began (`time.monotonic`)."""
-
-    num_done: int
-    num_total: int
-    started_at: float
-
-
-@dataclass(frozen=True)
-class Activity:
-    """What a run is doing, newer than any report.
-
-    Attributes:
-        collected_steps: environment steps that were collected since the processes were started.
-        update: the learner's update in hand, if there is one.
-        is_stopping: whether the run was asked to stop.
-        has_ended: whether training is over.
-    """
-
-    collected_steps: int = 0
-    update: UpdateProgress | None = None
-    is_stopping: bool = False
-    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +64,7 @@ class Status:
 
     @property
     def _parts(self) -> list[tuple[str, str]]:
-        lag = _UNKNOWN if self.lag_mean is None else f"{self.lag_mean:.1f} (max {self.lag_max})"
+        lag = UNKNOWN if self.lag_mean is None else f"{self.lag_mean:.1f} (max {self.lag_max})"
         parts = [
             ("steps", f"{self.env_steps:,} of {self.target_env_steps:,} steps ({100 * self.share:.1f} %)"),
             ("fps", f"{_number(self.fps, ',.0f')} steps/s"),
@@ -99,7 +75,7 @@ class Status:
         ]
         if self.activity is None:
             return parts
-        known = [part for part in parts if _UNKNOWN not in part[1].split()]  # the activity says why others are not
+        known = [part for part in parts if UNKNOWN not in part[1].split()]  # the activity says why others are not
         return [known[0], ("activity", self.activity), *known[1:]]
 
 
@@ -224,21 +200,9 @@ def make_progress(quiet: bool, is_serial: bool = False) -> Progress:
     return LiveProgress() if can_redraw else PlainProgress()
 
 
-def duration(seconds: float | None) -> str:
-    """Returns seconds as a person writes them: `45 s`, `3:07 min`, `2:03:07 h`."""
-    if seconds is None:
-        return _UNKNOWN
-    whole = max(0, round(seconds))
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}:{minutes:02d}:{rest:02d} h"
-    return f"{minutes}:{rest:02d} min" if minutes else f"{rest} s"
-
-
 def _join(parts: Iterable[tuple[str, str]]) -> str:
     return " | ".join(text for _, text in parts)
 
 
 def _number(value: float | None, form: str) -> str:
-    return _UNKNOWN if value is None else format(value, form)
+    return UNKNOWN if value is None else format(value, form)

@@ -120,14 +120,3 @@ class GuardedWriter:
         except Exception as error:
             self._writer = None
             self._say(f"{self._name} is no longer written, training continues: {type(error).__name__}: {error}")
-
-
-def write_text_atomically(path: Path, text: str) -> None:
-    """Writes a small file so that a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".tmp_{path.name}")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from asyncrl import resuming
 from asyncrl.buffers.layout import arena_bytes
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import UsageError
@@ -26,6 +25,7 @@ from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, num_deviations
 from asyncrl.models.sizes import shared_sizes, weights_block_size
+from asyncrl.run import resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
 from asyncrl.runtime.user_modules import import_user_modules

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.monitoring.reports import Report, RestartReport
-from asyncrl.run_setup import RunSetup
+from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, LearnerDied, RunFailed, title
 from asyncrl.runtime.restarts import HangDetector, RestartBudget
 from asyncrl.runtime.supervisor import Supervisor

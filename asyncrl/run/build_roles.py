@@ -24,7 +24,7 @@ from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.making import env_seed, make_run_vector_env, vector_env_seed
-from asyncrl.evaluation_worker import EvaluationWorker
+from asyncrl.evaluation.worker import EvaluationWorker
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
@@ -57,7 +57,7 @@ from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
 from asyncrl.rollout.split import ActionSource, Split
 from asyncrl.rollout.worker import RolloutWorker
-from asyncrl.run_setup import RunSetup, state_to_begin_with
+from asyncrl.run.setup import RunSetup, state_to_begin_with
 
 _ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the environments' seeds
 

@@ -1,0 +1,1 @@
+"""Plays whole episodes with a fixed policy: during training and afterwards."""

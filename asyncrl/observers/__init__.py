@@ -1,0 +1,1 @@
+"""Whatever watches or steers a run in the process that started it."""

@@ -1,0 +1,1 @@
+"""A run as an object: settings checked, resources planned, roles built and watched, until there is a result."""
