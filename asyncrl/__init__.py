@@ -19,14 +19,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from asyncrl.config.errors import UsageError
+    from asyncrl.config.hyperparameters import Hyperparameters
+    from asyncrl.config.schema import TrainConfig
+    from asyncrl.envs.errors import EnvironmentFailed
     from asyncrl.envs.registry import register_env
     from asyncrl.models.registry import register_core, register_encoder, register_model
+    from asyncrl.observers.callbacks import (
+        EnvironmentCurriculum,
+        EveryNTimesteps,
+        StopTrainingOnNoModelImprovement,
+        StopTrainingOnRewardThreshold,
+    )
+    from asyncrl.observers.observer import Observer, Run
+    from asyncrl.observers.progress import ProgressBar
     from asyncrl.policy import Policy
+    from asyncrl.run.result import RunResult
+    from asyncrl.run.trainer import Trainer
+    from asyncrl.runtime.processes import RunFailed
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "EnvironmentCurriculum": "asyncrl.observers.callbacks",
+    "EveryNTimesteps": "asyncrl.observers.callbacks",
+    "StopTrainingOnNoModelImprovement": "asyncrl.observers.callbacks",
+    "StopTrainingOnRewardThreshold": "asyncrl.observers.callbacks",
+    "EnvironmentFailed": "asyncrl.envs.errors",
+    "Hyperparameters": "asyncrl.config.hyperparameters",
+    "RunFailed": "asyncrl.runtime.processes",
+    "UsageError": "asyncrl.config.errors",
+    "Observer": "asyncrl.observers.observer",
     "Policy": "asyncrl.policy",
+    "ProgressBar": "asyncrl.observers.progress",
+    "Run": "asyncrl.observers.observer",
+    "RunResult": "asyncrl.run.result",
+    "TrainConfig": "asyncrl.config.schema",
+    "Trainer": "asyncrl.run.trainer",
     "register_core": "asyncrl.models.registry",
     "register_encoder": "asyncrl.models.registry",
     "register_env": "asyncrl.envs.registry",
@@ -34,7 +63,28 @@ _HOMES = {
 }
 """Modules of the names that are imported when somebody asks for them: most of them import torch."""
 
-__all__ = ["Policy", "load_policy", "register_core", "register_encoder", "register_env", "register_model"]
+__all__ = [
+    "EnvironmentCurriculum",
+    "EveryNTimesteps",
+    "StopTrainingOnNoModelImprovement",
+    "StopTrainingOnRewardThreshold",
+    "EnvironmentFailed",
+    "Hyperparameters",
+    "RunFailed",
+    "UsageError",
+    "Observer",
+    "Policy",
+    "ProgressBar",
+    "Run",
+    "RunResult",
+    "TrainConfig",
+    "Trainer",
+    "load_policy",
+    "register_core",
+    "register_encoder",
+    "register_env",
+    "register_model",
+]
 
 
 def __getattr__(name: str) -> Any:

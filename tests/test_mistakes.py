@@ -19,10 +19,11 @@ import torch
 import asyncrl
 from asyncrl import benchmark, evaluate, plot, train, validate
 from asyncrl.config.errors import UsageError
+from asyncrl.config.loading import load
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.run import preflight
+from asyncrl.run import preflight, session
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder
 
@@ -240,7 +241,7 @@ def in_this_process(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.chdir(place)
     monkeypatch.setattr(preflight, "probe", probe)
-    monkeypatch.setattr(train, "start_loading_modules", lambda context: None)
+    monkeypatch.setattr(session, "start_loading_modules", lambda context: None)
     monkeypatch.setattr(benchmark, "start_loading_modules", lambda context: None)
 
 
@@ -330,7 +331,7 @@ def test_a_run_or_checkpoint_is_found_by_what_the_screen_prints(
         assert found.endswith(f"checkpoint_{STEPS:012d}")
         assert ("best" in found) == ("best" in named)
     assert validate.main([CART_POLE, f"--init_from={named}", "--encoder_mlp_layers=64,64"]) == 0, capfd.readouterr()
-    checked = preflight.run(validate.load([CART_POLE, f"--init_from={named}"], lenient=True))
+    checked = preflight.run(load([CART_POLE, f"--init_from={named}"], lenient=True))
     assert checked.config.init_from is not None
     assert Path(checked.config.init_from).name == f"checkpoint_{STEPS:012d}"
     assert asyncrl.load_policy(named).config.env == "CartPole-v1"

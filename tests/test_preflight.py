@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from asyncrl.cli.console import print_findings
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.errors import EnvironmentFailed
@@ -129,7 +130,7 @@ def test_an_environment_that_raises_is_no_mistake_of_the_settings(
 
     monkeypatch.setattr(preflight, "probe", fail)
     result = checked("--env=Broken-v0")
-    assert preflight.print_findings(result) == result.exit_code == 1
+    assert print_findings(result) == result.exit_code == 1
     assert capsys.readouterr().err.count("its traceback") == 1
 
 

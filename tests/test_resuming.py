@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.cli.console import Console
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import LoadedConfig, load
+from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
@@ -26,6 +28,8 @@ from asyncrl.envs.spec import (
     ObservationPart,
     vector_observation,
 )
+from asyncrl.monitoring.summary import ResumedTotals
+from asyncrl.observers.observer import Run, StartPoint
 from asyncrl.run import resuming
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
@@ -267,8 +271,14 @@ def test_a_resumed_run_keeps_its_algorithm_and_says_what_may_change(folder: RunF
 
 def test_changed_settings_are_shown_as_lasting(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     loaded = load_again(folder, "--learning_rate=0.1", "--train_for_seconds=5")
-    resuming.announce(None, loaded)
-    resuming.announce(resuming.Resumption(Path("somewhere"), 12_000, 1.0), loaded)
+    assert loaded.saved is not None
+    run = Run([])
+    run.config, run.folder = loaded.config, folder.path
+    run.plan = resolve(loaded.config, Machine(cores=2))
+    changes = tuple(map(str, resuming.changes(loaded.saved, loaded.config)))
+    for path, before in ((None, None), (Path("somewhere"), ResumedTotals(12_000))):
+        run.start = StartPoint(path, before, True, changes)
+        Console().on_start(run)
     assert capsys.readouterr().out.splitlines() == [
         "No checkpoint yet: starting at step 0 with the settings in config.yaml.",
         *(changed := ["Settings that change for this run from now on:", "  learning_rate: 0.5 -> 0.1"]),

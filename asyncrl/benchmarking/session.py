@@ -62,7 +62,7 @@ class Benchmark:
     @property
     def output(self) -> Path:
         """Folder of everything; one for each environment if none is given."""
-        return self.options.own.output or _DEFAULT_OUTPUT / as_folder_name(self.config.env)
+        return self.options.own.output or _DEFAULT_OUTPUT / as_folder_name(self.config.env_id)
 
 
 def prepare(options: BenchmarkOptions) -> Benchmark:
@@ -194,7 +194,7 @@ def _write(benchmark: Benchmark, store: ResultStore, failures: dict[Task, str], 
 def _results(benchmark: Benchmark, store: ResultStore, failures: dict[Task, str]) -> Results:
     own, config = benchmark.options.own, benchmark.config
     about = About(
-        env=config.env,
+        env=config.env_id,
         policy=str(benchmark.checkpoint) if benchmark.checkpoint is not None else None,
         thresholds=own.thresholds,
         warm_up_s=own.warm_up_s,

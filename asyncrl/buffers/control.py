@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import enum
+import pickle
 import time
+from collections.abc import Mapping
+from typing import Any
 
-from asyncrl.buffers.arena import Arena
+import numpy as np
+
+from asyncrl.buffers.arena import Arena, ArraySpec
+from asyncrl.config.errors import UsageError
+from asyncrl.config.hyperparameters import NUM_HYPERPARAMETERS, Hyperparameters
 from asyncrl.monitoring.reports import Activity, UpdateProgress
+
+_TRAINING_INFO_BYTES = 32 << 10
+
+
+def control_specs() -> list[ArraySpec]:
+    """The words of `RunControl`, but for those of each worker."""
+    return [
+        ArraySpec("control", "int64", (8,)),
+        ArraySpec("control.best_return", "float64", (1,)),
+        ArraySpec("control.hyperparameters", "float64", (NUM_HYPERPARAMETERS,)),
+        ArraySpec("control.update", "int64", (3,)),
+        ArraySpec("control.training_info", "int64", (3,)),
+        ArraySpec("control.training_info_bytes", "uint8", (2, _TRAINING_INFO_BYTES)),
+    ]
 
 
 class StopRequest(enum.IntEnum):
@@ -18,12 +39,12 @@ class StopRequest(enum.IntEnum):
 
 
 class RunControl:
-    """Stop and best words (runner), end and update words (learner), progress words (one writer each).
+    """Words of the runner's requests, end and update words (learner), progress words (one writer each).
 
     The episode word is set by whoever has finished an episode, and never cleared.
     """
 
-    _STOP, _ENDED, _NUM_BEST, _EPISODE = range(4)
+    _STOP, _ENDED, _NUM_BEST, _EPISODE, _NUM_SAVES, _NUM_EVALUATIONS, _NUM_CHANGES, _NUM_CHANGES_TAKEN = range(8)
     _STEPS, _FIRST_STEP_NS, _TURNS = range(3)
     _DONE, _TOTAL, _STARTED_NS = range(3)
 
@@ -32,6 +53,9 @@ class RunControl:
         self._words = arena.words("control")
         self._best_return = arena.array("control.best_return")
         self._update = arena.words("control.update")
+        self._hyperparameters = arena.array("control.hyperparameters")
+        self._training_info = arena.words("control.training_info")
+        self._training_info_bytes = arena.array("control.training_info_bytes")
         self._progress = [arena.words(f"progress.{worker_idx}") for worker_idx in range(num_workers)]
 
     def request_stop(self) -> None:
@@ -57,6 +81,80 @@ class RunControl:
     def best_return(self) -> float:
         """What the last best policy was asked for with."""
         return float(self._best_return[0])
+
+    def ask_for_save(self) -> None:
+        """Asks the learner to save a checkpoint after its current dataset (runner)."""
+        self._words[self._NUM_SAVES] += 1
+
+    @property
+    def num_saves(self) -> int:
+        """How many times a checkpoint was asked for."""
+        return int(self._words[self._NUM_SAVES])
+
+    def ask_for_evaluation(self) -> None:
+        """Asks for an evaluation of the newest policy (runner)."""
+        self._words[self._NUM_EVALUATIONS] += 1
+
+    @property
+    def num_evaluations(self) -> int:
+        """How many times an evaluation was asked for."""
+        return int(self._words[self._NUM_EVALUATIONS])
+
+    def set_hyperparameters(self, new_values: Hyperparameters) -> None:
+        """Gives the learner new values, once it has taken those before (runner)."""
+        assert self.has_taken_hyperparameters
+        self._hyperparameters[:] = new_values.to_numbers()
+        self._words[self._NUM_CHANGES] += 1
+
+    @property
+    def has_taken_hyperparameters(self) -> bool:
+        """Whether no new values wait for the learner."""
+        return bool(self._words[self._NUM_CHANGES] == self._words[self._NUM_CHANGES_TAKEN])
+
+    def take_hyperparameters(self) -> Hyperparameters:
+        """The new values, all None if there are none (learner)."""
+        if self.has_taken_hyperparameters:
+            return Hyperparameters()
+        new_values = Hyperparameters.from_numbers(self._hyperparameters.tolist())
+        self._words[self._NUM_CHANGES_TAKEN] = self._words[self._NUM_CHANGES]
+        return new_values
+
+    @staticmethod
+    def packed(info: Mapping[str, Any]) -> bytes:
+        """A dict for environments as bytes.
+
+        Raises:
+            UsageError: it cannot be pickled, or is too large.
+        """
+        try:
+            content = pickle.dumps(dict(info))
+        except Exception as error:
+            raise UsageError(f"The training info cannot be pickled: {type(error).__name__}: {error}.") from error
+        if len(content) > _TRAINING_INFO_BYTES:
+            raise UsageError(
+                f"The training info has {len(content)} bytes; at most {_TRAINING_INFO_BYTES} are possible."
+            )
+        return content
+
+    def send_training_info(self, content: bytes) -> None:
+        """Sends a packed dict to all environments (runner). Two buffers take turns, as those of the weights do."""
+        count = self._training_info[0] + 1
+        self._training_info_bytes[count % 2, : len(content)] = np.frombuffer(content, np.uint8)
+        self._training_info[1 + count % 2] = len(content)
+        self._training_info[0] = count
+
+    @property
+    def num_training_infos(self) -> int:
+        """How many dicts were sent to the environments."""
+        return self._training_info[0]
+
+    def read_training_info(self) -> tuple[int, Any]:
+        """The number of the newest dict that was sent to the environments, at least 1, and the dict."""
+        while True:
+            count = self._training_info[0]
+            content = self._training_info_bytes[count % 2, : self._training_info[1 + count % 2]].tobytes()
+            if self._training_info[0] == count:
+                return count, pickle.loads(content)
 
     def end(self) -> None:
         """Ends collecting and inference: training is over (learner; the runner when a role failed)."""

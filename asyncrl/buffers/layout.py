@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncrl.buffers.arena import ArraySpec, arena_size
+from asyncrl.buffers.control import control_specs
 from asyncrl.buffers.departures import departure_specs
 from asyncrl.buffers.gradients import gradient_specs
 from asyncrl.buffers.replay import replay_specs
@@ -96,9 +97,7 @@ def arena_specs(
         # After an inference worker's death a split's request may be in the ring and be answered by the table.
         specs.extend(ring_specs(f"requests.{worker_idx}", 2 * plan.worker_num_splits))
         specs.append(ArraySpec(f"progress.{worker_idx}", "int64", (3,)))
-    specs.append(ArraySpec("control", "int64", (4,)))
-    specs.append(ArraySpec("control.best_return", "float64", (1,)))
-    specs.append(ArraySpec("control.update", "int64", (3,)))
+    specs.extend(control_specs())
     specs.extend(departure_specs(plan.num_workers))
     specs.extend(weights_specs(num_weights))
     return specs

@@ -7,7 +7,7 @@ Not an argument parser of a library: every mistake must become one sentence, all
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ class LoadedConfig:
 
     Attributes:
         config: the settings.
-        origins: by setting: `default`, `default of ALGO`, `preset NAME`, `saved run`, `file PATH` or `flag`.
+        origins: by setting: `default`, `default of ALGO`, `preset NAME`, `saved run`, `file PATH`, `flag` or
+            `argument`.
         preset: name of the preset that was used.
         preset_path: its file.
         cli: value of each extra flag: bool for a switch, text or None otherwise.
@@ -53,8 +54,8 @@ class LoadedConfig:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Settings that the user named, by flag or in a file of their own."""
-        return tuple(name for name, origin in self.origins.items() if origin == "flag" or origin.startswith("file "))
+        """Settings that the user named, by flag, as an argument of `TrainConfig`, or in a file of their own."""
+        return tuple(name for name, origin in self.origins.items() if origin.startswith(("flag", "argument", "file ")))
 
 
 FindSaved = Callable[[str, str], Path | None]
@@ -116,32 +117,57 @@ def load(
     given = split_flags(argv, settings, flags)
     layers = _Layers(problems=list(given.problems))
     from_flags = _read_flag_values(given.texts, settings, layers)
-    from_file = _read_file(given.texts.get("config"), settings, layers)
+    path = given.texts.get("config")
+    from_file = _read_file(path, settings, layers)
     _spell_out(from_file, layers)
     _spell_out(from_flags, layers)
-    wanted = {**from_file, **from_flags}
+    given_values = {f"file {path}": from_file, "flag": from_flags}
+    loaded = _merge(layers, given_values, given.texts.get("preset"), find_saved, settings)
+    if layers.problems and not lenient:
+        raise ConfigError(layers.problems)
+    return replace(loaded, cli=_read_extra(given.texts, extra_flags))
+
+
+def load_given(config: TrainConfig, preset: str | None = None, find_saved: FindSaved | None = None) -> LoadedConfig:
+    """Settings of a run that a program starts: what `config` was made with lies over all other layers.
+
+    Args:
+        config: fields that it was not given take the values of saved run, preset or algorithm.
+        preset: as the flag: a preset's name, `none`, or None for that of the environment.
+        find_saved: as for `load`; mistakes are in `LoadedConfig.problems`.
+    """
+    given = {name: getattr(config, name) for name in config.model_fields_set}
+    return _merge(_Layers(), {"argument": given}, preset, find_saved, all_settings())
+
+
+def _merge(
+    layers: _Layers,
+    given: Mapping[str, Mapping[str, Any]],
+    preset_name: str | None,
+    find_saved: FindSaved | None,
+    settings: Mapping[str, Setting],
+) -> LoadedConfig:
+    """All layers, those that were `given` on top, by their origin and in this order."""
+    wanted = {name: value for values in given.values() for name, value in values.items()}
     saved = None if find_saved is None else _read_saved(wanted, find_saved, settings, layers)
     if saved is not None:
         layers.put(saved.model_dump(mode="json", exclude=set(OF_ONE_START)), "saved run", settings)
-    env_id = str(wanted.get("env") or ("" if saved is None else saved.env))
-    preset = _choose_preset(given.texts.get("preset"), "" if saved is not None else env_id, settings, layers)
+    env_id = str(wanted.get("env") or ("" if saved is None else saved.env_id))
+    preset = _choose_preset(preset_name, "" if saved is not None else env_id, settings, layers)
     algo = str(wanted.get("algo", TrainConfig().algo if saved is None else saved.algo))
     if saved is None:
         layers.put(DEFAULTS.get(algo, {}), f"default of {algo}", settings)
     if preset is not None:
         backend = str(wanted.get("backend", TrainConfig().backend if saved is None else saved.backend))
         layers.put(preset.values(env_id, algo, backend), f"preset {preset.name}", settings)
-    layers.put(from_file, f"file {given.texts.get('config')}", settings)
-    layers.put(from_flags, "flag", settings)
+    for origin, values in given.items():
+        layers.put(values, origin, settings)
     config = _validate(layers, settings)
-    if layers.problems and not lenient:
-        raise ConfigError(layers.problems)
     return LoadedConfig(
         config=config,
         origins={name: layers.origins.get(name, "default") for name in settings},
         preset=preset.name if preset else None,
         preset_path=preset.path if preset else None,
-        cli=_read_extra(given.texts, extra_flags),
         saved=saved,
         problems=tuple(layers.problems),
     )
@@ -236,7 +262,7 @@ def _validate(layers: _Layers, settings: Mapping[str, Setting]) -> TrainConfig:
         refused = sorted({str(detail["loc"][0]) for detail in error.errors()})
     for name in refused:
         value, origin = layers.values.pop(name), layers.origins.pop(name)
-        where = "--" if origin == "flag" else f"In the {origin} "
+        where = "--" if origin in ("flag", "argument") else f"In the {origin} "
         expected = settings[name].expected + (f" or {' or '.join(SHORT_NAMES)}" if name == "algo" else "")
         text = (
             f"{where}{name}={format_value(value)} is not possible: expected {expected}{_hint(name, value, expected)}."

@@ -8,14 +8,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from asyncrl.config.algorithms import OFF_POLICY
+from asyncrl.config.env_maker import MakesEnv, as_env
+
+
+def _read_env(given: Any) -> str:
+    if isinstance(given, str) or callable(given):
+        return as_env(given)
+    raise ValueError("expected text or a callable that makes an environment")
+
 
 Auto = Literal["auto"]
 ImageChannels = Literal["auto", "first", "last"]
 ActionMapping = Literal["raw", "rescaled", "squashed"]
 """How continuous actions of the policy become the environment's, see `asyncrl.envs.actions`."""
+EnvSource = Annotated[
+    str | MakesEnv,
+    PlainValidator(_read_env),
+    PlainSerializer(str, return_type=str),
+    WithJsonSchema({"type": "string"}),
+]
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -57,7 +71,9 @@ class TrainConfig(BaseModel):
         return cls.model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values})
 
     # What to train
-    env: str = _setting("", "run", "Gymnasium id, or MODULE:Id for an environment that this module registers")
+    env: EnvSource = _setting(
+        "", "run", "Gymnasium id, or MODULE:Id or MODULE:function for an environment that a module registers or makes"
+    )
     env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
     env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _setting(
         "auto",
@@ -446,10 +462,22 @@ class TrainConfig(BaseModel):
     )
     quiet: bool = _setting(False, "watching", "print no progress")
 
+    callbacks: list[str] = _setting(
+        [],
+        "watching",
+        "observers of the run: names that packages have registered (entry points asyncrl.callbacks), or MODULE:Name",
+    )
+
+    @property
+    def env_id(self) -> str:
+        """The environment's id; of a callable MODULE:name, as an `EnvMaker` where that is not enough to import it."""
+        assert isinstance(self.env, str)
+        return self.env
+
     @property
     def preprocesses_atari(self) -> bool:
         """Whether the environment is an Atari game with the usual preprocessing."""
-        return self.env.startswith("ALE/") and self.atari_preprocessing
+        return self.env_id.startswith("ALE/") and self.atari_preprocessing
 
     @property
     def frames_per_step(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -19,6 +19,7 @@ NO_LIMIT = 2**62
 _STEPS, _STEPPING_S = 10, 1.0
 _STEP_RETURNS = ("observation", "reward", "terminated", "truncated", "info")
 _OF_PACKAGES = ("gymnasium", "ale_py", "asyncrl")  # environments and adapters that are not the user's to correct
+_TAKES_INFO = "set_training_info"
 _HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that training copes with
 
 
@@ -34,6 +35,16 @@ def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any
             limit = min(limit, env._max_episode_steps)
         env = env.env
     return env, limit
+
+
+def give_training_info(env: Any, info: Mapping[str, Any]) -> None:
+    """Calls `set_training_info` of an environment, single or vectorized, if it or a wrapper of it has this method."""
+    if isinstance(env, gymnasium.Env):
+        method = env.get_wrapper_attr(_TAKES_INFO) if env.has_wrapper_attr(_TAKES_INFO) else None
+    else:
+        method = getattr(env, _TAKES_INFO, None) or getattr(env.unwrapped, _TAKES_INFO, None)
+    if method is not None:
+        method(dict(info))
 
 
 def first_observation(env: gymnasium.Env[Any, Any], env_id: str) -> Any:

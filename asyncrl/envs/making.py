@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium import error as gymnasium_error
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from asyncrl.config.env_maker import EnvMaker, MakesEnv, find_callable
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs import atari
@@ -47,7 +48,8 @@ def make_env(
     """Makes one environment.
 
     Args:
-        env_id: a registered Gymnasium id, or `module:Id`, whose module is imported first; for EnvPool its id.
+        env_id: a registered Gymnasium id, or `module:Id`, whose module is imported first; for EnvPool its id; also
+            `module:function` of a callable that returns an environment, or an `EnvMaker`.
         env_kwargs: keyword arguments for the environment.
         render_mode: as Gymnasium understands it.
         backend: `env_backend` of the run; only `envpool` and `tensor` differ here.
@@ -69,7 +71,12 @@ def make_env(
         arguments = atari.inner_kwargs(arguments)
     if render_mode is not None:
         arguments["render_mode"] = render_mode
+    if isinstance(env_id, EnvMaker):
+        return _called(env_id.make, env_id, arguments)
     registered_id = _import_registering_module(env_id)
+    make = None if registered_id in gymnasium.registry else find_callable(env_id.partition(":")[0], registered_id)
+    if make is not None and ":" in env_id:
+        return _called(make, env_id, arguments)
     with _without_registry_warnings():
         try:
             registered = gymnasium.registry.get(registered_id)
@@ -94,6 +101,14 @@ def make_env(
             raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.") from error
 
 
+def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """The environment that a user's callable returns."""
+    env = make(**arguments)
+    if not isinstance(env, gymnasium.Env):
+        raise UsageError(f"{env_id} returned {type(env).__name__}, but a gymnasium.Env is expected.")
+    return env
+
+
 def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tensors: bool) -> SingleEnv:
     if "render_mode" in arguments:
         raise UsageError(f"{env_id} exists only as a vectorized environment, so it cannot be shown or recorded.")
@@ -112,7 +127,7 @@ def make_run_env(
 ) -> gymnasium.Env[Any, Any]:
     """Makes one environment of a run, see `make_env`."""
     return make_env(
-        config.env,
+        config.env_id,
         config.env_kwargs,
         render_mode,
         backend=config.env_backend,
@@ -141,8 +156,8 @@ def make_vector_env(
 def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, Any, Any]:
     """Makes a vectorized environment of a run."""
     if config.env_backend == "envpool":
-        return PooledVectorEnv(config.env, config.env_kwargs, num_envs)
-    return make_vector_env(config.env, config.env_kwargs, num_envs, config.preprocesses_atari)
+        return PooledVectorEnv(config.env_id, config.env_kwargs, num_envs)
+    return make_vector_env(config.env_id, config.env_kwargs, num_envs, config.preprocesses_atari)
 
 
 class VectorizedLook(NamedTuple):
@@ -242,6 +257,8 @@ def _unknown_id(env_id: str, registered_id: str) -> str:
         by_lower = {name.lower(): name for name in known}
         near = [by_lower[name] for name in difflib.get_close_matches(registered_id.lower(), by_lower, n=3, cutoff=0.6)]
     nearest = f"; the nearest are {', '.join(near)}" if near else ""
+    if env_id.startswith("__main__:"):
+        return f"{env_id} is a function of a script or a notebook: make it there, or move it to a module."
     if ":" not in env_id:
         return f"{text}{nearest}. If a module of yours registers it, give --env=MODULE:{registered_id}."
     return f"{text} after importing {env_id.partition(':')[0]!r}{nearest}. Does that module register it?"

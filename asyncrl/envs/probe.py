@@ -7,6 +7,7 @@ names, so nothing is left of them when a process is killed. The child ends with 
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import json
@@ -18,6 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from asyncrl.config.env_maker import EnvMaker, unpickled
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ImageChannels
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
@@ -53,6 +55,7 @@ def probe(
     """
     request = {
         "env_id": env_id,
+        "maker": base64.b64encode(env_id.pickled()).decode() if isinstance(env_id, EnvMaker) else None,
         "env_kwargs": dict(env_kwargs or {}),
         "env_backend": env_backend,
         "atari_preprocessing": atari_preprocessing,
@@ -132,6 +135,7 @@ def _describe_exit(exit_code: int | None) -> str:
 
 def _answers(
     env_id: str,
+    maker: str | None,
     env_kwargs: Mapping[str, Any],
     env_backend: str,
     atari_preprocessing: bool,
@@ -151,6 +155,8 @@ def _answers(
         raised_in = method
 
     try:
+        if maker is not None:
+            env_id = unpickled(base64.b64decode(maker))
         env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
         spec = read_spec(env, env_id, image_channels)
         try_out(env, spec, enter)

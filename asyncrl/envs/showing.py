@@ -47,15 +47,15 @@ def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, nu
     else:
         _choose_opengl()
     try:
-        with _explaining(config.env):
+        with _explaining(config.env_id):
             env = make_run_env(config, render_mode)
     except (UsageError, EnvironmentFailed) as error:
         if "unexpected keyword argument 'render_mode'" in str(error) or "takes no arguments" in str(error):
-            raise UsageError(_no_mode(config.env, "its constructor takes no render_mode")) from error
+            raise UsageError(_no_mode(config.env_id, "its constructor takes no render_mode")) from error
         raise
     try:
         if number == 0:
-            _draw_once(env, config.env, render_mode)
+            _draw_once(env, config.env_id, render_mode)
         return env if video is None else _recording(env, video, number)
     except BaseException:
         with contextlib.suppress(Exception):  # closing a window that could not be opened fails, too

@@ -52,11 +52,14 @@ class EvaluationWorker:
         checkpoints: Path,
         env_steps: int,
     ) -> None:
-        """The first evaluation is due at the multiple of `eval_every_env_steps` that follows `env_steps`."""
-        assert config.eval_every_env_steps is not None
+        """The first evaluation is due at the multiple of `eval_every_env_steps` that follows `env_steps`.
+
+        Without this setting evaluations are due when they are asked for.
+        """
         self._config = config
         self._spec = spec
         self._every = config.eval_every_env_steps
+        self._num_requests = 0  # that were met
         self._weights = weights
         self._control = control
         self._checkpoints = checkpoints
@@ -76,6 +79,10 @@ class EvaluationWorker:
         if self._weights.num_publications == 0:
             return False
         env_steps = self._weights.newest_env_steps
+        if self._control.num_evaluations > self._num_requests:
+            return True
+        if self._every is None:
+            return False
         if self._control.ended:
             return self._evaluated != (self._weights.newest_version, env_steps)
         return self._due_at <= env_steps < self._config.train_for_env_steps
@@ -95,6 +102,7 @@ class EvaluationWorker:
             What came of it; nothing if the run was asked to stop.
         """
         started = time.monotonic()
+        self._num_requests = self._control.num_evaluations
         news = self._weights.read(self._block, 0)
         assert news is not None
         read_block(self._model, self._flat, torch.from_numpy(self._block))
@@ -138,7 +146,7 @@ class EvaluationWorker:
         return reports
 
     def _next_after(self, env_steps: int) -> int:
-        return (env_steps // self._every + 1) * self._every
+        return 0 if self._every is None else (env_steps // self._every + 1) * self._every
 
     def _save_best(self, news: Publication, result: EvaluationResult) -> CheckpointReport:
         """Saves the policy that was evaluated; it has no optimizer, for training has gone on from it."""

@@ -36,6 +36,12 @@ class LearningRate:
             remaining = max(0.0, 1.0 - env_steps_before / self._config.train_for_env_steps)
             self.value = self._config.learning_rate * self._scale * remaining
 
+    def follow(self, config: TrainConfig) -> None:
+        """Takes a new `learning_rate` if that has changed; schedules continue from it."""
+        if config.learning_rate != self._config.learning_rate:
+            self.value = config.learning_rate * self._scale
+        self._config = config
+
     def go_on_with(self, of_one_rank: float) -> None:
         """Takes over `of_one_rank` of a checkpoint, which knows nothing of how many ranks go on with it."""
         self.value = of_one_rank * self._scale

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms import sac
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.learner.divergence import SkippedSteps
@@ -89,7 +90,14 @@ class OffPolicyLearner:
         self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)
         self._inputs = torch.empty(0)
         self._rate = torch.zeros((), dtype=own, device=device)
-        self._update_runner = UpdateRunner(self._update, config.compile if storage.is_capturable else "off", device)
+        self._compile = config.compile if storage.is_capturable else "off"
+        self._update_runner = UpdateRunner(self._update, self._compile, device)
+
+    def set_hyperparameters(self, new_values: Hyperparameters) -> None:
+        """Trains with new values from the next update on; a captured graph holds the old ones."""
+        self._config = new_values.apply_to(self._config)
+        self._learning_rate.follow(self._config)
+        self._update_runner = UpdateRunner(self._update, self._compile, self.device)
 
     @property
     def skipped_steps(self) -> int:

@@ -19,6 +19,7 @@ from asyncrl.algorithms.losses import (
     behaviour_weights,
     normalize_advantages,
 )
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
@@ -94,16 +95,28 @@ class OnPolicyLearner:
         self._recurrence = 0
         if model.rnn_state_size > 0:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
-        self._loss = OnPolicyLoss(config, model.distribution, self._learning_rate.is_adaptive)
         self._is_bf16 = config.precision == "bf16"
         self._rate = torch.zeros((), device=device)
         # The shapes inside a packed sequence follow from where episodes end.
-        is_capturable = storage.is_capturable and self._recurrence == 0
-        self._update_runner = UpdateRunner(self._update, config.compile if is_capturable else "off", device)
+        self._is_capturable = storage.is_capturable and self._recurrence == 0
         self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
+        self._prepare_steps()
+
+    def _prepare_steps(self) -> None:
+        """Makes what takes an optimizer step with the present settings; a captured graph holds their values."""
+        config, model, device = self._config, self.model, self.device
+        self._loss = OnPolicyLoss(config, model.distribution, self._learning_rate.is_adaptive)
+        mode = config.compile if self._is_capturable else "off"
+        self._update_runner = UpdateRunner(self._update, mode, device)
         if not self._update_runner.makes_graphs and ArrayUpdate.fits(model, config, device):
             self._take_step = ArrayUpdate(model, self._flat, self._loss, self._optimizer, self.ranks, config)
+
+    def set_hyperparameters(self, new_values: Hyperparameters) -> None:
+        """Trains with new values from the next dataset on."""
+        self._config = new_values.apply_to(self._config)
+        self._learning_rate.follow(self._config)
+        self._prepare_steps()
 
     def take_notice(self) -> str | None:
         """What the user should know of how updates are run, once."""

@@ -136,6 +136,7 @@ class OnPolicyTrainer:
         self._looked_at = time.monotonic()
         self._has_fixed_lag = config.async_rl and config.fixed_lag
         self._num_epochs = 0  # of the dataset in training
+        self._changed_at = 0  # policy version at which hyperparameters were changed last
         self._was_cut_short = False  # whether passes over the last dataset were left out
         self._agreement = agreement or Agreement(Ranks())
         self._learner = learner
@@ -185,6 +186,9 @@ class OnPolicyTrainer:
             self._datasets.begin_next()
         turn = self._agreement.take_turn(1, self._own_env_steps + num_valid)
         self._phases.charge(Phase.WAIT_RANKS)
+        if turn.new_values.changes():
+            self._learner.set_hyperparameters(turn.new_values)
+            self._changed_at = self._learner.policy_version
         num_steps = self._first_env_steps + turn.env_steps - self._env_steps
         if turn.is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
             self._datasets.release()
@@ -217,6 +221,8 @@ class OnPolicyTrainer:
             skipped_steps=self._learner.skipped_steps,
             phases=phases,
             notice=self._learner.take_notice(),
+            hyperparameters=self._agreement.hyperparameters.changes(),
+            hyperparameters_version=self._changed_at,
         )
         self._report_started = now
         return report

@@ -16,6 +16,8 @@ from datetime import timedelta
 import torch
 from torch import Tensor
 
+from asyncrl.buffers.control import RunControl
+from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters
 from asyncrl.runtime.peers import LOST_OTHERS, open_store
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.torchrun import RankAddress
@@ -143,12 +145,14 @@ class Turn:
         is_interrupted: some rank was asked to stop before the run had come to its end.
         num_updates: the fewest that any rank is ready for that is not done.
         env_steps: what the ranks have named, added up.
+        new_values: hyperparameters that an observer has changed; every rank takes them before its next update.
     """
 
     is_over: bool
     is_interrupted: bool
     num_updates: int
     env_steps: int
+    new_values: Hyperparameters = NO_CHANGES
 
 
 class Agreement:
@@ -158,11 +162,22 @@ class Agreement:
 
     Attributes:
         ranks: who agrees.
+        hyperparameters: the changes that are in effect.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Nothing is agreed on yet."""
+    def __init__(
+        self, ranks: Ranks, control: RunControl | None = None, hyperparameters: Hyperparameters = NO_CHANGES
+    ) -> None:
+        """Nothing is agreed on yet.
+
+        Args:
+            ranks: who agrees.
+            control: where observers ask for changes, on rank 0.
+            hyperparameters: changes that were in effect before, in a resumed run.
+        """
         self.ranks = ranks
+        self.hyperparameters = hyperparameters
+        self._control = control
         self._wants_to_save = self._are_to_save = False
         self._last: Turn | None = None
 
@@ -214,9 +229,20 @@ class Agreement:
         return due
 
     def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
-        rows = self.ranks.gather([ends, is_interrupted, self._wants_to_save, is_done, num_updates, env_steps])
-        all_end, all_interrupted, saves, all_done, all_updates, steps = zip(*rows, strict=True)
+        new_values = NO_CHANGES
+        if self._control is not None and self.ranks.rank == 0 and not ends:
+            new_values = self._control.take_hyperparameters()
+        is_changed = bool(new_values.changes())
+        flags = [ends, is_interrupted, self._wants_to_save, is_changed, is_done]
+        rows = self.ranks.gather([*flags, num_updates, env_steps])
+        all_end, all_interrupted, saves, changes, all_done, all_updates, steps = zip(*rows, strict=True)
+        if any(changes):
+            numbers = torch.tensor(new_values.to_numbers(), dtype=torch.float64)
+            new_values = Hyperparameters.from_numbers(self.ranks.take_from_first(numbers).tolist())
+            self.hyperparameters = self.hyperparameters.updated_by(new_values)
         updates = [count for count, done in zip(all_updates, all_done, strict=True) if not done]
         self._are_to_save, self._wants_to_save = self._are_to_save or any(saves), False
-        self._last = Turn(any(all_end) or not updates, any(all_interrupted), min(updates, default=0), sum(steps))
+        self._last = Turn(
+            any(all_end) or not updates, any(all_interrupted), min(updates, default=0), sum(steps), new_values
+        )
         return self._last

@@ -24,6 +24,7 @@ class ReplaySampler:
 
     Attributes:
         generator: decides what is drawn; part of a checkpoint.
+        gamma: discount factor of the transitions drawn next.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class ReplaySampler:
         self.generator = torch.Generator().manual_seed(derive_seed(seed, Stream.REPLAY))
         self._stripes = stripes
         self._n_step = n_step
-        self._gamma = gamma
+        self.gamma = gamma
         self._reward_scale = reward_scale
         self._reward_clip = reward_clip
         self._obs = _flat(stripes.obs)
@@ -130,7 +131,7 @@ class ReplaySampler:
                 between_obs[:, step - 1] = np.take(self._obs, np.where(goes_on, place, start), axis=0)
                 between_discount[:, step - 1] = np.where(goes_on, discount, np.float32(0.0))
             reward += np.where(goes_on, discount * self._rewards_at(place), np.float32(0.0))
-            discount[goes_on] *= np.float32(self._gamma)
+            discount[goes_on] *= np.float32(self.gamma)
             steps += goes_on
             has_terminated = goes_on & self._terminated[place]
             discount[has_terminated] = 0.0

@@ -114,6 +114,7 @@ class LearnerWorker:
         self._stopping = stopping
         self._saver = CheckpointSaver(checkpoints, config, trainer.env_steps)
         self._num_best = control.num_best
+        self._num_saves = 0  # that were met; one may have been asked for before
 
     @property
     def is_over(self) -> bool:
@@ -131,7 +132,8 @@ class LearnerWorker:
             send(report)
         self._phases.charge(Phase.OTHER)
         env_steps, saved = self._trainer.env_steps, []
-        if self._agreement.should_save(self._saver.is_due(env_steps)) and self._saves:
+        is_asked, self._num_saves = self._control.num_saves != self._num_saves, self._control.num_saves
+        if self._agreement.should_save(is_asked or self._saver.is_due(env_steps)) and self._saves:
             saved.append(self._saver.save(env_steps, self._content_with_replay))
         if self._saver.is_milestone_due:
             saved.append(self._saver.save_milestone(env_steps, self._content))
@@ -180,6 +182,7 @@ class LearnerWorker:
             "elapsed_s": self._stopping.elapsed_s,
             "config": self._config.model_dump(mode="json"),
             "spec": self._spec.to_data(),
+            "hyperparameters": self._agreement.hyperparameters.changes(),
         }
         return Checkpoint(state.model, state.optimizer, {**state.scalars, **about})
 

@@ -159,7 +159,8 @@ class LearnerReport:
 
     `train` is None where nothing was trained. `lag` is of trajectories, `replay` of a replay. Other counters are totals
     since the start; `skipped_steps` are optimizer steps left out because loss or gradient were not finite. `notice` is
-    a sentence for the user.
+    a sentence for the user. `hyperparameters` are those that an observer has changed, the last of them at
+    `hyperparameters_version`.
     """
 
     env_steps: int
@@ -176,6 +177,8 @@ class LearnerReport:
     replay: ReplayMetrics | None = None
     phases: Mapping[Phase, float] = field(default_factory=dict)
     notice: str | None = None
+    hyperparameters: Mapping[str, float] = field(default_factory=dict)
+    hyperparameters_version: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a run had come to when it goes on, and what it came to when it ended."""
+"""What a run had reached when it is resumed, and what it has reached when it ends."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 UNKNOWN = "-"
-RunStatus = Literal["completed", "interrupted", "failed"]
+RunStatus = Literal["completed", "stopped", "interrupted", "failed"]
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """What a run that goes on had come to.
+class ResumedTotals:
+    """What a resumed run had reached.
 
     Attributes:
         env_steps: environment steps.
@@ -32,7 +32,8 @@ class Summary:
     """How a run ended; what it never came to is None.
 
     Attributes:
-        status: `completed` reached its limit, `interrupted` was stopped by the user, `failed` by an error.
+        status: `completed` reached its limit, `stopped` was ended by a callback, `interrupted` by the user, `failed` by
+            an error.
         num_workers: rollout workers, as the plan has them.
         env_steps: environment steps trained on.
         num_updates: optimizer steps.
@@ -58,30 +59,30 @@ class Summary:
     """
 
     status: RunStatus
-    num_workers: int
-    env_steps: int
-    num_updates: int
-    num_episodes: int
-    wall_s: float
-    startup_s: float | None
-    fps: float | None
-    ep_rew_mean: float | None
-    ep_len_mean: float | None
-    eval_mean_reward: float | None
-    best_return: float | None
-    lag_mean: float | None
-    lag_p95: float | None
-    lag_max: int | None
-    lag_bound: int
-    lag_over_bound: float | None
-    lag_age_ms: float | None
-    dropped_samples: int
-    env_failures: int
-    skipped_steps: int
-    failed_saves: int
-    restarts: int
-    checkpoint: str | None
-    error: str | None
+    num_workers: int = 0
+    env_steps: int = 0
+    num_updates: int = 0
+    num_episodes: int = 0
+    wall_s: float = 0.0
+    startup_s: float | None = None
+    fps: float | None = None
+    ep_rew_mean: float | None = None
+    ep_len_mean: float | None = None
+    eval_mean_reward: float | None = None
+    best_return: float | None = None
+    lag_mean: float | None = None
+    lag_p95: float | None = None
+    lag_max: int | None = None
+    lag_bound: int = 0
+    lag_over_bound: float | None = None
+    lag_age_ms: float | None = None
+    dropped_samples: int = 0
+    env_failures: int = 0
+    skipped_steps: int = 0
+    failed_saves: int = 0
+    restarts: int = 0
+    checkpoint: str | None = None
+    error: str | None = None
 
     def to_text(self, target_env_steps: int, places: Mapping[str, str], commands: Mapping[str, str]) -> str:
         """The end of a run for a person: how it ended, where its files are, what can be done next.

@@ -1,4 +1,4 @@
-"""Takes the roles' reports, writes a record every few seconds, shows progress, and sums up the run at its end.
+"""Turns the roles' reports into events for observers: records every few seconds, the status, the summary at the end.
 
 It runs in the runner's process and is called from its control loop: `handle` for each report, `tick` as often as the
 loop turns, `finish` once. It has no thread and waits for nothing.
@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
 from asyncrl.monitoring.metrics import (
     EpisodeStatistics,
@@ -36,38 +35,14 @@ from asyncrl.monitoring.reports import (
     RestartReport,
     RolloutReport,
 )
-from asyncrl.monitoring.summary import Earlier, RunStatus, Summary
-from asyncrl.observers.progress import Progress, Status, make_progress
-from asyncrl.observers.writers import GuardedWriter, JsonLinesWriter, TensorBoardWriter
-from asyncrl.runtime.run_folder import write_text_atomically
-
-if TYPE_CHECKING:
-    from asyncrl.config.plan import ResourcePlan
-    from asyncrl.config.schema import TrainConfig
+from asyncrl.monitoring.status import Record, Status
+from asyncrl.monitoring.summary import RunStatus, Summary
+from asyncrl.observers.observer import Observer, Run
+from asyncrl.runtime.run_folder import RunFolder, write_text_atomically
 
 _REDRAW_S = 0.25
 _BEST_EVERY_S = 15.0
 _LONG_UPDATE_S = 2.0
-
-
-class RunFiles(Protocol):
-    """The files of a run's folder that monitoring writes."""
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line."""
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of event files."""
-
-    @property
-    def episodes(self) -> Path:
-        """The last training episodes at the newest checkpoint."""
-
-    @property
-    def summary(self) -> Path:
-        """How the run ended."""
 
 
 class Monitor:
@@ -75,56 +50,45 @@ class Monitor:
 
     def __init__(
         self,
-        folder: RunFiles,
-        config: TrainConfig,
-        plan: ResourcePlan,
+        run: Run,
         *,
         clock: Callable[[], float] = time.monotonic,
         started_at: float | None = None,
-        progress: Progress | None = None,
-        earlier: Earlier | None = None,
         restarts: int = 0,
         training_returns_mislead: bool = False,
     ) -> None:
         """Opens nothing yet.
 
         Args:
-            folder: where records and summary go.
-            config: the run's settings.
-            plan: the run's plan, for its bound on the lag.
+            run: passes everything on to the observers.
             clock: seconds that only go forward.
             started_at: when the command was given, on that clock; now if None.
-            progress: what to show; what suits the terminal if None.
-            earlier: what the run had come to before, if it goes on.
             restarts: processes that were started again before.
             training_returns_mislead: whether returns of training are not those of the policy, so that they do not
                 decide which checkpoint is the best unless the user has asked for that.
         """
-        self._earlier = earlier
+        self._run = run
+        config, plan, before = run.config, run.plan, run.start.before
+        self._before = before
         self._best_is_by_training = config.best_metric == "train"
         if training_returns_mislead and config.save_best_metric == "auto":
             self._best_is_by_training = False
-        self._folder, self._config, self._plan, self._clock = folder, config, plan, clock
+        self._folder, self._config, self._plan, self._clock = RunFolder(run.folder), config, plan, clock
         self._started_at = clock() if started_at is None else started_at
-        self._progress = make_progress(config.quiet, plan.serial_mode) if progress is None else progress
-        self._writers = [GuardedWriter(str(folder.metrics), JsonLinesWriter(folder.metrics), self.say)]
-        if config.with_tensorboard:
-            events = TensorBoardWriter(folder.tensorboard, None if earlier is None else earlier.env_steps)
-            self._writers.append(GuardedWriter("TensorBoard", events, self.say))
         self._interval = Interval()
         self._episodes = EpisodeStatistics()
-        before = () if earlier is None else earlier.worker_env_steps
+        worker_steps = () if before is None else before.worker_env_steps
         self._workers = [
-            WorkerStatistics(before[worker] if worker < len(before) else 0)
+            WorkerStatistics(worker_steps[worker] if worker < len(worker_steps) else 0)
             for worker in range(plan.num_workers if plan.hogwild is not None else 0)
         ]
-        if earlier is not None:
-            self._episodes.go_on_with(_read_episodes(folder.episodes))
+        if before is not None:
+            self._episodes.go_on_with(_read_episodes(self._folder.episodes))
         self._run_lag = LagStatistics()
         self._run_phases = PhaseShares()
         self._training = TrainingClock()
-        self._training.env_steps = 0 if earlier is None else earlier.env_steps
-        self._best_return = None if earlier is None else earlier.best_return
+        self._training.env_steps = run.env_steps = run.start.env_steps
+        self._best_return = None if before is None else before.best_return
         self._best_asked_at = -math.inf
         self._evaluation: EvaluationReport | None = None
         self._last_learner_report: LearnerReport | None = None
@@ -159,6 +123,8 @@ class Monitor:
         if isinstance(report, RolloutReport):
             self._episodes.add(report.episodes)
             self._failures.add(report)
+            for episode in report.episodes:
+                self._run.notify(Observer.on_episode, episode)
             if self._workers:
                 self._workers[report.worker_idx].add(report)
             for warning in report.failures.warnings:
@@ -167,6 +133,7 @@ class Monitor:
                 self.mark_first_step()
         elif isinstance(report, LearnerReport):
             self._training.add(self._clock(), report.env_steps)
+            self._run.env_steps = self._training.env_steps
             if report.lag is not None:
                 self._run_lag.add(report.lag)
                 self._lag = report.lag
@@ -207,8 +174,8 @@ class Monitor:
         return self._num_restarts
 
     def say(self, text: str) -> None:
-        """Shows the user one sentence, without tearing the progress line."""
-        self._progress.say(text)
+        """Shows the user one sentence."""
+        self._run.say(text)
 
     def tick(self, activity: Activity | None = None) -> None:
         """Writes a record if `report_every_s` have passed, and redraws the progress now and then.
@@ -221,10 +188,10 @@ class Monitor:
         if now - self._record_at >= self._config.report_every_s:
             self._record_at = now
             self._write_record(now)
-            self._progress.record(self._status(now))
+            self._show_status(now, is_of_record=True)
         elif now - self._redraw_at >= _REDRAW_S:
             self._redraw_at = now
-            self._progress.update(self._status(now))
+            self._show_status(now)
 
     def finish(
         self,
@@ -250,13 +217,12 @@ class Monitor:
             raise RuntimeError("Monitor.finish was called twice; a run ends once")
         self._is_finished = True
         self._write_record(now)
-        self._progress.record(self._status(now))
-        self._progress.close()
-        if self._config.profile:
-            print(self._run_phases.table(), flush=True)
-        for writer in self._writers:
-            writer.close()
+        self._show_status(now, is_of_record=True)
         summary = self._summarize(now, status, env_steps, checkpoint, error)
+        self._run.time_table = self._run_phases.table()
+        self._run.notify(Observer.on_end, summary)
+        if self._run.failure is not None and status != "failed":
+            summary = dataclasses.replace(summary, status="failed", error=self._run.failure.summary)
         try:
             write_text_atomically(self._folder.summary, json.dumps(dataclasses.asdict(summary), indent=2) + "\n")
         except OSError as failure:
@@ -272,17 +238,15 @@ class Monitor:
         elif report.error is not None:
             self._num_failed_saves += 1
             self.say(f"No checkpoint was saved at {report.env_steps:,} steps, training continues: {report.error}")
+        self._run.notify(Observer.on_checkpoint, report)
 
     def _handle_evaluation(self, report: EvaluationReport) -> None:
         self._evaluation = report
         scalars = {"eval/mean_reward": report.mean_reward, "eval/mean_ep_length": report.mean_ep_length}
         if report.std_reward is not None:
             scalars["eval/std_reward"] = report.std_reward
-        for writer in self._writers:
-            writer.write(report.env_steps, scalars)
-        if not self._config.quiet:
-            episodes = f"over {report.episodes} episodes"
-            self.say(f"evaluated at {report.env_steps:,} steps: return {report.mean_reward:,.1f} {episodes}")
+        self._record(Record(report.env_steps, scalars))
+        self._run.notify(Observer.on_evaluation, report)
 
     def _write_episodes(self) -> None:
         """Keeps the window of training episodes for a run that goes on from the checkpoint just saved."""
@@ -304,8 +268,14 @@ class Monitor:
             # The progress line keeps the last known speed; a record of an interval without training has none.
             self._fps = scalars["time/fps"] = fps
         self._interval = Interval()
-        for writer in self._writers:
-            writer.write(self._training.env_steps, scalars)
+        self._record(Record(self._training.env_steps, scalars))
+
+    def _record(self, record: Record) -> None:
+        self._run.notify(Observer.on_record, record)
+
+    def _show_status(self, now: float, is_of_record: bool = False) -> None:
+        status = self._status(now, is_of_record)
+        self._run.notify(Observer.on_status, status)
 
     def _run_scalars(self, now: float) -> dict[str, float]:
         """Returns the figures that do not belong to the interval, by published name."""
@@ -327,6 +297,9 @@ class Monitor:
         if learner is not None:
             named["train/n_updates"] = learner.num_updates
             named["perf/slots_ready"] = learner.slots_ready
+            if learner.hyperparameters:
+                named |= {f"hyperparameters/{name}": value for name, value in learner.hyperparameters.items()}
+                named["hyperparameters/policy_version"] = learner.hyperparameters_version
         for worker_idx, worker in enumerate(self._workers):
             named |= {f"worker/{worker_idx}/{name}": value for name, value in worker.scalars().items()}
         for name, value in self._episodes.mean_extra_stats().items():
@@ -343,7 +316,7 @@ class Monitor:
         learner = self._last_learner_report
         return self._failures.skipped_steps + (0 if learner is None else learner.skipped_steps)
 
-    def _status(self, now: float) -> Status:
+    def _status(self, now: float, is_of_record: bool) -> Status:
         return Status(
             env_steps=self._training.env_steps,
             target_env_steps=self._config.train_for_env_steps,
@@ -354,6 +327,7 @@ class Monitor:
             lag_max=None if self._lag is None else self._lag.max,
             remaining_s=self._remaining_s(now),
             activity=None if self._is_finished else self._describe_activity(now),
+            is_of_record=is_of_record,
         )
 
     def _describe_activity(self, now: float) -> str | None:
@@ -383,7 +357,7 @@ class Monitor:
         return f"collecting: {min(num_steps, size):,} of {size:,} steps"
 
     def _elapsed_s(self, now: float) -> float:
-        return now - self._started_at + (0.0 if self._earlier is None else self._earlier.elapsed_s)
+        return now - self._started_at + (0.0 if self._before is None else self._before.elapsed_s)
 
     def _remaining_s(self, now: float) -> float | None:
         """Seconds until the first of the two limits, None while neither can be foreseen."""
@@ -392,8 +366,8 @@ class Monitor:
         if fps:
             remaining.append(max(0, self._config.train_for_env_steps - self._training.env_steps) / fps)
         if self._config.train_for_seconds is not None and self._first_step_at is not None:
-            earlier_s = 0.0 if self._earlier is None else self._earlier.elapsed_s
-            remaining.append(max(0.0, self._config.train_for_seconds - earlier_s - (now - self._first_step_at)))
+            before_s = 0.0 if self._before is None else self._before.elapsed_s
+            remaining.append(max(0.0, self._config.train_for_seconds - before_s - (now - self._first_step_at)))
         return min(remaining, default=None)
 
     def _summarize(

@@ -1,14 +1,15 @@
-"""What a person sees while a run goes on: one live line on a terminal, else a plain line every few seconds."""
+"""What a person sees while a run trains: one live line on a terminal, else a plain line every few seconds."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from asyncrl.monitoring.summary import UNKNOWN, duration
+from asyncrl.monitoring.reports import EvaluationReport
+from asyncrl.monitoring.status import Status
+from asyncrl.monitoring.summary import Summary
+from asyncrl.observers.observer import Observer, Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,122 +19,41 @@ if TYPE_CHECKING:
 _BAR_WIDTHS = (8, 24)
 
 
-@dataclass(frozen=True)
-class Status:
-    """Where a run stands. What is not known yet is None.
-
-    Attributes:
-        env_steps: environment steps trained on.
-        target_env_steps: steps at which the run ends.
-        elapsed_s: seconds since the command was given.
-        fps: environment steps trained a second.
-        episode_return: mean return of the last episodes.
-        lag_mean, lag_max: policy lag in versions.
-        remaining_s: seconds until the run ends.
-        activity: what the run is doing, where the figures do not show it.
-    """
-
-    env_steps: int
-    target_env_steps: int
-    elapsed_s: float
-    fps: float | None = None
-    episode_return: float | None = None
-    lag_mean: float | None = None
-    lag_max: int | None = None
-    remaining_s: float | None = None
-    activity: str | None = None
-
-    @property
-    def share(self) -> float:
-        """Share of the steps that are done, at most 1."""
-        return min(1.0, self.env_steps / self.target_env_steps)
-
-    @property
-    def text(self) -> str:
-        """One line with every figure."""
-        return _join(self._parts)
-
-    def text_within(self, width: int) -> str:
-        """One line of at most `width` characters: what is least needed is left out until it fits."""
-        parts = dict(self._parts)
-        for name in ("lag", "elapsed", "fps", "return", "left"):
-            if len(_join(parts.items())) <= width:
-                break
-            parts.pop(name, None)
-        return _join(parts.items())[:width]
-
-    @property
-    def _parts(self) -> list[tuple[str, str]]:
-        lag = UNKNOWN if self.lag_mean is None else f"{self.lag_mean:.1f} (max {self.lag_max})"
-        parts = [
-            ("steps", f"{self.env_steps:,} of {self.target_env_steps:,} steps ({100 * self.share:.1f} %)"),
-            ("fps", f"{_number(self.fps, ',.0f')} steps/s"),
-            ("return", f"return {_number(self.episode_return, ',.1f')}"),
-            ("lag", f"lag {lag}"),
-            ("elapsed", f"{duration(self.elapsed_s)} elapsed"),
-            ("left", f"{duration(self.remaining_s)} left"),
-        ]
-        if self.activity is None:
-            return parts
-        known = [part for part in parts if UNKNOWN not in part[1].split()]  # the activity says why others are not
-        return [known[0], ("activity", self.activity), *known[1:]]
-
-
-class Progress(Protocol):
-    """Shows where a run stands."""
-
-    def update(self, status: Status) -> None:
-        """Called often, about as often as reports arrive."""
-
-    def record(self, status: Status) -> None:
-        """Called once for each written record."""
-
-    def say(self, text: str) -> None:
-        """Shows one sentence, for example that a file could not be written."""
-
-    def close(self) -> None:
-        """Leaves the terminal as it was found."""
-
-
-class PlainProgress:
-    """Prints one line for each record: for log files, pipes and CI."""
+class QuietProgress(Observer):
+    """Shows no progress; what goes wrong is still said."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Prints to `stream`, standard output if None."""
+        """Prints to `stream`; to standard output and standard error if None."""
         self._stream = stream
 
-    def update(self, status: Status) -> None:
-        """Prints nothing: a line for each report would be too many."""
-
-    def record(self, status: Status) -> None:
-        """Prints the line."""
-        self._print(status.text, self._stream or sys.stdout)
-
-    def say(self, text: str) -> None:
+    def on_message(self, run: Run, text: str) -> None:
         """Prints the sentence to standard error, or to the stream that was given."""
-        self._print(text, self._stream or sys.stderr)
-
-    def close(self) -> None:
-        """Nothing to restore."""
+        self.print(text, self._stream or sys.stderr)
 
     @staticmethod
-    def _print(text: str, stream: TextIO) -> None:
+    def print(text: str, stream: TextIO) -> None:
+        """Prints one line; if nobody reads it any more, the run continues."""
         try:
             print(text, file=stream, flush=True)
-        except (OSError, ValueError):
-            # The reader of a pipe went away, or the stream is closed: the run goes on unseen.
+        except (OSError, ValueError):  # the reader of a pipe has ended, or the stream is closed
             return
 
 
-class QuietProgress(PlainProgress):
-    """Shows no progress; what goes wrong is still said."""
+class PlainProgress(QuietProgress):
+    """Prints a line every `report_every_s`: for log files, pipes and CI."""
 
-    def record(self, status: Status) -> None:
-        """Prints nothing."""
+    def on_status(self, run: Run, status: Status) -> None:
+        """Prints the line when a record is due."""
+        if status.is_of_record:
+            self.print(status.text, self._stream or sys.stdout)
+
+    def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
+        """Says how well the policy does."""
+        self.on_message(run, evaluated(evaluation))
 
 
-class LiveProgress:
-    """Keeps one line at the bottom of the terminal up to date. It has no thread: `update` draws.
+class LiveProgress(Observer):
+    """Keeps one line at the bottom of the terminal up to date. It has no thread: each status draws the line.
 
     The line never wraps: Rich would leave the upper rows of a wrapped line behind.
     """
@@ -145,7 +65,7 @@ class LiveProgress:
         self._console = console or Console()
         self._live: Live | None = None
 
-    def update(self, status: Status) -> None:
+    def on_status(self, run: Run, status: Status) -> None:
         """Draws the line again."""
         from rich.live import Live
 
@@ -155,15 +75,15 @@ class LiveProgress:
             self._live.start()
         self._live.update(line, refresh=True)
 
-    def record(self, status: Status) -> None:
-        """Draws the line again."""
-        self.update(status)
-
-    def say(self, text: str) -> None:
+    def on_message(self, run: Run, text: str) -> None:
         """Prints the sentence above the line."""
         self._console.print(text, markup=False, highlight=False)
 
-    def close(self) -> None:
+    def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
+        """Says how well the policy does."""
+        self.on_message(run, evaluated(evaluation))
+
+    def on_end(self, run: Run, summary: Summary) -> None:
         """Leaves the last line standing and gives the cursor back."""
         if self._live is not None:
             self._live.stop()
@@ -186,7 +106,35 @@ class LiveProgress:
         )
 
 
-def make_progress(quiet: bool, is_serial: bool = False) -> Progress:
+class ProgressBar(Observer):
+    """Shows what `python -m asyncrl.train` shows while a run trains, and what goes wrong."""
+
+    def __init__(self) -> None:
+        """Chooses the form when the run begins."""
+        self.shown: Observer = QuietProgress()
+
+    def on_start(self, run: Run) -> None:
+        """A live line on a terminal, else a line every `report_every_s`."""
+        self.shown = make_progress(run.config.quiet, run.plan.serial_mode)
+
+    def on_status(self, run: Run, status: Status) -> None:
+        """Shows it."""
+        self.shown.on_status(run, status)
+
+    def on_message(self, run: Run, text: str) -> None:
+        """Shows it."""
+        self.shown.on_message(run, text)
+
+    def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
+        """Shows it."""
+        self.shown.on_evaluation(run, evaluation)
+
+    def on_end(self, run: Run, summary: Summary) -> None:
+        """Gives the terminal back."""
+        self.shown.on_end(run, summary)
+
+
+def make_progress(quiet: bool, is_serial: bool = False) -> Observer:
     """Returns what suits the place where standard output goes.
 
     Args:
@@ -200,9 +148,7 @@ def make_progress(quiet: bool, is_serial: bool = False) -> Progress:
     return LiveProgress() if can_redraw else PlainProgress()
 
 
-def _join(parts: Iterable[tuple[str, str]]) -> str:
-    return " | ".join(text for _, text in parts)
-
-
-def _number(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else format(value, form)
+def evaluated(evaluation: EvaluationReport) -> str:
+    """What an evaluation found, in one sentence."""
+    episodes = f"over {evaluation.episodes} episodes"
+    return f"evaluated at {evaluation.env_steps:,} steps: return {evaluation.mean_reward:,.1f} {episodes}"

@@ -1,4 +1,4 @@
-"""Where records go: `metrics.jsonl` and TensorBoard. A failure of either is said once and never stops a run."""
+"""Where records and messages go: `metrics.jsonl`, TensorBoard, the log. No run stops because a file fails."""
 
 from __future__ import annotations
 
@@ -6,41 +6,68 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+from asyncrl.monitoring.status import Record
+from asyncrl.monitoring.summary import Summary
+from asyncrl.observers.observer import Observer, Run, log
 
 
-class RecordWriter(Protocol):
-    """Takes the scalars of one record by name."""
+class RecordWriter(Observer):
+    """Writes records until that fails once: then it says so, and writes no more."""
 
-    def write(self, env_steps: int, scalars: Mapping[str, float]) -> None:
-        """Writes one record at `env_steps`. Raises OSError or ImportError if it cannot."""
+    is_off = False
+
+    def write(self, record: Record) -> None:
+        """Writes one record. Raises an exception if it cannot."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Writes what is buffered."""
 
+    @property
+    def name(self) -> str:
+        """What the user knows it by."""
+        return type(self).__name__
 
-class JsonLinesWriter:
-    """Appends one JSON object a line; what is not finite becomes null."""
+    def on_record(self, run: Run, record: Record) -> None:
+        """Writes it."""
+        if self.is_off:
+            return
+        try:
+            self.write(record)
+        except Exception as error:  # a library that writes a log has many ways to fail, none of them is worth the run
+            self.is_off = True
+            run.say(f"{self.name} is no longer written, training continues: {type(error).__name__}: {error}")
 
-    def __init__(self, path: Path) -> None:
+    def on_end(self, run: Run, summary: Summary) -> None:
+        """Closes the file."""
+        if not self.is_off:
+            self.close()
+
+
+class JsonLines(RecordWriter):
+    """Appends one JSON object a line; NaN and infinity become null."""
+
+    def on_start(self, run: Run) -> None:
         """Opens nothing yet: the first record does."""
-        self._path = path
-        self._is_checked = False
+        self._path = run.folder / "metrics.jsonl"
+        self._is_checked = self.is_off = False
 
-    def write(self, env_steps: int, scalars: Mapping[str, float]) -> None:
+    @property
+    def name(self) -> str:
+        """The file."""
+        return str(self._path)
+
+    def write(self, record: Record) -> None:
         """Appends a record, its step axis first."""
-        record: dict[str, float | None] = {"env_steps": env_steps}
-        record.update((name, value if math.isfinite(value) else None) for name, value in scalars.items())
+        line: dict[str, float | None] = {"env_steps": record.env_steps}
+        line.update((name, value if math.isfinite(value) else None) for name, value in record.scalars.items())
         with open(self._path, "ab") as file:
             if not self._is_checked:
                 self._end_broken_line(file.tell())
                 self._is_checked = True
-            file.write((json.dumps(record, allow_nan=False) + "\n").encode())
-
-    def close(self) -> None:
-        """Nothing is buffered."""
+            file.write((json.dumps(line, allow_nan=False) + "\n").encode())
 
     def _end_broken_line(self, size: int) -> None:
         """Ends a line that a killed run had begun, so that it spoils no further record."""
@@ -52,39 +79,36 @@ class JsonLinesWriter:
                 file.write(b"\n")
 
 
-class TensorBoardWriter:
+class TensorBoard(RecordWriter):
     """Writes event files through tensorboardX, which is imported at the first record: that takes most of a second.
 
     It uses tensorboardX's events writer directly. The `SummaryWriter` above it hands events to a thread through a
     bounded queue; when that thread dies of a full disk, the next records wait for it for ever.
     """
 
-    def __init__(self, folder: Path, resumed_at: int | None = None) -> None:
-        """Makes nothing yet: the first record does.
-
-        Args:
-            folder: of the event files.
-            resumed_at: environment steps from which a run goes on; what was recorded of later ones is to be forgotten.
-        """
-        self._folder = folder
-        self._resumed_at = resumed_at
+    def on_start(self, run: Run) -> None:
+        """Makes nothing yet: the first record does."""
+        self._folder = run.folder / "tensorboard"
+        self._start = run.start
         self._events: Any = None
+        self.is_off = not run.config.with_tensorboard
 
-    def write(self, env_steps: int, scalars: Mapping[str, float]) -> None:
+    def write(self, record: Record) -> None:
         """Writes a record and flushes it to the file."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto.summary_pb2 import Summary as Scalars
 
         if self._events is None:
             from tensorboardX.event_file_writer import EventsWriter
 
             self._folder.mkdir(parents=True, exist_ok=True)
             self._events = EventsWriter(str(self._folder / "events"))
-            if self._resumed_at is not None:
-                start = SessionLog(status=SessionLog.START)
-                self._events.write_event(Event(wall_time=time.time(), step=self._resumed_at + 1, session_log=start))
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        self._events.write_event(Event(wall_time=time.time(), step=env_steps, summary=Summary(value=values)))
+            if self._start.before is not None:  # TensorBoard hides what was recorded of later steps
+                session = SessionLog(status=SessionLog.START)
+                step = self._start.env_steps + 1
+                self._events.write_event(Event(wall_time=time.time(), step=step, session_log=session))
+        values = [Scalars.Value(tag=name, simple_value=value) for name, value in record.scalars.items()]
+        self._events.write_event(Event(wall_time=time.time(), step=record.env_steps, summary=Scalars(value=values)))
         self._events.flush()
 
     def close(self) -> None:
@@ -94,29 +118,9 @@ class TensorBoardWriter:
             self._events = None
 
 
-class GuardedWriter:
-    """Gives up a writer at its first failure and says so once."""
+class LogMessages(Observer):
+    """Passes what the user should know to Python's logging."""
 
-    def __init__(self, name: str, writer: RecordWriter, say: Callable[[str], None]) -> None:
-        """Wraps `writer`; `name` is what the user knows it by, `say` shows one sentence to the user."""
-        self._name = name
-        self._writer: RecordWriter | None = writer
-        self._say = say
-
-    def write(self, env_steps: int, scalars: Mapping[str, float]) -> None:
-        """Writes a record, or does nothing if an earlier one failed."""
-        self._guard(lambda writer: writer.write(env_steps, scalars))
-
-    def close(self) -> None:
-        """Closes the writer."""
-        self._guard(lambda writer: writer.close())
-
-    def _guard(self, action: Callable[[RecordWriter], None]) -> None:
-        if self._writer is None:
-            return
-        try:
-            action(self._writer)
-        # A library that writes a log has many ways to fail, and none of them is worth the run.
-        except Exception as error:
-            self._writer = None
-            self._say(f"{self._name} is no longer written, training continues: {type(error).__name__}: {error}")
+    def on_message(self, run: Run, text: str) -> None:
+        """Logs it as a warning of the logger `asyncrl`."""
+        log.warning("%s", text)

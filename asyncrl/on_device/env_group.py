@@ -6,6 +6,7 @@ device in every step. Only where environments do not reset themselves (DISABLED)
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
 from asyncrl.config.schema import ActionMapping
+from asyncrl.envs.interface import give_training_info
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows
@@ -132,6 +134,13 @@ class TensorEnvGroup:
     def take_failures(self) -> EnvironmentFailures:
         """Nothing: a failure ends the run."""
         return EnvironmentFailures()
+
+    def set_training_info(self, info: Mapping[str, Any]) -> None:
+        """Gives a dict to the environment if it takes one."""
+        try:
+            give_training_info(self._env, info)
+        except Exception as error:
+            raise self._failed("set_training_info") from error
 
     def close(self) -> None:
         """Closes the environment."""

@@ -8,7 +8,7 @@ and the reset observation is the row after it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.config.schema import ActionMapping
-from asyncrl.envs.interface import without_bookkeeping
+from asyncrl.envs.interface import give_training_info, without_bookkeeping
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
@@ -156,6 +156,15 @@ class EnvGroup(EnvironmentGroup):
             self._reset_one(env, first_obs)
         return begun
 
+    def set_training_info(self, info: Mapping[str, Any]) -> None:
+        """Gives a dict to the environments that take one, and to those that are recreated later."""
+        self._training_info = info
+        for env_idx, env in enumerate(self._envs):
+            try:
+                give_training_info(env, info)
+            except Exception as error:
+                raise self._failed(env_idx, "set_training_info", error) from error
+
     def close(self) -> None:
         """Closes the environments."""
         for env in self._envs:
@@ -238,6 +247,8 @@ class EnvGroup(EnvironmentGroup):
                 self._envs[env].close()
             try:
                 self._envs[env] = renewal.make()
+                if self._training_info is not None:
+                    give_training_info(self._envs[env], self._training_info)
             except Exception as error:
                 raise self._failed(env, "being recreated", error) from error
             inner, self._time_limits[env] = without_bookkeeping(self._envs[env])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
@@ -36,6 +37,7 @@ class EnvironmentGroup:
         self._renewal = renewal
         self._num_renewals = 0
         self._episodes: list[EpisodeRecord] = []
+        self._training_info: Mapping[str, Any] | None = None
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,9 @@ class KeepsRecords(Protocol):
 
     def take_failures(self) -> EnvironmentFailures:
         """What went wrong since the last call."""
+
+    def set_training_info(self, info: Mapping[str, Any]) -> None:
+        """Gives a dict to the environments that take one."""
 
     def close(self) -> None:
         """Closes the environments."""

@@ -14,6 +14,7 @@ DISABLED    the same, but that it is reset from here, at once: it could not be s
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from asyncrl.config.schema import ActionMapping
+from asyncrl.envs.interface import give_training_info
 from asyncrl.envs.observations import ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
@@ -135,6 +137,14 @@ class VectorEnvGroup(EnvironmentGroup):
         self._holds_final_obs[:] = False
         return [int(env) for env in begun]
 
+    def set_training_info(self, info: Mapping[str, Any]) -> None:
+        """Gives a dict to the environment if it takes one, and to one that is made in its place."""
+        self._training_info = info
+        try:
+            give_training_info(self._env, info)
+        except Exception as error:
+            raise self._call_failed(0, self._num_steps, "set_training_info", error) from error
+
     def close(self) -> None:
         """Closes the environment."""
         self._env.close()
@@ -207,6 +217,8 @@ class VectorEnvGroup(EnvironmentGroup):
                 self._env.close()
             try:
                 self._env = renewal.make()
+                if self._training_info is not None:
+                    give_training_info(self._env, self._training_info)
             except Exception as error:
                 raise self._call_failed(0, self._num_steps, "being recreated", error) from error
             self._seed = renewal.seed(self._first_env_idx, self._num_steps + self._num_renewals)

@@ -37,6 +37,7 @@ class WorkerReports:
         self._env_steps = 0
         self._trained: list[TrainMetrics | SacMetrics] = []
         self._skipped_steps = self._skipped_steps_reported = 0
+        self._num_training_infos = 0
 
     def note_training(self, metrics: TrainMetrics | SacMetrics | None, skipped_steps: int) -> None:
         """Keeps what training says of itself for the next report, where workers train.
@@ -48,6 +49,13 @@ class WorkerReports:
         if metrics is not None:
             self._trained.append(metrics)
         self._skipped_steps = skipped_steps
+
+    def take_training_info(self) -> None:
+        """Passes on to the environments the dict that an observer has sent since the last call, if one has."""
+        if self._control.num_training_infos != self._num_training_infos:
+            self._num_training_infos, info = self._control.read_training_info()
+            for group in self._groups:
+                group.set_training_info(info)
 
     def count_steps(self, num_steps: int) -> None:
         """Adds environment steps, for the next report and for the run."""

@@ -100,6 +100,9 @@ def build_rollout_worker(
         split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed, setup.seed_steps, failures)
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
+    if setup.control.num_training_infos > 0:  # before the first episodes begin
+        for group in groups.values():
+            group.set_training_info(setup.control.read_training_info()[1])
     if plan.replay is not None:
         stripes = ReplayStripes(arena)
         if setup.steps_at_restart is not None:
@@ -152,7 +155,8 @@ def build_learner(
     torch.manual_seed(setup.seed)
     phases, plan = PhaseTimer(), setup.plan
     device = _own_device(plan.device)
-    agreement = Agreement(Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device))
+    ranks = Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device)
+    agreement = Agreement(ranks, setup.control, setup.hyperparameters)
     saved = state_to_begin_with(setup)
     stopping = _stop_condition(setup, saved)
     exchange: SlotExchange | None = None
@@ -214,7 +218,7 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[Learner
     config, plan, device = setup.config, setup.plan, _own_device(setup.plan.device)
     torch.manual_seed(config.seed)
     saved, phases = state_to_begin_with(setup), PhaseTimer()
-    agreement = Agreement(Ranks())
+    agreement = Agreement(Ranks(), setup.control, setup.hyperparameters)
     learner = _make_on_policy_learner(setup, saved, agreement.ranks)
     env = make_run_vector_env(config, plan.num_envs)
     group = TensorEnvGroup(
@@ -264,7 +268,7 @@ def _build_exchange(setup: RunSetup, slots: DeviceSlots, workers: Sequence[Waker
 
 def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: Ranks) -> OnPolicyLearner:
     model = make_actor_critic(setup.spec, setup.config)
-    learner = OnPolicyLearner(model, setup.config, torch.device(setup.plan.device), Storage(ranks))
+    learner = OnPolicyLearner(model, setup.learner_config, torch.device(setup.plan.device), Storage(ranks))
     if saved is not None:
         learner.load_state_dict(saved)
     _take_state_of_first(ranks, learner)
@@ -312,7 +316,7 @@ def _build_off_policy_trainer(
     phases: PhaseTimer,
     agreement: Agreement,
 ) -> OffPolicyTrainer:
-    config, plan, stripes = setup.config, setup.plan, ReplayStripes(setup.arena)
+    config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
     ranks = agreement.ranks
     learner = OffPolicyLearner(
         SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -25,6 +24,7 @@ from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, num_deviations
 from asyncrl.models.sizes import shared_sizes, weights_block_size
+from asyncrl.observers.loading import find_callback
 from asyncrl.run import resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
@@ -85,10 +85,10 @@ def run(
     problems = [*loaded.problems, *_unaffected(found, loaded.problems)]
     warnings = _unaffected(find_warnings(config, plan, loaded.given), loaded.problems)
     spec, failure = None, None
-    if config.env and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
+    if config.env_id and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
         try:
             spec = probe(
-                config.env,
+                config.env_id,
                 config.env_kwargs,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
@@ -138,24 +138,13 @@ def run(
     )
 
 
-def print_findings(result: Preflight) -> int:
-    """Prints problems, warnings and the environment's failure on stderr and returns the exit code."""
-    for warning in result.warnings:
-        print(f"warning: {warning.sentence('Better')}", file=sys.stderr)
-    for problem in result.problems:
-        print(f"error: {problem}", file=sys.stderr)
-    if result.environment_failure:
-        print(f"error: {result.environment_failure}", file=sys.stderr)
-    return result.exit_code
-
-
 def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfig, list[Problem]]:
-    """Looks at what the settings name: the run's folder, a run to start from, and modules of the user's."""
+    """Looks at what the settings name: the run's folder, a run to start from, the user's modules and callbacks."""
     problems = []
     if is_first_rank:
         experiment = config.experiment
         if experiment is None:
-            experiment = run_folder.default_experiment(config.env, config.algo)
+            experiment = run_folder.default_experiment(config.env_id, config.algo)
         problem = run_folder.find_problem(config.train_dir, experiment)
         if problem is not None:
             problems.append(Problem(("experiment", "train_dir"), problem))
@@ -167,6 +156,13 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
         import_user_modules(config.import_modules)
     except Exception as error:
         problems.append(_of_user_code(("import_modules",), "importing a module", error))
+    for name in config.callbacks:
+        try:
+            find_callback(name)
+        except UsageError as error:
+            problems.append(Problem(("callbacks",), str(error)))
+        except Exception as error:
+            problems.append(_of_user_code(("callbacks",), "importing a module", error))
     return config, problems
 
 

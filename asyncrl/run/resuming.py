@@ -5,7 +5,6 @@ A resumed run may have other settings, since flags override what was saved, but 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,22 +208,6 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     text = f"--init_from={path}: the checkpoint was made with {_contrast(differing, 'this run has')}."
     fitting = (" ".join(f"--{change.name}={format_value(change.before)}" for change in differing),)
     return [Problem(tuple(change.name for change in differing), text, fitting)]
-
-
-def announce(resumption: Resumption | None, loaded: LoadedConfig) -> None:
-    """Tells the user where the run is resumed and what is different, on standard output."""
-    if loaded.config.quiet or (resumption is None and loaded.saved is None):
-        return
-    if resumption is None:
-        print("No checkpoint yet: starting at step 0 with the settings in config.yaml.")
-    else:
-        print(f"Resuming from {resumption.checkpoint} ({resumption.env_steps:,} steps).")
-    differing = [] if loaded.saved is None else changes(loaded.saved, loaded.config)
-    if differing:
-        print("Settings that change for this run from now on:")
-    for change in differing:
-        print(f"  {change}")
-    sys.stdout.flush()
 
 
 def _fixed_changes(before: TrainConfig, now: TrainConfig) -> list[Change]:

@@ -85,7 +85,16 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
             control.request_stop()
 
     learner, exchange, workers = build_serial(setup, waker, look)
-    evaluation = None if setup.config.eval_every_env_steps is None else build_evaluation_worker(setup)
+    evaluation: EvaluationWorker | None = None
+
+    def evaluate_if_due() -> None:
+        nonlocal evaluation
+        if evaluation is None and (setup.config.eval_every_env_steps is not None or control.num_evaluations > 0):
+            evaluation = build_evaluation_worker(setup)
+        if evaluation is not None and evaluation.is_due and not control.stop_requested:
+            for report in evaluation.run(look):
+                send(report)
+
     try:
         boundary: Path | None = None
         while not learner.is_over and boundary is None:
@@ -94,6 +103,7 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
             try:
                 for worker in workers:
                     with _environment_errors(worker.worker_idx):
+                        worker.take_training_info()
                         worker.poll()
                     _report_if_due(worker, send)
             except RunFailed:
@@ -102,7 +112,7 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
                 raise
             saved = learner.advance(0.0, send)
             look()
-            _evaluate_if_due(evaluation, control, send, look)
+            evaluate_if_due()
             if setup.config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
                 boundary = Path(saved.path)
         for worker in workers:
@@ -112,20 +122,12 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
             return boundary
         outcome = learner.finish(send)
         control.end()
-        _evaluate_if_due(evaluation, control, send, look)
+        evaluate_if_due()
         return outcome
     finally:
         for worker in workers:
             worker.close()
         waker.close()
-
-
-def _evaluate_if_due(
-    evaluation: EvaluationWorker | None, control: RunControl, send: Send, look: Callable[[], None]
-) -> None:
-    if evaluation is not None and evaluation.is_due and not control.stop_requested:
-        for report in evaluation.run(look):
-            send(report)
 
 
 def run_parallel(
@@ -166,10 +168,9 @@ def run_parallel(
             args = (worker_idx, waker, learner_waker, server)
             specs.append(WorkerSpec(f"rollout-{worker_idx}", _rollout_main, args, worker_idx))
         supervision = Supervision(supervisor, setup, specs, wake_all, send)
-        if setup.config.eval_every_env_steps is not None:
-            supervisor.start(EVALUATION, _evaluation_main, setup)
+        evaluation = _EvaluationProcess(supervisor, setup)
         try:
-            outcome = _watch(supervisor, supervision, control, learner_waker, send, turn)
+            outcome = _watch(supervisor, supervision, evaluation, control, learner_waker, send, turn)
         except RunFailed:
             _let_learner_save(supervisor, control, learner_waker)
             raise
@@ -191,8 +192,39 @@ def run_parallel(
             waker.close()
 
 
+class _EvaluationProcess:
+    """The process that evaluates: it runs all along, or from the first time that an observer asks for it."""
+
+    def __init__(self, supervisor: Supervisor, setup: RunSetup) -> None:
+        self._supervisor, self._setup = supervisor, setup
+        self._has_ended = False
+        self._num_asked = 0
+        if setup.config.eval_every_env_steps is not None:
+            supervisor.start(EVALUATION, _evaluation_main, setup)
+
+    def note_end(self) -> None:
+        """It has failed; the next request starts another one."""
+        self._has_ended = True
+
+    def start_if_asked(self) -> None:
+        """Starts it if an observer has asked for an evaluation since the last call, and it does not run."""
+        num_asked = self._setup.control.num_evaluations
+        if num_asked > self._num_asked and EVALUATION not in self._supervisor.running:
+            if self._has_ended:
+                self._supervisor.bury(EVALUATION)
+                self._has_ended = False
+            self._supervisor.start(EVALUATION, _evaluation_main, self._setup)
+        self._num_asked = num_asked
+
+
 def _watch(
-    supervisor: Supervisor, supervision: Supervision, control: RunControl, learner: Waker, send: Send, turn: Turn
+    supervisor: Supervisor,
+    supervision: Supervision,
+    evaluation: _EvaluationProcess,
+    control: RunControl,
+    learner: Waker,
+    send: Send,
+    turn: Turn,
 ) -> LearnerOutcome:
     while True:
         outcomes = supervisor.wait(WATCH_S)
@@ -201,6 +233,7 @@ def _watch(
         failures = [outcome for outcome in outcomes if isinstance(outcome, ChildFailure)]
         for failure in [failure for failure in failures if failure.child == EVALUATION]:
             failures.remove(failure)
+            evaluation.note_end()
             send(EvaluationFailed(failure.summary))
         supervision.take(failures)
         supervision.look()
@@ -210,6 +243,7 @@ def _watch(
         if turn(control) and not control.stop_requested:
             control.request_stop()
             learner.wake()
+        evaluation.start_if_asked()
 
 
 def _await_last_evaluation(supervisor: Supervisor, control: RunControl, send: Send, turn: Turn) -> None:
@@ -304,7 +338,12 @@ def _rollout_main(
     with _environment_errors(worker_idx):
         worker = build_rollout_worker(setup, worker_idx, learner, server)
         control = setup.control
-        _serve(worker, waker, control, reports.send, note_turn=lambda: control.count_turn(worker_idx))
+
+        def note_turn() -> None:
+            control.count_turn(worker_idx)
+            worker.take_training_info()
+
+        _serve(worker, waker, control, reports.send, note_turn)
 
 
 def _inference_main(

@@ -12,6 +12,7 @@ from asyncrl.buffers.departures import Departures
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters, saved_hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -34,6 +35,8 @@ class RunSetup:
     resume_from: Path | None
     first_env_steps: int
     rank: RankAddress | None = None
+    hyperparameters: Hyperparameters = NO_CHANGES
+    """Changes that an observer has made before, in a resumed run."""
     steps_at_restart: int | None = None
     """Environment steps of the run, since it was started, when the process that gets this was started again."""
 
@@ -47,6 +50,7 @@ class RunSetup:
         resume_from: Path | None = None,
         rank: RankAddress | None = None,
         first_env_steps: int | None = None,
+        hyperparameters: Hyperparameters | None = None,
     ) -> RunSetup:
         """Allocates the arena of a run, all slots free.
 
@@ -58,7 +62,11 @@ class RunSetup:
             resume_from: the checkpoint that the run resumes from.
             rank: address of this rank; None for a run without torchrun.
             first_env_steps: environment steps of the run before; those of the checkpoint if not given.
+            hyperparameters: changes that are in effect; those of the checkpoint if not given.
         """
+        if hyperparameters is None:
+            state = None if resume_from is None else checkpoint.load_state(resume_from)
+            hyperparameters = Hyperparameters() if state is None else saved_hyperparameters(state, config)
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config)))
@@ -69,11 +77,16 @@ class RunSetup:
             replay = checkpoint.load(resume_from, with_replay=True).replay
             if replay is not None:
                 ReplayStripes(arena).restore(replay)
-        return cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank)
+        return cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank, hyperparameters)
 
     def continued(self, resume_from: Path) -> RunSetup:
         """The setup to continue the same run from a checkpoint, with a new arena."""
         return RunSetup.create(self.config, self.plan, self.spec, self.checkpoints, resume_from)
+
+    @property
+    def learner_config(self) -> TrainConfig:
+        """The settings with the changes that are in effect when training begins."""
+        return self.hyperparameters.apply_to(self.config)
 
     @property
     def control(self) -> RunControl:

@@ -7,6 +7,7 @@ limit, because a rank may wait long for its environments: the runner ends them.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -75,6 +76,8 @@ class Peers:
         self._heard_at = dict.fromkeys(self._others, now)
         self._store_answered_at = now
         self._store_error = ""
+        self._to_share: bytes | None = None
+        self._shared: bytes | None = None
         self._is_leaving = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
@@ -104,6 +107,16 @@ class Peers:
             time.sleep(0.05)
         told: dict[str, Any] = json.loads(self._store.get("run"))
         return told
+
+    def share(self, content: bytes | None) -> bytes | None:
+        """What rank 0 has given last, in all ranks about a second later; never waits for the store.
+
+        Args:
+            content: what rank 0 gives; others pass what they have.
+        """
+        if self.is_first:
+            self._to_share = content
+        return content if self.is_first or self._shared is None else self._shared
 
     def check(self) -> None:
         """Checks that all others are alive.
@@ -159,10 +172,19 @@ class Peers:
             now = time.monotonic()
             try:
                 self._store.set(f"beat/{self.address.rank}", str(number))
+                self._exchange_shared()
                 self._look(now)
                 self._store_answered_at = now
             except RuntimeError as error:
                 self._store_error = f": {error}"
+
+    def _exchange_shared(self) -> None:
+        if self.is_first and self._to_share is not self._shared:
+            self._shared = self._to_share
+            self._store.set("shared", base64.b64encode(self._to_share or b"").decode())
+        elif not self.is_first and self._store.check(["shared"]):
+            content = base64.b64decode(self._store.get("shared"))
+            self._shared = self._shared if content == self._shared else content
 
     def _look(self, now: float) -> None:
         for rank in self._others:

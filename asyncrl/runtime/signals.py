@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -14,12 +15,23 @@ _ANSWER = (
 )
 
 
-class StopAtOnce(Exception):
-    """The user asked a second time."""
+class StopAtOnce(KeyboardInterrupt):
+    """The user asked a second time; the text says so.
+
+    Attributes:
+        exit_code: what a command returns then.
+    """
+
+    def __init__(self, text: str = "", exit_code: int = 130) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
 
 
 class StopSignals:
-    """Counts the requests to stop while it is entered, and answers the first on the terminal."""
+    """Counts the requests to stop while it is entered, and answers the first on the terminal.
+
+    Only the main thread can handle signals: elsewhere this does nothing.
+    """
 
     def __init__(self, is_silent: bool = False) -> None:
         """Handles nothing yet; says nothing if `is_silent`."""
@@ -37,13 +49,6 @@ class StopSignals:
         """128 plus the first signal: 130 for Ctrl-C, 143 for SIGTERM; 0 if there was none."""
         return 128 + self._received[0] if self._received else 0
 
-    @property
-    def text(self) -> str:
-        """What ended the run at once, for the user."""
-        return (
-            f"Second {_name(self._received[-1])}: stopped at once; what was trained since the last checkpoint is lost."
-        )
-
     def check(self) -> bool:
         """Returns whether the run is to finish.
 
@@ -51,11 +56,14 @@ class StopSignals:
             StopAtOnce: it was asked twice.
         """
         if len(self._received) > 1:
-            raise StopAtOnce
+            name = _name(self._received[-1])
+            text = f"Second {name}: stopped at once; what was trained since the last checkpoint is lost."
+            raise StopAtOnce(text, self.exit_code)
         return self.was_asked
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if is_main else ():
             self._previous[number] = signal.signal(number, self._receive)
         return self
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 
@@ -61,3 +63,15 @@ def take_rank(environment: MutableMapping[str, str]) -> RankAddress | None:
     for name in [*_NEEDED, *_OTHERS, *(name for name in environment if name.startswith(_PREFIX))]:
         environment.pop(name, None)
     return address if num_ranks > 1 else None
+
+
+_own: list[RankAddress] = []
+"""The address of this process for each run that it has started."""
+
+
+def next_rank() -> RankAddress | None:
+    """The address of this process for its next run, which meets under a name of its own; None if it trains alone."""
+    address = dataclasses.replace(_own[0], meeting=f"{_own[0].meeting}/{len(_own)}") if _own else take_rank(os.environ)
+    if address is not None:
+        _own.append(address)
+    return address

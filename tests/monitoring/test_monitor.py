@@ -23,8 +23,12 @@ from asyncrl.monitoring.reports import (
     TrainMetrics,
     UpdateProgress,
 )
-from asyncrl.monitoring.summary import Earlier
+from asyncrl.monitoring.summary import ResumedTotals
 from asyncrl.observers.monitor import Monitor
+from asyncrl.observers.observer import Observer, StartPoint
+from asyncrl.observers.observer import Run as ObservedRun
+from asyncrl.observers.writers import JsonLines, TensorBoard
+from asyncrl.runtime.run_folder import RunFolder
 
 
 class FakeClock:
@@ -35,20 +39,17 @@ class FakeClock:
         return self.now
 
 
-class FakeProgress:
+class FakeProgress(Observer):
     def __init__(self):
         self.records, self.updates, self.said, self.is_closed = [], [], [], False
 
-    def update(self, status):
-        self.updates.append(status)
+    def on_status(self, run, status):
+        (self.records if status.is_of_record else self.updates).append(status)
 
-    def record(self, status):
-        self.records.append(status)
-
-    def say(self, text):
+    def on_message(self, run, text):
         self.said.append(text)
 
-    def close(self):
+    def on_end(self, run, summary):
         self.is_closed = True
 
 
@@ -59,23 +60,15 @@ class Run:
         settings = {"env": "X-v0", "train_for_env_steps": 10_000, "with_tensorboard": False} | settings
         earlier, mislead = settings.pop("earlier", None), settings.pop("training_returns_mislead", False)
         hogwild = HogwildPlan("synced", 2) if settings.get("backend") == "hogwild" else None
-        self.folder = SimpleNamespace(
-            metrics=path / "metrics.jsonl",
-            tensorboard=path / "tensorboard",
-            summary=path / "summary.json",
-            episodes=path / "episodes.json",
-        )
+        self.folder = RunFolder(path)
         self.clock, self.progress = FakeClock(), FakeProgress()
+        observed = ObservedRun([JsonLines(), *([TensorBoard()] if settings["with_tensorboard"] else []), self.progress])
+        observed.config, observed.folder, observed.start = TrainConfig(**settings), path, StartPoint(before=earlier)
+        observed.plan = SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild, replay=None, dataset_size=2048)
         self.monitor = Monitor(
-            self.folder,
-            TrainConfig(**settings),
-            SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild, replay=None, dataset_size=2048),
-            clock=self.clock,
-            started_at=self.clock.now - 3.0,
-            progress=self.progress,
-            earlier=earlier,
-            training_returns_mislead=mislead,
+            observed, clock=self.clock, started_at=self.clock.now - 3.0, training_returns_mislead=mislead
         )
+        observed.notify(Observer.on_start)
 
     def at(self, seconds, *reports):
         """Handles reports at a time since the monitor was made, then ticks."""
@@ -244,7 +237,7 @@ def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(t
     first = Run(tmp_path)
     first.at(4, rollout(0, 64, [EpisodeRecord(10.0, 5, {"height": 2.0}), EpisodeRecord(20.0, 5)]))
     first.at(6, learner(5000), CheckpointReport("checkpoints/a", 5000))
-    run = Run(tmp_path, with_tensorboard=True, earlier=Earlier(5000, 70.0))
+    run = Run(tmp_path, with_tensorboard=True, earlier=ResumedTotals(5000, 70.0))
     run.at(4, rollout(0, 64, [EpisodeRecord(30.0, 5)]))
     run.at(6)
     record = run.records[-1]
@@ -257,7 +250,7 @@ def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(t
 
 
 def test_the_time_left_of_a_run_that_goes_on_is_that_of_all_its_parts(tmp_path):
-    run = Run(tmp_path, train_for_seconds=100.0, earlier=Earlier(100, 40.0))
+    run = Run(tmp_path, train_for_seconds=100.0, earlier=ResumedTotals(100, 40.0))
     run.monitor.mark_first_step(run.clock.now)
     run.at(10, learner(200))
     assert run.progress.records[-1].remaining_s == pytest.approx(50.0)
@@ -282,7 +275,7 @@ def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
 
 
 def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path):
-    run = Run(tmp_path, earlier=Earlier(0, 0.0, best_return=5.0))
+    run = Run(tmp_path, earlier=ResumedTotals(0, 0.0, best_return=5.0))
     run.at(20, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 99))
     assert run.monitor.take_new_best() is None
     run.at(21, rollout(0, 1, [EpisodeRecord(9.0, 1)]))
@@ -384,7 +377,7 @@ def test_workers_that_train_themselves_have_a_curve_each(tmp_path):
 
 
 def test_the_curve_of_a_worker_goes_on_where_it_was(tmp_path):
-    run = Run(tmp_path, backend="hogwild", earlier=Earlier(5000, 70.0, worker_env_steps=(4000,)))
+    run = Run(tmp_path, backend="hogwild", earlier=ResumedTotals(5000, 70.0, worker_env_steps=(4000,)))
     run.at(6.0, *[RolloutReport(idx, 1.0, 0.5, 100, (), train=None) for idx in range(2)])
     assert [run.records[-1][f"worker/{idx}/env_steps"] for idx in range(2)] == [4100, 100]
 

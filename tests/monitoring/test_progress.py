@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from asyncrl.monitoring.status import Status
 from asyncrl.monitoring.summary import duration
-from asyncrl.observers.progress import LiveProgress, PlainProgress, QuietProgress, Status, make_progress
+from asyncrl.observers.observer import Run
+from asyncrl.observers.progress import LiveProgress, PlainProgress, QuietProgress, make_progress
 
 STATUS = Status(
     env_steps=25_000,
@@ -19,6 +21,8 @@ STATUS = Status(
     lag_max=16,
     remaining_s=3725.0,
 )
+OF_RECORD = dataclasses.replace(STATUS, is_of_record=True)
+RUN = Run([])
 FIGURES = (
     "25,000 of 100,000",
     "25.0 %",
@@ -33,8 +37,8 @@ FIGURES = (
 def test_a_plain_line_for_each_record_and_none_for_an_update():
     stream = io.StringIO()
     progress = PlainProgress(stream)
-    progress.update(STATUS)
-    progress.record(STATUS)
+    progress.on_status(RUN, STATUS)
+    progress.on_status(RUN, OF_RECORD)
     (line,) = stream.getvalue().splitlines()
     assert [figure for figure in FIGURES if figure not in line] == []
 
@@ -59,26 +63,26 @@ def test_a_reader_that_went_away_does_not_stop_the_run():
             attempts.append(text)
             raise BrokenPipeError
 
-    PlainProgress(BrokenPipe()).record(STATUS)
+    PlainProgress(BrokenPipe()).on_status(RUN, OF_RECORD)
     assert len(attempts) == 1
 
 
 def test_quiet_shows_no_progress_but_says_what_goes_wrong(capsys):
     progress = QuietProgress()
-    progress.update(STATUS)
-    progress.record(STATUS)
+    progress.on_status(RUN, STATUS)
+    progress.on_status(RUN, OF_RECORD)
     assert capsys.readouterr() == ("", "")
-    progress.say("the disk is full")
+    progress.on_message(RUN, "the disk is full")
     assert capsys.readouterr() == ("", "the disk is full\n")
 
 
 def test_the_live_line_shows_every_figure_and_gives_the_cursor_back():
     stream = io.StringIO()
     progress = LiveProgress(Console(file=stream, force_terminal=True, width=200, color_system=None))
-    progress.close()
-    progress.record(STATUS)
-    progress.say("kept [above] the line")
-    progress.close()
+    progress.on_end(RUN, None)
+    progress.on_status(RUN, OF_RECORD)
+    progress.on_message(RUN, "kept [above] the line")
+    progress.on_end(RUN, None)
     shown = stream.getvalue()
     assert [figure for figure in FIGURES if figure not in shown] == []
     assert "kept [above] the line" in shown
@@ -91,9 +95,9 @@ def test_the_live_line_is_one_row_on_any_terminal(width, activity):
     stream = io.StringIO()
     progress = LiveProgress(Console(file=stream, force_terminal=True, width=width, color_system=None))
     status = dataclasses.replace(STATUS, activity=activity)
-    progress.update(status)
-    progress.update(status)
-    progress.close()
+    progress.on_status(RUN, status)
+    progress.on_status(RUN, status)
+    progress.on_end(RUN, None)
     rows = [
         row for row in re.sub(r"\x1b\[[0-9?]*[a-zA-Z]", "", stream.getvalue()).replace("\r", "\n").split("\n") if row
     ]
@@ -108,7 +112,7 @@ def test_the_live_line_is_one_row_on_any_terminal(width, activity):
 
 def test_the_bar_shows_the_share():
     stream = io.StringIO()
-    LiveProgress(Console(file=stream, force_terminal=True, width=200, color_system=None)).update(STATUS)
+    LiveProgress(Console(file=stream, force_terminal=True, width=200, color_system=None)).on_status(RUN, STATUS)
     assert (stream.getvalue().count("\u2501"), stream.getvalue().count("\u2500")) == (6, 18)
 
 

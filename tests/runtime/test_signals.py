@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from unittest import mock
 
 import pytest
@@ -18,9 +19,9 @@ def test_once_is_a_request_and_twice_an_order(number: signal.Signals, exit_code:
         signal.raise_signal(number)
         assert (stop.check(), stop.was_asked, stop.exit_code) == (True, True, exit_code)
         signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(StopAtOnce):
+        with pytest.raises(StopAtOnce) as raised:
             stop.check()
-        assert stop.exit_code == exit_code
+        assert raised.value.exit_code == stop.exit_code == exit_code
 
 
 def test_the_first_request_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
@@ -28,7 +29,8 @@ def test_the_first_request_is_answered_at_once(capfd: pytest.CaptureFixture[str]
         signal.raise_signal(signal.SIGINT)
         assert "Ctrl-C: stopping after the current update" in capfd.readouterr().err
         signal.raise_signal(signal.SIGINT)
-        assert stop.text.startswith("Second Ctrl-C: stopped at once")
+        with pytest.raises(StopAtOnce, match="Second Ctrl-C: stopped at once"):
+            stop.check()
     with StopSignals(is_silent=True) as stop:
         signal.raise_signal(signal.SIGTERM)
         assert stop.was_asked
@@ -47,3 +49,16 @@ def test_afterwards_signals_mean_what_they_meant_before() -> None:
     with pytest.raises(ZeroDivisionError), StopSignals():
         raise ZeroDivisionError
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_elsewhere_than_in_the_main_thread_signals_are_left_alone() -> None:
+    handlers = []
+
+    def ask() -> None:
+        with StopSignals() as stop:
+            handlers.append((signal.getsignal(signal.SIGINT), stop.check()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert handlers == [(signal.getsignal(signal.SIGINT), False)]

@@ -1,0 +1,1 @@
+"""Command lines: flags in, sentences and exit codes out. Nothing else of the package prints or ends a process."""

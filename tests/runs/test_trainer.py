@@ -1,0 +1,418 @@
+"""Runs that a program starts, by the public interface alone: scripts, notebooks, callbacks, packages of callbacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from told_env import Told
+
+import asyncrl
+from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
+
+ROOT = Path(asyncrl.__file__).parents[1]
+SMALL: dict[str, Any] = {
+    "num_workers": 1,
+    "num_envs_per_worker": 4,
+    "rollout": 8,
+    "batch_size": 32,
+    "num_batches_per_epoch": 2,
+    "num_epochs": 2,
+    "learner_threads": 1,
+    "encoder_mlp_layers": [8],
+    "report_every_s": 0.1,
+    "with_tensorboard": False,
+}
+MODES = [pytest.param({"serial_mode": True}, id="serial"), pytest.param({}, id="parallel")]
+
+pytestmark = [pytest.mark.usefixtures("leaves_nothing"), pytest.mark.timeout(120)]
+
+
+class Noting(Observer):
+    """Notes every event, and acts as a function of the run says when one arrives."""
+
+    def __init__(self, **actions: Any) -> None:
+        self.events: list[tuple[str, Any]] = []
+        self.actions = actions
+
+    def note(self, name: str, run: asyncrl.Run, what: Any = None) -> None:
+        self.events.append((name, what))
+        if name in self.actions:
+            self.actions[name](run, what)
+
+    def on_start(self, run: asyncrl.Run) -> None:
+        self.note("start", run)
+
+    def on_record(self, run: asyncrl.Run, record: Any) -> None:
+        self.note("record", run, record)
+
+    def on_episode(self, run: asyncrl.Run, episode: Any) -> None:
+        self.note("episode", run, episode)
+
+    def on_evaluation(self, run: asyncrl.Run, evaluation: Any) -> None:
+        self.note("evaluation", run, evaluation)
+
+    def on_checkpoint(self, run: asyncrl.Run, checkpoint: Any) -> None:
+        self.note("checkpoint", run, checkpoint)
+
+    def on_message(self, run: asyncrl.Run, text: str) -> None:
+        self.note("message", run, text)
+
+    def on_end(self, run: asyncrl.Run, summary: Any) -> None:
+        self.note("end", run, summary)
+
+    def of(self, name: str) -> list[Any]:
+        return [what for event, what in self.events if event == name]
+
+
+def train(folder: Path, *callbacks: Observer, **settings: Any) -> RunResult:
+    config = TrainConfig(
+        **{"env": "CartPole-v1", "train_for_env_steps": 2000, "train_dir": str(folder), **SMALL, **settings}
+    )
+    return Trainer(config, callbacks, preset="none").run()
+
+
+def newest_scalars(result: RunResult) -> dict[str, float]:
+    """The last value of each figure."""
+    return {name: value for record in result.records for name, value in record.scalars.items()}
+
+
+def once(action: Any) -> Any:
+    """Acts at the first event only."""
+    calls: list[int] = []
+    return lambda run, what: calls or (calls.append(1), action(run, what))
+
+
+def python(*arguments: str, cwd: Path, path: str = "", stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder, with this package and perhaps another folder on its path."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), path]))}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=env, input=stdin, capture_output=True, text=True)
+
+
+NOTEBOOK = """
+import gymnasium
+from asyncrl import Observer, TrainConfig, Trainer
+
+class Cells:
+    def make(size):
+        return gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1").unwrapped, size)
+
+class Count(Observer):
+    num_episodes = 0
+
+    def on_episode(self, run, episode):
+        self.num_episodes += 1
+
+count = Count()
+config = TrainConfig(
+    env=lambda: Cells.make(20), train_for_env_steps=2000, num_workers=1, num_envs_per_worker=4, rollout=8,
+    batch_size=32, num_batches_per_epoch=2, learner_threads=1,
+)
+first = Trainer(config, callbacks=[count]).run()
+second = Trainer(config).run()
+assert first.status == second.status == "completed", (first, second)
+assert first.folder != second.folder
+assert count.num_episodes == first.summary.num_episodes >= 2000 // 20, count.num_episodes
+assert first.records[-1].env_steps == first.summary.env_steps >= 2000
+assert 9 < first.summary.ep_len_mean <= 20
+assert first.policy().act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+"""
+
+
+def test_a_notebook_trains_on_a_function_of_a_cell_and_again_and_prints_nothing(tmp_path: Path) -> None:
+    # As in a kernel, the cells are executed in a `__main__` that is no file which another process could import.
+    done = python("-c", "import sys; exec(sys.stdin.read())", cwd=tmp_path, stdin=NOTEBOOK)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+SCRIPT = """
+import sys
+from asyncrl import TrainConfig, Trainer
+from worlds import make_world
+
+def start():
+    config = TrainConfig(
+        env=make_world, env_kwargs={"size": 30}, train_for_env_steps=500, num_workers=1, num_envs_per_worker=4,
+        rollout=8, batch_size=32, num_batches_per_epoch=2, learner_threads=1, experiment="run",
+    )
+    print(Trainer(config).run().config.env)
+"""
+WORLDS = """
+import gymnasium
+
+def make_world(size):
+    return gymnasium.make("CartPole-v1", max_episode_steps=size)
+"""
+
+
+def test_a_callable_of_a_module_is_known_by_its_name_to_every_command(tmp_path: Path) -> None:
+    (tmp_path / "worlds.py").write_text(WORLDS)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + '\nif __name__ == "__main__":\n    start()\n')
+    done = python(script.name, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "worlds:make_world\n"), done.stderr
+    assert "env: worlds:make_world\n" in (tmp_path / "train_dir" / "run" / "config.yaml").read_text()
+    evaluated = python("-m", "asyncrl.evaluate", "--experiment=run", "--episodes=2", cwd=tmp_path)
+    assert "2 episodes" in evaluated.stdout, evaluated.stderr
+
+
+def test_a_script_without_a_main_guard_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "worlds.py").write_text(WORLDS)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT + "\nstart()\n")
+    done = python(script.name, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("asyncrl.runtime.processes.RunFailed: The script starts training")
+    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
+
+
+def test_mistakes_are_exceptions_with_the_sentences_of_the_command_line(tmp_path: Path) -> None:
+    with pytest.raises(asyncrl.UsageError, match="knows no environment 'CartPol-v1'; the nearest are CartPole"):
+        train(tmp_path, env="CartPol-v1")
+    with pytest.raises(asyncrl.UsageError, match=r"Would pass: --batch_size=\d+"):
+        train(tmp_path, batch_size=33)
+    with pytest.raises(asyncrl.UsageError, match=r"no package registers it \(registered: .*Or MODULE:Name"):
+        train(tmp_path, callbacks=["no_such_callback"])
+    lock = threading.Lock()
+    with pytest.raises(asyncrl.UsageError, match="cannot be sent to other processes"):
+        train(tmp_path, env=lambda: Told(lock is None))
+    with pytest.raises(asyncrl.UsageError, match=r"returned int, but a gymnasium\.Env is expected"):
+        train(tmp_path, env=lambda: 3)
+    with pytest.raises(asyncrl.EnvironmentFailed, match="ZeroDivisionError"):
+        train(tmp_path, env=lambda: 1 // 0)
+    with pytest.raises(asyncrl.UsageError, match=r"expected an object of asyncrl\.Observer"):
+        Trainer(TrainConfig(env="CartPole-v1"), [print])  # type: ignore[list-item]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> None:
+    fast = {"env": "CartPole-v1", "train_dir": str(tmp_path), "experiment": "run", "serial_mode": True}
+    preset = Trainer(TrainConfig(**fast, train_for_env_steps=256, batch_size=64)).run()
+    plain = TrainConfig()
+    assert (preset.config.batch_size, preset.config.learning_rate) != (64, plain.learning_rate)
+    assert preset.config.batch_size == 64
+    again = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run()
+    assert again.config.batch_size == 64
+    assert again.summary.env_steps >= 20_000
+    assert [record.env_steps for record in again.records] == sorted(record.env_steps for record in again.records)
+    done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run()
+    assert (done.status, done.summary.env_steps) == ("completed", again.summary.env_steps)
+    assert done.nothing_to_do is not None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_observer_is_told_what_happens_and_stops_the_run(tmp_path: Path, mode: dict[str, Any]) -> None:
+    def stop_later(run: asyncrl.Run, record: Any) -> None:
+        if run.env_steps >= 500:
+            run.stop("enough")
+
+    noting = Noting(record=stop_later, start=lambda run, _: run.save())
+    result = train(tmp_path, noting, **mode, train_for_env_steps=10**8)
+    assert (result.status, result.stop_reason, result.summary.status) == ("stopped", "enough", "stopped")
+    assert 500 <= result.summary.env_steps < 10**6
+    assert len(noting.of("episode")) == result.summary.num_episodes > 0
+    assert [record.env_steps for record in noting.of("record")] == [record.env_steps for record in result.records]
+    saved = [checkpoint for checkpoint in noting.of("checkpoint") if checkpoint.kind == "newest"]
+    assert len(saved) == 2 and saved[0].env_steps < saved[-1].env_steps == result.summary.env_steps
+    assert noting.of("message")[-1] == "stopping: enough"
+    names = [name for name, _ in noting.events if name != "message"]
+    assert (names[0], noting.events[-1]) == ("start", ("end", result.summary))
+    assert len(noting.of("start")) == len(noting.of("end")) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("event", ["start", "episode", "end"])
+def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(
+    tmp_path: Path, mode: dict[str, Any], event: str
+) -> None:
+    def fail(run: asyncrl.Run, _: Any) -> None:
+        raise LookupError("of my own")
+
+    failing, other = Noting(**{event: fail}), Noting()
+    with pytest.raises(asyncrl.RunFailed, match="the callback Noting failed: LookupError: of my own") as raised:
+        train(tmp_path, failing, other, **mode, experiment="run", train_for_env_steps=10**8 if event != "end" else 500)
+    assert isinstance(raised.value.__cause__, LookupError)
+    assert "in fail\n" in raised.value.details
+    assert len(failing.of(event)) == 1, "it is not called again"
+    assert len(other.of("end")) == 1
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    assert asyncrl.load_policy(tmp_path / "run").act(np.zeros(4)) in (0, 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_evaluation_is_made_when_it_is_asked_for(tmp_path: Path, mode: dict[str, Any]) -> None:
+    noting = Noting(record=once(lambda run, _: run.evaluate()), evaluation=lambda run, _: run.stop())
+    result = train(tmp_path, noting, **mode, train_for_env_steps=10**8, eval_episodes=3)
+    (evaluation,) = noting.of("evaluation")
+    assert evaluation.episodes == 3
+    assert result.summary.eval_mean_reward == evaluation.mean_reward
+    assert result.status == "stopped"
+
+
+@pytest.mark.parametrize("mode", [*MODES, pytest.param({"algo": "sac", "warmup_env_steps": 200}, id="sac")])
+def test_new_hyperparameters_are_taken_published_saved_and_resumed(tmp_path: Path, mode: dict[str, Any]) -> None:
+    is_sac = mode.get("algo") == "sac"
+    new = Hyperparameters(learning_rate=1e-5, gamma=0.5, **({"tau": 0.5} if is_sac else {"entropy_loss_coeff": 0.25}))
+
+    def stop_when_taken(run: asyncrl.Run, record: Any) -> None:
+        if record.scalars.get("train/learning_rate") == pytest.approx(1e-5):
+            run.stop()
+
+    noting = Noting(start=lambda run, _: run.set_hyperparameters(new), record=stop_when_taken)
+    settings = {**mode, "experiment": "run", "learning_rate": 0.01, "max_learner_restarts": 0}
+    result = train(tmp_path, noting, **settings, train_for_env_steps=10**6)
+    last = newest_scalars(result)
+    assert {name: last[f"hyperparameters/{name}"] for name in new.changes()} == pytest.approx(new.changes())
+    assert last["hyperparameters/policy_version"] == 0
+    if not is_sac:
+        assert last["train/entropy_loss"] == pytest.approx(-0.25 * last["train/entropy"], rel=0.3)
+    assert (result.config.learning_rate, result.config.gamma) == (1e-5, 0.5)
+
+    longer = {"train_for_env_steps": result.summary.env_steps + 3000}
+    resumed = Noting()
+    again = train(tmp_path, resumed, **settings, **longer)
+    assert (again.config.learning_rate, again.config.gamma) == (1e-5, 0.5), "what is in effect"
+    assert newest_scalars(again)["train/learning_rate"] == pytest.approx(1e-5)
+    assert newest_scalars(again)["hyperparameters/gamma"] == 0.5
+    longer = {"train_for_env_steps": again.summary.env_steps + 3000}
+    changed = train(tmp_path, **{**settings, "learning_rate": 0.002, **longer})
+    assert (changed.config.learning_rate, changed.config.gamma) == (0.002, 0.5), "the user overrides an observer"
+    assert newest_scalars(changed)["train/learning_rate"] == pytest.approx(0.002)
+
+
+def test_hyperparameters_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
+    refused = []
+
+    def ask(run: asyncrl.Run, _: Any) -> None:
+        for new in (Hyperparameters(gamma=2.0), Hyperparameters(tau=0.5)):
+            with pytest.raises(asyncrl.UsageError) as raised:
+                run.set_hyperparameters(new)
+            refused.append(str(raised.value))
+
+    train(tmp_path, Noting(start=ask), serial_mode=True, train_for_env_steps=64)
+    assert refused == [
+        "gamma=2.0 is not possible: expected a number at least 0 and at most 1.",
+        "A new tau would have no effect: only algo=sac reads it.",
+    ]
+
+
+@pytest.mark.parametrize(
+    "mode", [*MODES, pytest.param({"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"}, id="hogwild")]
+)
+def test_environments_are_told_what_an_observer_sends(tmp_path: Path, mode: dict[str, Any]) -> None:
+    def tell_more(run: asyncrl.Run, episode: Any) -> None:
+        if episode.episode_return == 50.0:
+            run.stop()
+        elif episode.episode_return == 5.0:
+            run.set_training_info({"reward": 10.0})
+
+    noting = Noting(start=lambda run, _: run.set_training_info({"reward": 1.0}), episode=tell_more)
+    result = train(tmp_path, noting, env=Told, **mode, train_for_env_steps=10**8)
+    returns = [episode.episode_return for episode in noting.of("episode")]
+    assert result.status == "stopped"
+    assert {5.0, 50.0} <= set(returns)
+    if "backend" not in mode:
+        assert min(returns) == 5.0, "what is sent at the start is there before the first episode"
+
+
+def test_the_curriculum_moves_on_when_the_returns_are_high_enough(tmp_path: Path) -> None:
+    stages = [{"reward": 1.0}, {"reward": 2.0}, {"reward": 3.0}]
+    curriculum = asyncrl.EnvironmentCurriculum(stages, thresholds=[5.0, 10.0])
+    noting = Noting()
+    train(tmp_path, curriculum, noting, env=Told, serial_mode=True, train_for_env_steps=6000)
+    returns = [episode.episode_return for episode in noting.of("episode")]
+    assert curriculum.stage == 2
+    assert returns[:100] == [5.0] * 100
+    assert returns[-50:] == [15.0] * 50
+    assert 100 <= returns.count(10.0) <= 300
+
+
+def test_callbacks_with_the_names_of_stable_baselines_stop_the_run(tmp_path: Path) -> None:
+    evaluated = {"eval_every_env_steps": 200, "eval_episodes": 1, "serial_mode": True, "env": Told}
+    good_enough = asyncrl.StopTrainingOnRewardThreshold(reward_threshold=0.0)
+    result = train(tmp_path, good_enough, **evaluated, train_for_env_steps=10**7)
+    assert result.stop_reason == "the mean return 0.0 reaches 0"
+    noting = Noting()
+    no_better = asyncrl.StopTrainingOnNoModelImprovement(max_no_improvement_evals=2, min_evals=3)
+    result = train(tmp_path, no_better, noting, **evaluated, train_for_env_steps=10**7)
+    assert result.stop_reason == "no improvement in 3 evaluations; the best mean return is 0.0"
+    assert len(noting.of("evaluation")) == 6
+    with pytest.raises(asyncrl.RunFailed, match="needs evaluations during training: give eval_every_env_steps"):
+        train(tmp_path, good_enough, serial_mode=True)
+    called: list[int] = []
+    every = asyncrl.EveryNTimesteps(1000, lambda run: called.append(run.env_steps))
+    train(tmp_path, every, serial_mode=True, train_for_env_steps=20_000, report_every_s=0.01)
+    assert len(called) >= 5
+    assert len({steps // 1000 for steps in called}) == len(called)
+
+
+PACKAGE = """
+from asyncrl import Observer
+
+class Tracker(Observer):
+    def on_end(self, run, summary):
+        (run.folder / "tracked.txt").write_text(f"{summary.env_steps} {len(run.folder.name)}")
+"""
+
+
+def test_a_package_adds_a_callback_by_an_entry_point(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    metadata = site / "tracking-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (site / "tracking.py").write_text(PACKAGE)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: tracking\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[asyncrl.callbacks]\ntracker = tracking:Tracker\n")
+    flags = ["--env=CartPole-v1", "--serial_mode", "--train_for_env_steps=256", "--preset=none", "--quiet"]
+    for experiment, name in (("registered", "tracker"), ("named", "tracking:Tracker")):
+        named = (f"--callbacks={name}", f"--experiment={experiment}")
+        done = python("-m", "asyncrl.train", *flags, *named, cwd=tmp_path, path=str(site))
+        assert done.returncode == 0, done.stderr
+        steps = json.loads((tmp_path / "train_dir" / experiment / "summary.json").read_text())["env_steps"]
+        assert (tmp_path / "train_dir" / experiment / "tracked.txt").read_text() == f"{steps} {len(experiment)}"
+    mistaken = ("--env=CartPole-v1", "--callbacks=traker")
+    done = python("-m", "asyncrl.validate", *mistaken, cwd=tmp_path, path=str(site))
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --callbacks=traker: no package registers it (registered: tracker); the nearest is tracker. Or "
+        "MODULE:Name.\n",
+    )
+
+
+def test_ctrl_c_interrupts_a_run_and_means_what_it_meant_before(tmp_path: Path) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    result = train(
+        tmp_path, Noting(record=once(lambda *_: signal.raise_signal(signal.SIGINT))), train_for_env_steps=10**8
+    )
+    assert (result.status, result.stop_signal) == ("interrupted", signal.SIGINT)
+    assert result.policy().act(np.zeros(4)) in (0, 1)
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    with pytest.raises(KeyboardInterrupt, match="Second Ctrl-C: stopped at once"):
+        train(
+            tmp_path,
+            Noting(record=once(lambda *_: [signal.raise_signal(signal.SIGINT) for _ in range(2)])),
+            train_for_env_steps=10**8,
+        )
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_another_thread_runs_a_trainer_and_stops_it(tmp_path: Path) -> None:
+    config = TrainConfig(env="CartPole-v1", train_for_env_steps=10**8, train_dir=str(tmp_path), **SMALL)
+    noting, results = Noting(), []
+    trainer = Trainer(config, [noting])
+    thread = threading.Thread(target=lambda: results.append(trainer.run()))
+    thread.start()
+    deadline = time.monotonic() + 60.0
+    while not noting.of("episode") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    trainer.stop("closed")
+    thread.join(60.0)
+    assert [(result.status, result.stop_reason) for result in results] == [("stopped", "closed")]
