@@ -23,7 +23,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, split_flags
 from asyncrl.config.problems import refused_value
 from asyncrl.config.settings import all_settings
-from asyncrl.config.values import read_mapping
+from asyncrl.config.yaml_values import read_mapping
 from asyncrl.runtime.locating import locate
 
 FLAGS = (

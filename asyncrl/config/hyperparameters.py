@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from asyncrl.config.dependencies import missing_for
 from asyncrl.config.errors import UsageError
-from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings
 
