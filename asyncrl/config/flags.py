@@ -17,6 +17,14 @@ from asyncrl.config.settings import SECTION_TITLES, Setting
 _TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 _ENV_ID = re.compile(r"^[A-Za-z][\w/.:]*-v\d+$")
 
+COMMON = (
+    *("env", "env_kwargs", "algo", "seed", "train_for_env_steps", "train_for_seconds", "train_dir", "experiment"),
+    *("eval_every_env_steps", "async_rl", "serial_mode", "num_workers", "num_envs_per_worker", "device"),
+    *("rollout", "batch_size", "num_batches_per_epoch", "num_epochs", "gamma", "learning_rate"),
+    *("use_rnn", "encoder_mlp_layers", "callbacks", "quiet"),
+)
+"""Settings that the short page of help shows."""
+
 REQUIRED = ("env",)
 """Settings without which no new run starts."""
 
@@ -115,19 +123,43 @@ def _unexpected(token: str, known: Mapping[str, bool]) -> str:
     return f"Unexpected argument {token!r}. Did you mean {meant}?"
 
 
+def help_page(argv: Sequence[str]) -> str | None:
+    """Which page of help a command line asks for: `short`, `all` or the name of a section; None if it does not."""
+    for token in argv:
+        if token in ("--help", "-h"):
+            return "short"
+        if token.startswith("--help="):
+            return token.partition("=")[2]
+    return None
+
+
 def format_help(
     usage: str,
     description: str,
     settings: Mapping[str, Setting],
     extra_flags: Iterable[ExtraFlag],
     examples: Sequence[str],
+    page: str = "all",
 ) -> str:
-    """The text of --help: examples, the command's own flags, then every setting by section."""
+    """The text of --help: examples, the command's own flags, then settings by section.
+
+    Args:
+        usage: the command.
+        description: what it does.
+        settings: those that it takes.
+        extra_flags: its other flags.
+        examples: commands to start from.
+        page: `all` shows every setting, a section's name those of the section, anything else those in `COMMON`.
+    """
     width = help_width()
     lines = [f"usage: {usage} --name=value ...", "", *textwrap.wrap(description, width), "", *format_examples(examples)]
     lines += ["", "flags of this command:", *format_flags([ExtraFlag("help", "show this text"), *extra_flags])]
     for section, title in SECTION_TITLES.items():
-        shown = [setting for setting in settings.values() if setting.section == section]
+        if page in SECTION_TITLES and page != section:
+            continue
+        is_short = page not in ("all", *SECTION_TITLES)
+        of_section = [setting for setting in settings.values() if setting.section == section]
+        shown = [setting for setting in of_section if setting.name in COMMON or not is_short]
         lines += ["", f"{title}:"] if shown else []
         for setting in shown:
             default = (
@@ -135,6 +167,9 @@ def format_help(
             )
             text = f"{setting.description} [{setting.expected}; {default}]"
             lines += _format_flag(setting.name, text, width)
+    if page != "all":
+        sections = ", ".join(SECTION_TITLES)
+        lines += ["", *textwrap.wrap(f"--help=all shows every setting, --help=SECTION one of {sections}.", width)]
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from asyncrl.config.algorithms import DEFAULTS, SHORT_NAMES
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, format_help, format_value, nearest, split_flags, unknown_name
+from asyncrl.config.flags import ExtraFlag, format_help, format_value, help_page, nearest, split_flags, unknown_name
 from asyncrl.config.other_names import OTHER_VALUES
 from asyncrl.config.presets import Preset, preset_for, read_preset
 from asyncrl.config.problems import ConfigError, Problem
@@ -110,8 +110,8 @@ def load(
     """
     settings = all_settings()
     flags = (*_OWN_FLAGS, *extra_flags)
-    if any(token in ("--help", "-h") for token in argv):
-        print(format_help(program, description, settings, flags, examples))
+    if (page := help_page(argv)) is not None:
+        print(format_help(program, description, settings, flags, examples, page))
         raise SystemExit(0)
     given = split_flags(argv, settings, flags)
     layers = _Layers(problems=list(given.problems))

@@ -10,7 +10,7 @@ import yaml
 
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import REQUIRED, ExtraFlag, format_value
+from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, SAMPLE_FACTORY, STABLE_BASELINES
@@ -265,7 +265,7 @@ def test_an_unexpected_argument_is_answered_with_the_flag_that_was_meant(argumen
 
 def test_help_has_examples_required_flags_and_one_word_for_no_value(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        load(["--help"], examples=("python -m asyncrl.train --env=CartPole-v1",))
+        load(["--help=all"], examples=("python -m asyncrl.train --env=CartPole-v1",))
     text = capsys.readouterr().out
     assert "example:\n  python -m asyncrl.train --env=CartPole-v1\n" in text
     assert "[text; required for a new run]" in " ".join(text.split())
@@ -311,13 +311,31 @@ def test_extra_flags_do_not_become_settings() -> None:
 
 def test_help_shows_every_setting_with_its_description(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stopped:
-        load(["--help"], [ExtraFlag("json", "as JSON")])
+        load(["--help=all"], [ExtraFlag("json", "as JSON")])
     assert stopped.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     for setting in all_settings().values():
         assert f"--{setting.name} " in text
         assert setting.description in text
     assert "--json" in text
+
+
+def test_the_short_page_of_help_shows_common_settings_and_names_the_sections(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load(["--env=CartPole-v1", "--help"])
+    assert stopped.value.code == 0
+    short = capsys.readouterr().out
+    assert set(COMMON) <= set(all_settings())
+    assert all(f"--{name} " in short for name in COMMON)
+    assert "--vtrace_rho" not in short and len(short.splitlines()) < 100
+    assert "--help=all" in short and "roles" in short.splitlines()[-1]
+    with pytest.raises(SystemExit):
+        load(["--help=replay"])
+    section = capsys.readouterr().out
+    shown = {name for name in all_settings() if f"  --{name} " in section}
+    assert shown == {name for name, setting in all_settings().items() if setting.section == "replay"}
 
 
 def test_a_written_config_reads_back_as_it_was(tmp_path: Path) -> None:

@@ -1,0 +1,11 @@
+"""`python -m asyncrl COMMAND`: the same as the command `asyncrl`."""
+
+from __future__ import annotations
+
+import sys
+
+from asyncrl.cli.main import main
+from asyncrl.runtime.reader import run_for_a_reader
+
+if __name__ == "__main__":
+    sys.exit(run_for_a_reader(main))

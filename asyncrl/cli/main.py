@@ -1,0 +1,74 @@
+"""The command `asyncrl`: each of its commands is a module that `python -m asyncrl.COMMAND` starts, too."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import asyncrl
+from asyncrl.config.flags import nearest
+from asyncrl.config.settings import all_settings
+
+COMMANDS = {
+    "train": "train a policy, or resume a run",
+    "validate": "check the settings of a run and show what it would need",
+    "evaluate": "play a trained policy for a fixed number of episodes",
+    "benchmark": "measure sync against async, in speed and returns",
+    "plot": "draw a run, compare runs, or show how much faster more workers are",
+    "completion": 'print a script that completes commands and flags: eval "$(asyncrl completion bash)", or zsh',
+}
+_SHELLS = ("bash", "zsh")
+_COMPLETION = """\
+_asyncrl() {{
+  local words="{commands}"
+  if [ "$COMP_CWORD" -gt 1 ]; then
+    case "${{COMP_WORDS[1]}}" in
+      train|validate|benchmark) words="{settings}" ;;
+      completion) words="{shells}" ;;
+      *) words="" ;;
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+  [[ "$COMPREPLY" == *= ]] && compopt -o nospace 2>/dev/null
+}}
+complete -o default -F _asyncrl asyncrl"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one of the commands and returns its exit code; 2 if there is no such command."""
+    name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
+    if name in ("--help", "-h"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"asyncrl {asyncrl.__version__}")
+        return 0
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
+        hint = f"; the nearest is {near}" if near else ""
+        print(f"error: There is no command {name!r}: expected one of {', '.join(COMMANDS)}{hint}.", file=sys.stderr)
+        return 2
+    if name == "completion":
+        return _print_completion(rest)
+    module = importlib.import_module(f"asyncrl.{name}")
+    if argv is None:
+        sys.argv = [f"asyncrl {name}", *rest]
+    code: int = module.main(None if argv is None else rest)
+    return code
+
+
+def _help() -> str:
+    rows = [f"  {name:<12}{what}" for name, what in COMMANDS.items()]
+    return "\n".join(["usage: asyncrl COMMAND --name=value ...", "", "commands:", *rows, "", "asyncrl COMMAND --help"])
+
+
+def _print_completion(arguments: Sequence[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in _SHELLS:
+        print(f"error: The shell is missing: give asyncrl completion {' or '.join(_SHELLS)}.", file=sys.stderr)
+        return 2
+    if arguments[0] == "zsh":
+        print("autoload -U +X bashcompinit && bashcompinit")
+    flags = (f"--{name}" + ("" if setting.is_bool else "=") for name, setting in all_settings().items())
+    print(_COMPLETION.format(commands=" ".join(COMMANDS), settings=" ".join(flags), shells=" ".join(_SHELLS)))
+    return 0
