@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-PROGRAMS = ("python", "python3", "pip", "tensorboard", "torchrun")
+PROGRAMS = ("python", "python3", "pip", "tensorboard", "torchrun", "asyncrl")
 LIMITS = {
     "asyncrl.train": (
         "--num_workers=1 --num_envs_per_worker=4 --rollout=8 --batch_size=32 --num_batches_per_epoch=2 --num_epochs=1 "
@@ -46,6 +46,8 @@ def main(program: str, *arguments: str) -> None:
         return check_folder(arguments)
     if program.startswith("python") and arguments[:2] == ("-m", "venv"):
         return install_programs(Path(arguments[2]) / "bin")
+    if program == "asyncrl":
+        arguments = ("-m", f"asyncrl.{arguments[0]}", *arguments[1:])
     command = ["-m", "torch.distributed.run", *arguments] if program == "torchrun" else list(arguments)
     modules = [arguments[number + 1] for number, word in enumerate(arguments) if word == "-m"]
     for module in modules:

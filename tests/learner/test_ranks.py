@@ -22,7 +22,9 @@ from transitions import BOX as SAC_BOX
 from transitions import CHOICE as SAC_CHOICE
 from transitions import draw
 
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl, control_specs
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
@@ -287,6 +289,19 @@ def test_sac_leaves_a_step_out_in_all_ranks_if_one_has_numbers_that_are_not_fini
     (skipped, first), (skipped_too, second) = together(2, work)
     assert skipped == skipped_too == 1
     assert_same(second, first)
+
+
+def test_new_hyperparameters_of_rank_0_reach_all_ranks_with_the_same_turn() -> None:
+    def work(ranks: ThreadRanks) -> list[Hyperparameters]:
+        control = RunControl(Arena.create(control_specs()), num_workers=0)
+        agreement = Agreement(ranks, control, Hyperparameters(gae_lambda=0.5))
+        seen = [agreement.take_turn(1, 10).new_values]
+        control.set_hyperparameters(Hyperparameters(gamma=0.1 * (1 + ranks.rank)))  # that of other ranks is not read
+        seen += [agreement.take_turn(1, 20).new_values, agreement.take_turn(1, 30).new_values]
+        return [*seen, agreement.hyperparameters]
+
+    nothing, new = Hyperparameters(), Hyperparameters(gamma=0.1)
+    assert together(3, work) == [[nothing, new, nothing, Hyperparameters(gamma=0.1, gae_lambda=0.5)]] * 3
 
 
 def test_ranks_take_turns_save_and_end_together() -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -286,6 +287,47 @@ def test_a_host_that_is_cut_off_ends_the_run_on_both_sides(tmp_path: Path, two_h
     assert sum("the store of the run's ranks has not answered" in error for error in errors) == 1, errors
     for run in runs:
         assert_all_gone(run)
+
+
+STEERED = """
+from asyncrl import Hyperparameters, Observer, TrainConfig, Trainer
+from told_env import Told
+
+class Steers(Observer):
+    def on_start(self, run):
+        run.set_hyperparameters(Hyperparameters(learning_rate=1e-5))
+        run.set_training_info({"reward": 2.0})
+
+    def on_record(self, run, record):
+        if record.scalars.get("rollout/ep_rew_mean") == 10.0 and run.env_steps > 20_000:
+            run.stop("taught")
+
+if __name__ == "__main__":
+    config = TrainConfig(
+        env=Told, train_dir="runs", experiment="run", num_workers=1, num_envs_per_worker=4, rollout=8, batch_size=32,
+        num_batches_per_epoch=2, learner_threads=1, report_every_s=0.2, with_tensorboard=False,
+    )
+    result = Trainer(config, callbacks=[Steers()], preset="none").run()
+    print(result.status, result.stop_reason, flush=True)
+"""
+
+
+def test_what_callbacks_of_rank_0_ask_reaches_all_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "steered.py"
+    script.write_text(STEERED)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script.name]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if line) == ["interrupted None", "stopped taught"]
+    folder = tmp_path / "runs" / "run"
+    for metrics in (folder / "metrics.jsonl", folder / "ranks" / "1" / "metrics.jsonl"):
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+        last = {name: value for record in records for name, value in record.items()}
+        assert last["rollout/ep_rew_mean"] == 10.0
+        assert last["hyperparameters/learning_rate"] == last["train/learning_rate"] == 1e-5
 
 
 def test_a_mistake_is_said_once_and_ends_all_ranks(tmp_path: Path) -> None:

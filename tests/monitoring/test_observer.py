@@ -1,0 +1,110 @@
+"""What observers ask, on its way to the roles: words of the arena that have one writer each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl, control_specs
+from asyncrl.config.errors import UsageError
+from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
+from asyncrl.config.schema import TrainConfig
+from asyncrl.monitoring.reports import EpisodeRecord
+from asyncrl.observers.observer import Observer, Run
+
+RUN_CONFIG = TrainConfig(env="CartPole-v1", learning_rate=0.1)
+
+
+@pytest.fixture
+def control() -> RunControl:
+    return RunControl(Arena.create(control_specs()), num_workers=0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run([])
+    run.config, run.folder = RUN_CONFIG, tmp_path
+    return run
+
+
+def test_later_values_wait_until_the_learner_has_taken_the_earlier(
+    run: Run, control: RunControl
+) -> None:
+    run.set_hyperparameters(Hyperparameters(gamma=0.5))
+    run.carry_out_requests(control)
+    run.set_hyperparameters(Hyperparameters(gamma=0.6, learning_rate=0.2))
+    run.set_hyperparameters(Hyperparameters(learning_rate=0.3))
+    run.carry_out_requests(control)
+    assert control.take_hyperparameters() == Hyperparameters(gamma=0.5)
+    assert control.take_hyperparameters() == Hyperparameters()
+    run.carry_out_requests(control)
+    assert control.take_hyperparameters() == Hyperparameters(gamma=0.6, learning_rate=0.3)
+    run.carry_out_requests(control)
+    assert control.has_taken_hyperparameters
+    assert (run.config.gamma, run.config.learning_rate) == (0.6, 0.3)
+
+
+def test_requests_are_counted_for_the_role_that_meets_them(run: Run, control: RunControl) -> None:
+    for ask in (run.save, run.evaluate, run.evaluate):
+        ask()
+    run.save_best(7.0)
+    assert (control.num_saves, control.num_evaluations, control.num_best) == (0, 0, 0)
+    run.carry_out_requests(control)
+    assert (control.num_saves, control.num_evaluations, control.num_best, control.best_return) == (1, 2, 1, 7.0)
+
+
+def test_the_newest_dict_is_what_environments_get_and_a_run_that_starts_again_sends_it_again(
+    run: Run, control: RunControl
+) -> None:
+    run.carry_out_requests(control)
+    assert control.num_training_infos == 0
+    for stage in range(3):
+        run.set_training_info({"stage": stage, "name": "x" * stage})
+        run.carry_out_requests(control)
+        run.carry_out_requests(control)
+        assert control.read_training_info() == (stage + 1, {"stage": stage, "name": "x" * stage})
+    again = RunControl(Arena.create(control_specs()), num_workers=0)
+    run.carry_out_requests(again)
+    assert again.read_training_info() == (1, {"stage": 2, "name": "xx"})
+
+
+@pytest.mark.parametrize(
+    ("info", "said"), [({"f": lambda: 0}, "cannot be pickled"), ({"x": "x" * 2**16}, "at most 32768 are possible")]
+)
+def test_a_dict_that_cannot_be_sent_is_refused_at_once(run: Run, info: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        run.set_training_info(info)
+
+
+def test_one_that_raises_is_not_called_again_and_the_others_are() -> None:
+    class Fails(Observer):
+        num_calls = 0
+
+        def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
+            self.num_calls += 1
+            raise ValueError("of my own")
+
+    class Counts(Observer):
+        num_calls = 0
+
+        def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
+            self.num_calls += 1
+
+    first, second, last = Counts(), Fails(), Counts()
+    run = Run([first, second, last])
+    assert not run.is_to_stop
+    for _ in range(2):
+        run.notify(Observer.on_episode, EpisodeRecord(1.0, 1))
+    assert (first.num_calls, second.num_calls, last.num_calls) == (2, 1, 2)
+    assert run.is_to_stop and run.failure is not None
+    assert isinstance(run.failure.__cause__, ValueError)
+
+
+def test_what_the_user_changes_overrides_what_an_observer_has_changed() -> None:
+    state = {"config": RUN_CONFIG.model_dump(), "hyperparameters": {"learning_rate": 0.2, "gamma": 0.5, "gone": 1.0}}
+    assert saved_hyperparameters(state, RUN_CONFIG) == Hyperparameters(learning_rate=0.2, gamma=0.5)
+    changed = RUN_CONFIG.model_copy(update={"learning_rate": 0.4})
+    assert saved_hyperparameters(state, changed) == Hyperparameters(gamma=0.5)
+    assert saved_hyperparameters({"config": RUN_CONFIG.model_dump()}, RUN_CONFIG) == Hyperparameters()
