@@ -111,10 +111,10 @@ class RunControl:
         """Whether no new values wait for the learner."""
         return bool(self._words[self._NUM_CHANGES] == self._words[self._NUM_CHANGES_TAKEN])
 
-    def take_hyperparameters(self) -> Hyperparameters:
-        """The new values, all None if there are none (learner)."""
-        if self.has_taken_hyperparameters:
-            return Hyperparameters()
+    def take_hyperparameters(self) -> Hyperparameters | None:
+        """The new values, if there are any (learner)."""
+        if self._words[self._NUM_CHANGES] == self._words[self._NUM_CHANGES_TAKEN]:
+            return None
         new_values = Hyperparameters.from_numbers(self._hyperparameters.tolist())
         self._words[self._NUM_CHANGES_TAKEN] = self._words[self._NUM_CHANGES]
         return new_values

@@ -68,6 +68,8 @@ class OffPolicyTrainer:
             most_env_steps: environment steps that this process collects; those of the whole run if not given.
         """
         self._agreement = agreement or Agreement(Ranks())
+        self._changes = self._agreement.hyperparameters.changes()
+        self._changed_at = 0  # policy version of the last change
         self._learner = learner
         self._stripes = stripes
         self._sampler = sampler
@@ -85,7 +87,6 @@ class OffPolicyTrainer:
             most_env_steps = config.train_for_env_steps - first_env_steps
         self._most_env_steps = most_env_steps
         self._unreported: list[SacMetrics] = []
-        self._changed_at = 0  # policy version at which hyperparameters were changed last
         self._report_started = time.monotonic()
         self._publish()
         self._release()
@@ -139,11 +140,11 @@ class OffPolicyTrainer:
         """How many updates all ranks make now; 0 if the run is over. Who has none due goes on with the others."""
         turn = self._agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
         self._phases.charge(Phase.WAIT_RANKS)
-        if turn.new_values.changes():
+        if turn.new_values is not None:
             self._learner.set_hyperparameters(turn.new_values)
             if turn.new_values.gamma is not None:
                 self._sampler.gamma = turn.new_values.gamma
-            self._changed_at = self._learner.policy_version
+            self._changes, self._changed_at = self._agreement.hyperparameters.changes(), self._learner.policy_version
         return 0 if turn.is_over else turn.num_updates
 
     def settle(self) -> None:
@@ -168,7 +169,7 @@ class OffPolicyTrainer:
             ),
             phases=phases,
             notice=self._learner.take_notice(),
-            hyperparameters=self._agreement.hyperparameters.changes(),
+            hyperparameters=self._changes,
             hyperparameters_version=self._changed_at,
         )
         self._report_started, self._unreported = now, []

@@ -136,9 +136,10 @@ class OnPolicyTrainer:
         self._looked_at = time.monotonic()
         self._has_fixed_lag = config.async_rl and config.fixed_lag
         self._num_epochs = 0  # of the dataset in training
-        self._changed_at = 0  # policy version at which hyperparameters were changed last
         self._was_cut_short = False  # whether passes over the last dataset were left out
         self._agreement = agreement or Agreement(Ranks())
+        self._changes = self._agreement.hyperparameters.changes()
+        self._changed_at = 0  # policy version of the last change
         self._learner = learner
         self._datasets = datasets
         self._publisher = publisher
@@ -186,9 +187,9 @@ class OnPolicyTrainer:
             self._datasets.begin_next()
         turn = self._agreement.take_turn(1, self._own_env_steps + num_valid)
         self._phases.charge(Phase.WAIT_RANKS)
-        if turn.new_values.changes():
+        if turn.new_values is not None:
             self._learner.set_hyperparameters(turn.new_values)
-            self._changed_at = self._learner.policy_version
+            self._changes, self._changed_at = self._agreement.hyperparameters.changes(), self._learner.policy_version
         num_steps = self._first_env_steps + turn.env_steps - self._env_steps
         if turn.is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
             self._datasets.release()
@@ -221,7 +222,7 @@ class OnPolicyTrainer:
             skipped_steps=self._learner.skipped_steps,
             phases=phases,
             notice=self._learner.take_notice(),
-            hyperparameters=self._agreement.hyperparameters.changes(),
+            hyperparameters=self._changes,
             hyperparameters_version=self._changed_at,
         )
         self._report_started = now

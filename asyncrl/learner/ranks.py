@@ -145,14 +145,14 @@ class Turn:
         is_interrupted: some rank was asked to stop before the run had come to its end.
         num_updates: the fewest that any rank is ready for that is not done.
         env_steps: what the ranks have named, added up.
-        new_values: hyperparameters that an observer has changed; every rank takes them before its next update.
+        new_values: hyperparameters that an observer has changed, if any; every rank takes them before its next update.
     """
 
     is_over: bool
     is_interrupted: bool
     num_updates: int
     env_steps: int
-    new_values: Hyperparameters = NO_CHANGES
+    new_values: Hyperparameters | None = None
 
 
 class Agreement:
@@ -229,15 +229,14 @@ class Agreement:
         return due
 
     def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
-        new_values = NO_CHANGES
+        new_values: Hyperparameters | None = None
         if self._control is not None and self.ranks.rank == 0 and not ends:
             new_values = self._control.take_hyperparameters()
-        is_changed = bool(new_values.changes())
-        flags = [ends, is_interrupted, self._wants_to_save, is_changed, is_done]
+        flags = [ends, is_interrupted, self._wants_to_save, new_values is not None, is_done]
         rows = self.ranks.gather([*flags, num_updates, env_steps])
         all_end, all_interrupted, saves, changes, all_done, all_updates, steps = zip(*rows, strict=True)
         if any(changes):
-            numbers = torch.tensor(new_values.to_numbers(), dtype=torch.float64)
+            numbers = torch.tensor((new_values or NO_CHANGES).to_numbers(), dtype=torch.float64)
             new_values = Hyperparameters.from_numbers(self.ranks.take_from_first(numbers).tolist())
             self.hyperparameters = self.hyperparameters.updated_by(new_values)
         updates = [count for count, done in zip(all_updates, all_done, strict=True) if not done]

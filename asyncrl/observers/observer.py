@@ -116,6 +116,7 @@ class Run:
         self.failure: RunFailed | None = None
         """What to end the run with because an observer raised; the exception is its cause."""
         self._observers = list(observers)
+        self._listeners: dict[str, tuple[Observer, ...]] = {}
         self._requests: queue.SimpleQueue[Callable[[RunControl], None]] = queue.SimpleQueue()
         self._new_values = Hyperparameters()
         self.training_info: bytes | None = None
@@ -164,18 +165,24 @@ class Run:
     def add(self, observer: Observer) -> None:
         """Adds one that is told from now on."""
         self._observers.append(observer)
+        self._listeners = {}
 
     def say(self, text: str) -> None:
         """Shows the user one sentence."""
         self.notify(Observer.on_message, text)
 
     def notify(self, event: Callable[Concatenate[Observer, Run, P], None], *args: P.args, **named: P.kwargs) -> None:
-        """Calls a method of every observer; one that raises is not called again, and ends the run."""
-        for observer in tuple(self._observers):
+        """Calls a method of every observer that has it; one that raises is not called again, and ends the run."""
+        name = event.__name__
+        if name not in self._listeners:  # thousands of episodes a second may end, and nobody may listen
+            having = (each for each in self._observers if getattr(type(each), name) is not getattr(Observer, name))
+            self._listeners[name] = tuple(having)
+        for observer in self._listeners[name]:
             try:
-                getattr(observer, event.__name__)(self, *args, **named)
+                getattr(observer, name)(self, *args, **named)
             except Exception as error:
                 self._observers.remove(observer)
+                self._listeners = {}
                 text = f"the callback {type(observer).__name__} failed: {type(error).__name__}: {error}"
                 if self.failure is None:
                     self.failure = RunFailed(text, traceback.format_exc(), is_final=True)

@@ -226,6 +226,7 @@ class Session:
                 self._peers,
                 self._first_env_steps,
                 self._hyperparameters,
+                says_stop=self.is_first_rank and not self._answers_signals,
             )
             started_at, num_deaths = self._started_at, 0
             while True:
@@ -285,6 +286,7 @@ class _Attempt:
 
     `num_restarts` counts restarts of processes in the earlier attempts, those of the learner included.
     `hyperparameters` are the changes that an observer made before the checkpoint from which the run resumes.
+    `says_stop`: observers hear of the first Ctrl-C, which nobody answers on the terminal.
     """
 
     run: Run
@@ -297,6 +299,7 @@ class _Attempt:
     peers: Peers | None
     first_env_steps: int | None
     hyperparameters: Hyperparameters
+    says_stop: bool
     num_restarts: int = 0
     summary: Summary | None = None
 
@@ -398,6 +401,9 @@ class _Attempt:
             new_best = None if self._is_told else monitor.take_new_best()
             if new_best is not None:
                 control.ask_for_best(new_best)
+            if stop.was_asked and self.says_stop:
+                self.says_stop = False
+                run.say("stopping after the current update, then saving")
             run.carry_out_requests(control)
             if peers is not None:
                 peers.check()

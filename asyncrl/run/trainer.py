@@ -46,7 +46,9 @@ class Trainer:
         self._session: Session | None = None
 
     def run(self) -> RunResult:
-        """Trains until a limit, a callback or Ctrl-C ends the run. May be called again: the run then resumes.
+        """Trains until a limit, a callback or Ctrl-C ends the run.
+
+        It may be called again: a run with a name (`experiment`) then resumes, others begin again in a new folder.
 
         Returns:
             How the run ended, its records and the policy.

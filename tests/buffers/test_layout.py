@@ -54,6 +54,7 @@ def test_the_arenas_size_is_the_sum_of_its_arrays_and_their_padding() -> None:
     per_row = 4 * (17 + 34 + 1 + 1) + 3
     with_extra_row = 12 * 6 * 3 * 4 * (348 + 1)
     weights = 2 * 1000 * 4
-    least = rows * per_row + with_extra_row + weights
+    training_info = 2 * (32 << 10)
+    least = rows * per_row + with_extra_row + weights + training_info
     specs = arena_specs(BODY, PLAN, num_weights=1000)
     assert least < arena_bytes(BODY, PLAN, num_weights=1000) <= least + 12 * 6 * 16 + 128 * len(specs)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 import sys
+import types
 from pathlib import Path
 
 import gymnasium
 import pytest
 
+from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.making import env_seed, make_env
 
 MODULE = """
@@ -93,3 +98,32 @@ def test_every_environment_of_every_run_has_its_own_seed() -> None:
     assert len(seeds) == 900
     assert env_seed(3, 7) == env_seed(3, 7)
     make_env("CartPole-v1").reset(seed=env_seed(2**31 - 1, 10**6))
+
+
+def make_short(steps: int = 7) -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1", max_episode_steps=steps)
+
+
+def test_a_callable_is_made_by_its_name_or_carried_where_that_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("worlds")
+    module.make_short = make_short
+    module.make_short.__module__ = "worlds"
+    monkeypatch.setitem(sys.modules, "worlds", module)
+    by_name = TrainConfig(env=make_short).env
+    assert by_name == "worlds:make_short" and type(by_name) is str
+    assert make_env(by_name, {"steps": 5}).spec.max_episode_steps == 5
+    for make, name in (
+        (lambda steps=7: make_short(steps), f"{__name__}:test_a_callable"),
+        (functools.partial(make_short, steps=7), "worlds:make_short"),
+    ):
+        carried = TrainConfig(env=make)
+        assert isinstance(carried.env, EnvMaker) and carried.env.startswith(name)
+        assert make_env(carried.env).spec.max_episode_steps == 7
+        crossed = pickle.loads(pickle.dumps(carried))
+        assert isinstance(crossed.env, EnvMaker) and make_env(crossed.env).spec.max_episode_steps == 7
+        assert type(carried.model_dump()["env"]) is str, "files hold the name only"
+
+
+def test_a_function_of_a_script_is_not_looked_for_elsewhere() -> None:
+    with pytest.raises(UsageError, match="__main__:make is a function of a script or a notebook"):
+        make_env("__main__:make")

@@ -292,7 +292,7 @@ def test_sac_leaves_a_step_out_in_all_ranks_if_one_has_numbers_that_are_not_fini
 
 
 def test_new_hyperparameters_of_rank_0_reach_all_ranks_with_the_same_turn() -> None:
-    def work(ranks: ThreadRanks) -> list[Hyperparameters]:
+    def work(ranks: ThreadRanks) -> list[Hyperparameters | None]:
         control = RunControl(Arena.create(control_specs()), num_workers=0)
         agreement = Agreement(ranks, control, Hyperparameters(gae_lambda=0.5))
         seen = [agreement.take_turn(1, 10).new_values]
@@ -300,8 +300,8 @@ def test_new_hyperparameters_of_rank_0_reach_all_ranks_with_the_same_turn() -> N
         seen += [agreement.take_turn(1, 20).new_values, agreement.take_turn(1, 30).new_values]
         return [*seen, agreement.hyperparameters]
 
-    nothing, new = Hyperparameters(), Hyperparameters(gamma=0.1)
-    assert together(3, work) == [[nothing, new, nothing, Hyperparameters(gamma=0.1, gae_lambda=0.5)]] * 3
+    new = Hyperparameters(gamma=0.1)
+    assert together(3, work) == [[None, new, None, Hyperparameters(gamma=0.1, gae_lambda=0.5)]] * 3
 
 
 def test_ranks_take_turns_save_and_end_together() -> None:
