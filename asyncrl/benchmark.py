@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from asyncrl.benchmarking import session
-from asyncrl.benchmarking.options import FLAGS, INSTEAD, read_options
+from asyncrl.analysis.benchmark import session
+from asyncrl.analysis.benchmark.options import FLAGS, INSTEAD, read_options
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help
 from asyncrl.config.settings import all_settings

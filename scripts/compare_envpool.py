@@ -20,8 +20,8 @@ from compare_sac import run_peer
 from peer_environments import DRIVERS
 from rounds import Row, carry_out, parser
 
-from asyncrl.benchmarking.tasks import Workshop
-from asyncrl.benchmarking.variants import SAMPLING_FLAG, Task
+from asyncrl.analysis.benchmark.tasks import Workshop
+from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG, Task
 from asyncrl.config.schema import TrainConfig
 
 

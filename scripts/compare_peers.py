@@ -28,12 +28,12 @@ import json_lines
 from command_line import names_in
 from peer_environments import DRIVERS, Peer, python_of, versions_of
 
-from asyncrl.benchmarking.report import cell, percent, table
-from asyncrl.benchmarking.simulation import measure_pure_simulation
-from asyncrl.benchmarking.statistics import Spread, spread
-from asyncrl.benchmarking.tasks import TaskFailed, Workshop
-from asyncrl.benchmarking.variants import Task
-from asyncrl.benchmarking.watch import CommandTimedOut, run_watched
+from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
+from asyncrl.analysis.benchmark.tasks import TaskFailed, Workshop
+from asyncrl.analysis.benchmark.variants import Task
+from asyncrl.analysis.benchmark.watch import CommandTimedOut, run_watched
+from asyncrl.analysis.statistics import Spread, spread
+from asyncrl.analysis.tables import cell, percent, table
 from asyncrl.config.schema import TrainConfig
 from asyncrl.runtime.provenance import describe
 

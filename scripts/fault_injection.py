@@ -31,7 +31,7 @@ from typing import Any
 
 from watched_run import GONE_S, STARTED, WatchedRun, await_condition
 
-from asyncrl.benchmarking.report import table
+from asyncrl.analysis.tables import table
 
 KILLS_OF_A_RUN = 10
 RUN_LIMIT_S = 600.0

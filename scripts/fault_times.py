@@ -21,7 +21,7 @@ import psutil
 from fault_injection import AT_WORK, Run, count
 from watched_run import STARTED, await_condition
 
-from asyncrl.benchmarking.report import table
+from asyncrl.analysis.tables import table
 
 LIMIT_S = 120.0
 TESTS = Path(__file__).resolve().parents[1] / "tests"

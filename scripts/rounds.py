@@ -11,8 +11,8 @@ from pathlib import Path
 
 import json_lines
 
-from asyncrl.benchmarking.report import cell, number, table
-from asyncrl.benchmarking.statistics import Spread, spread
+from asyncrl.analysis.statistics import Spread, spread
+from asyncrl.analysis.tables import cell, number, table
 from asyncrl.runtime.provenance import describe
 
 

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 from watched_run import WatchedRun
 
-from asyncrl.benchmarking.report import number, table
+from asyncrl.analysis.tables import number, table
 
 MOST_MB_PER_MILLION_STEPS = 1.0
 WARM_UP = 0.25  # of the samples

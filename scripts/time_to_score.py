@@ -39,9 +39,9 @@ from scoring.running import conditions, run
 from scoring.systems import Job, System, known_systems, variant
 from scoring.tasks import SUITES, Task
 
-from asyncrl.benchmarking.tasks import TaskFailed
+from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.drawing import check_can_draw
 from asyncrl.config.errors import UsageError
-from asyncrl.plotting.drawing import check_can_draw
 from asyncrl.runtime.provenance import describe
 
 Key = tuple[str, str, int]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.benchmarking.statistics import first_reached
+from asyncrl.analysis.statistics import first_reached
 from scoring.records import Point, Record
 from scoring.snapshots import time_mark
 from scoring.tasks import TIME_MARKS_S, Task

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.benchmarking.report import table
+from asyncrl.analysis.tables import table
 from scoring.analysis import (
     TARGET_SHARE,
     Interval,

@@ -10,8 +10,8 @@ from typing import Any
 
 import json_lines
 
-from asyncrl.benchmarking.tasks import TaskFailed
-from asyncrl.benchmarking.watch import CommandTimedOut, run_watched
+from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.benchmark.watch import CommandTimedOut, run_watched
 from asyncrl.runtime.provenance import describe
 from scoring.records import Record, Snapshot
 from scoring.snapshots import choose, find_saved

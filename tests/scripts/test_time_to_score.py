@@ -30,7 +30,7 @@ from scoring.snapshots import SavedPolicy, choose, find_saved
 from scoring.systems import Asyncrl, StableBaselines3, System, variant
 from scoring.tasks import SUITES, Task
 
-from asyncrl.benchmarking.tasks import TaskFailed
+from asyncrl.analysis.benchmark.tasks import TaskFailed
 
 TASK = Task("Hill-v0", 1000, (10, 50), low=-100, high=100)
 PLANE = Task("Plane-v0", 500, (1,), low=0, high=10)
