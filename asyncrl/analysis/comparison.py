@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from asyncrl.analysis.curves import Band, Curve, make_curve, mean_band
-from asyncrl.analysis.records import EVAL_RETURN, TRAIN_RETURN, Run, differing_settings
+from asyncrl.analysis.records import EVAL_RETURN, TRAIN_RETURN, Run, Unit, differing_settings
 from asyncrl.config.errors import UsageError
 
 XAxis = Literal["per_worker_steps", "per_rank_steps", "total_steps", "wall_time"]
@@ -23,14 +23,7 @@ _SUFFIX = re.compile(r"_\d{8}-\d{6}$|(?:[_-]seed[_-]?|_|(?<!\de)-)\d+$")
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that are one line of the figure.
-
-    Attributes:
-        name: what they are called together.
-        runs: their names.
-        curves: the curve of each.
-        band: mean and standard deviation over them, where all of them have values.
-    """
+    """Runs that are one line of the figure: the curve of each, and the band over them where all have values."""
 
     name: str
     runs: tuple[str, ...]
@@ -100,15 +93,11 @@ def compare(runs: Sequence[Run], x: XAxis, metric: Metric, pattern: re.Pattern[s
 def group_runs(runs: Iterable[Run], pattern: re.Pattern[str] | None) -> dict[str, list[Run]]:
     """Puts runs that are averaged into groups, in the order in which they come.
 
-    Args:
-        runs: each with a name that no other has.
-        pattern: runs whose names have the same first capture group (without one, the same match) are a group; a run in
-            whose name it finds nothing is alone. None: a group is runs with the same settings, but for seed, length and
-            place, and with names that differ only in a number or in date and time at the end.
-
-    Returns:
-        Runs by the name of their group. Without a pattern that is what their names have in common, with the settings in
-        which it differs from others of that name; a run that is alone in that keeps its full name.
+    With a pattern, runs whose names have the same first capture group (without one, the same match) are a group; a run
+    in whose name it finds nothing is alone. Without one, a group is runs with the same settings, but for seed, length
+    and place, and with names that differ only in a number or in date and time at the end; its name is what their names
+    have in common, with the settings in which it differs from others of that name. A run that is alone in that keeps
+    its full name.
     """
     groups: dict[str, list[Run]] = {}
     if pattern is not None:
@@ -132,12 +121,7 @@ def group_runs(runs: Iterable[Run], pattern: re.Pattern[str] | None) -> dict[str
 def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
     """Returns a run's returns over an axis.
 
-    Args:
-        run: what it recorded.
-        x: `total_steps` of all workers; `per_worker_steps` and `per_rank_steps`, the same divided by the number of
-            workers or of ranks; `wall_time`, seconds since the command.
-        metric: returns of training or of evaluations. An evaluation's time is that at which its policy had trained for
-            its steps, between two records by a straight line.
+    An evaluation's time is that at which its policy had trained for its steps, between two records by a straight line.
 
     Raises:
         UsageError: the run has no such returns, or its workers or its times are not known.
@@ -154,10 +138,6 @@ def curve_over(run: Run, x: XAxis, metric: Metric) -> Curve:
         seconds = np.interp(curve.positions, elapsed.positions, elapsed.values)
         # Before the first and after the last record times are equal: the last of such points stays.
         return make_curve(zip(seconds.tolist(), curve.values.tolist(), strict=True))
-    divisor = {"per_rank_steps": run.num_ranks, "per_worker_steps": run.num_workers}.get(x, 1)
-    if divisor is None:
-        raise UsageError(
-            f"The number of workers of {run.name} is unknown: config.yaml has no number and metrics.jsonl no "
-            "curves of workers. Choose --x=total_steps."
-        )
+    units: dict[XAxis, Unit] = {"per_worker_steps": "worker", "per_rank_steps": "rank"}
+    divisor = run.count(units[x], "Choose --x=total_steps.") if x in units else 1
     return Curve(curve.positions / divisor, curve.values)

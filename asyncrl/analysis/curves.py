@@ -14,12 +14,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Values at strictly increasing positions.
-
-    Attributes:
-        positions: [N] float64, environment steps or seconds.
-        values: [N] float64.
-    """
+    """Values, [N], at strictly increasing positions, [N]: environment steps or seconds."""
 
     positions: Array
     values: Array
@@ -30,13 +25,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """A mean over several curves, and how far they lie from it.
-
-    Attributes:
-        positions: [G] float64, strictly increasing.
-        mean: [G] float64.
-        std: [G] float64, one standard deviation over the curves at each position; None where one curve stands alone.
-    """
+    """A mean over several curves, [G], and one standard deviation over them; None where one curve stands alone."""
 
     positions: Array
     mean: Array
@@ -54,13 +43,8 @@ def make_curve(points: Iterable[tuple[float, float]], keep: Literal["first", "la
 def common_grid(curves: Sequence[Curve]) -> Array:
     """Returns every position of any curve within the range that all curves have, and the ends of that range.
 
-    Between two neighbours of it each curve is a straight line, so their mean over it is exact.
-
-    Args:
-        curves: at least one, each with at least one point.
-
-    Returns:
-        [G] float64, strictly increasing; empty if the curves have no range in common.
+    Between two neighbours of it each curve is a straight line, so their mean over it is exact. Empty if the curves have
+    no range in common.
     """
     low = max(curve.positions[0] for curve in curves)
     high = min(curve.positions[-1] for curve in curves)
@@ -75,14 +59,11 @@ def interpolate(curves: Sequence[Curve], grid: Array) -> Array:
 
 
 def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1]) -> Band:
-    """Returns mean and standard deviation over curves, where all of them have values.
+    """Returns mean and standard deviation over at least one curve, where all of them have values.
 
     Args:
-        curves: at least one, each with at least one point.
+        curves: each with at least one point.
         ddof: 0 where the curves are all that there are, as a run's workers; 1 where they are a sample, as some seeds.
-
-    Returns:
-        Empty if the curves have no range in common. A single curve with `ddof` 1 has no deviation.
     """
     grid = common_grid(curves)
     values = interpolate(curves, grid)

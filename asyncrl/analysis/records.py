@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from asyncrl.analysis.curves import Curve, make_curve
 from asyncrl.config.errors import UsageError
 from asyncrl.runtime.locating import TRAIN_DIR, locate
@@ -46,11 +48,7 @@ def append_json_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_records(path: Path) -> tuple[Record, ...]:
-    """Reads a metrics.jsonl, none if there is no file.
-
-    Raises:
-        UsageError: the file cannot be read, or a line before the last is no record.
-    """
+    """Reads a metrics.jsonl, none if there is no file; raises UsageError as `parse_records` does."""
     try:
         return parse_records(path.read_text(encoding="utf-8", errors="replace"), str(path))
     except FileNotFoundError:
@@ -119,9 +117,15 @@ class Run:
             curves = {worker: self.curve(f"worker/{worker}/ep_rew_mean") for worker in self._workers()}
         return {number: curve for number, curve in curves.items() if len(curve) > 0}
 
-    def count(self, unit: Unit) -> int | None:
-        """How many there are; None if nothing tells."""
-        return self.num_workers if unit == "worker" else self.num_ranks
+    def count(self, unit: Unit, remedy: str) -> int:
+        """How many there are; raises UsageError, which ends with the remedy, if nothing tells."""
+        count = self.num_workers if unit == "worker" else self.num_ranks
+        if count is None:
+            raise UsageError(
+                f"The number of workers of {self.name} is unknown: config.yaml has no number and metrics.jsonl no "
+                f"curves of workers. {remedy}"
+            )
+        return count
 
     @property
     def num_ranks(self) -> int:
@@ -181,25 +185,15 @@ def _read_run(path: Path, name: str) -> Run:
             raise UsageError(f"{metrics.parent} has no {metrics.name}: give the folder of a run that has trained.")
         if not of_ranks[-1]:
             raise UsageError(f"{metrics} has no record yet: let the run train until it has written one.")
-    recorded = (
-        _parse(folder.summary.read_text(encoding="utf-8", errors="replace")) if folder.summary.is_file() else None
-    )
-    workers = recorded.get("num_workers") if isinstance(recorded, dict) else None
+    summary = _parse(folder.summary.read_text(encoding="utf-8", errors="replace")) if folder.summary.is_file() else None
+    workers = summary.get("num_workers") if isinstance(summary, dict) else None
     workers = workers if isinstance(workers, int) and workers > 0 else None
-    return Run(name, path, _read_config(folder.config), of_ranks[0], workers, tuple(of_ranks[1:]))
-
-
-def _read_config(path: Path) -> Mapping[str, Any]:
-    """Settings as written, of whatever version wrote them: they are only looked at, not run."""
-    import yaml
-
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+    try:  # settings of whatever version wrote them: they are only looked at, not run
+        config = yaml.safe_load(folder.config.read_text(encoding="utf-8")) if folder.config.exists() else {}
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"{path} cannot be read as the settings of a run: {' '.join(str(error).split())}.") from error
-    return config if isinstance(config, dict) else {}
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{folder.config} cannot be read as the settings of a run: {reason}.") from error
+    return Run(name, path, config if isinstance(config, dict) else {}, of_ranks[0], workers, tuple(of_ranks[1:]))
 
 
 def _curve(records: Sequence[Record], name: str) -> Curve:

@@ -19,13 +19,7 @@ _SAME = ("env", "algo")
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a run was.
-
-    Attributes:
-        run: its name.
-        count: its rollout workers, or its ranks.
-        elapsed: seconds over environment steps of all of them.
-    """
+    """A run with `count` rollout workers or ranks: seconds over environment steps of all of them."""
 
     run: str
     count: int
@@ -37,13 +31,9 @@ class RunSpeedup:
     """One run against those with the fewest workers or ranks.
 
     Attributes:
-        run: its name.
-        count: its rollout workers, or its ranks.
-        total_env_steps: steps that it came to.
         env_steps_per_s: steps a second from its first record to the common total.
         seconds: what the common total takes at that speed.
         speedup: median seconds of the runs with the smallest count, divided by these.
-        efficiency: see `efficiency`.
     """
 
     run: str
@@ -63,15 +53,15 @@ class Range:
     low: float
     high: float
 
-    def text(self, form: str) -> str:
-        """For a table; without the range where all values are the same."""
-        between = f" ({self.low:{form}} to {self.high:{form}})" if self.low < self.high else ""
-        return f"{self.median:{form}}{between}"
+    @staticmethod
+    def of(values: Sequence[float]) -> Range:
+        """Sums up at least one value."""
+        return Range(statistics.median(values), min(values), max(values))
 
 
 @dataclass(frozen=True)
 class CountSpeedup:
-    """All runs with one number of workers or ranks together."""
+    """All runs with one number of workers or ranks together; `ideal` is that number, divided by the smallest."""
 
     count: int
     num_runs: int
@@ -82,15 +72,7 @@ class CountSpeedup:
 
 @dataclass(frozen=True)
 class Speedup:
-    """The figure.
-
-    Attributes:
-        unit: what the runs have different numbers of.
-        common_env_steps: the smallest total of the runs, to which all of them are timed.
-        base_count: the smallest number, whose speed-up is 1.
-        runs: in the order of their counts.
-        counts: the same by count.
-    """
+    """Runs by their numbers of workers or ranks, timed to `common_env_steps`, the smallest total of the runs."""
 
     unit: Unit
     common_env_steps: float
@@ -110,7 +92,10 @@ class Speedup:
             f"{f'{self.unit}s':>7}  {'runs':>4}  {'ideal':>6}  {'speed-up':<22}  efficiency",
         ]
         for each in self.counts:
-            speedup, share = each.speedup.text(".2f"), each.efficiency.text(".1%")
+            speedup, share = f"{each.speedup.median:.2f}", f"{each.efficiency.median:.1%}"
+            if each.num_runs > 1:
+                speedup += f" ({each.speedup.low:.2f} to {each.speedup.high:.2f})"
+                share += f" ({each.efficiency.low:.1%} to {each.efficiency.high:.1%})"
             lines.append(f"{each.count:>7}  {each.num_runs:>4}  {each.ideal:>6.2f}  {speedup:<22}  {share}")
         return "\n".join(lines)
 
@@ -129,24 +114,15 @@ def read_paces(runs: Sequence[Run]) -> list[Pace]:
     """Takes from runs what their speed-up follows from, by the unit that `unit_of` names.
 
     Raises:
-        UsageError: they are no runs of one experiment, or their workers or times are not known.
+        UsageError: they are no runs of one experiment, or their workers are not known.
     """
     for name in _SAME:
         values = {str(run.config[name]): run.name for run in runs if name in run.config}
         if len(values) > 1:
             found = ", ".join(f"{run} has {value}" for value, run in values.items())
             raise UsageError(f"A speed-up needs runs of one experiment, but {name} differs: {found}.")
-    paces = []
     unit = unit_of(runs)
-    for run in runs:
-        count = run.count(unit)
-        if count is None:
-            raise UsageError(
-                f"The number of workers of {run.name} is unknown: config.yaml has no number and metrics.jsonl no "
-                "curves of workers. Leave this run out."
-            )
-        paces.append(Pace(run.name, count, run.elapsed()))
-    return paces
+    return [Pace(run.name, run.count(unit, "Leave this run out."), run.elapsed()) for run in runs]
 
 
 def unexpected_differences(runs: Sequence[Run]) -> list[str]:
@@ -156,13 +132,9 @@ def unexpected_differences(runs: Sequence[Run]) -> list[str]:
 
 
 def speed_of(pace: Pace, until: float) -> float:
-    """Returns environment steps a second from a run's first trained steps on record to a number of steps.
+    """Returns environment steps a second from a run's first trained steps on record to `until` steps.
 
     What came before the first record is start-up and first dataset, which more processes make no faster.
-
-    Args:
-        pace: the run.
-        until: environment steps at which the measured window ends, at most the run's total.
 
     Raises:
         UsageError: the run has no two records before that.
@@ -185,10 +157,6 @@ def measure_speedup(paces: Sequence[Pace], unit: Unit = "worker") -> Speedup:
 
     Runs that trained for different numbers of steps are compared by the time that the smallest total took or, at their
     speed up to there, would have taken from the start.
-
-    Args:
-        paces: runs of one experiment.
-        unit: what they have different numbers of.
 
     Raises:
         UsageError: all have the same number, or a speed cannot be measured.
@@ -213,10 +181,6 @@ def measure_speedup(paces: Sequence[Pace], unit: Unit = "worker") -> Speedup:
     by_count = []
     for count in counts:
         of_count = [run for run in runs if run.count == count]
-        speedup, share_range = (_range([getattr(run, name) for run in of_count]) for name in ("speedup", "efficiency"))
-        by_count.append(CountSpeedup(count, len(of_count), count / base, speedup, share_range))
+        speedups, shares = [run.speedup for run in of_count], [run.efficiency for run in of_count]
+        by_count.append(CountSpeedup(count, len(of_count), count / base, Range.of(speedups), Range.of(shares)))
     return Speedup(unit, common, base, tuple(runs), tuple(by_count))
-
-
-def _range(values: Sequence[float]) -> Range:
-    return Range(statistics.median(values), min(values), max(values))

@@ -76,10 +76,7 @@ def interquartile_mean(values: Sequence[float]) -> float:
 
 
 def interquartile_interval(scores: Sequence[Sequence[float]]) -> Interval:
-    """Returns the interquartile mean over all tasks and seeds, with its stratified bootstrap interval.
-
-    Args:
-        scores: normalized scores of the seeds of each task.
+    """Returns the interquartile mean of each task's normalized scores, with its stratified bootstrap interval.
 
     Source: Agarwal et al. 2021, and its library rliable.
     """
@@ -90,14 +87,9 @@ def interquartile_interval(scores: Sequence[Sequence[float]]) -> Interval:
 
 
 def first_reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
-    """Returns the position at which a curve first comes to a threshold.
+    """Returns the position at which a curve of (position, value) first comes to a threshold.
 
-    Args:
-        curve: pairs of position (steps or seconds) and value, in the order of the positions.
-        threshold: the value to reach.
-
-    Returns:
-        The position; infinite if the curve ends before, which is all that a censored run tells.
+    Infinite if the curve ends before, which is all that a censored run tells.
     """
     return next((position for position, value in curve if value >= threshold), math.inf)
 

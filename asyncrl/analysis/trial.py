@@ -23,9 +23,7 @@ class Trial:
     """Both panels of a run's figure.
 
     Attributes:
-        run: the run's name.
-        unit: whose returns these are: workers' or ranks'.
-        members: their numbers; empty if it is the run's own curve of all of them.
+        members: numbers of the workers or ranks; empty if `returns` is the run's own curve of all of them.
         returns: over environment steps of all of them; the deviation is over them.
         window: records in the moving average; 1 where there is none to speak of.
         average: [G] float64, the moving average of the mean return.
@@ -52,12 +50,7 @@ class Trial:
 
 
 def make_trial(run: Run, window: int | None) -> Trial:
-    """Computes the figure of a run.
-
-    Args:
-        run: what it recorded.
-        window: records in the moving average, at least 1 and fewer than the run has; None for a tenth of those, at most
-            100.
+    """Computes the figure of a run; without a window it is a tenth of the records, at most 100.
 
     Raises:
         UsageError: it has no returns, the curves of its workers or ranks have no steps in common, or there are no more
@@ -88,7 +81,7 @@ def notes(run: Run, trial: Trial) -> list[str]:
             f"{run.name} has no curves of single workers: the figure shows the mean over all of them, without a band."
         ]
     found = []
-    count = run.count(trial.unit)
+    count = run.num_workers if trial.unit == "worker" else run.num_ranks
     if count is not None and count != len(trial.members):
         found.append(f"{run.name} has curves of only {len(trial.members)} of its {count} {trial.unit}s.")
     own = run.curve(TRAIN_RETURN)

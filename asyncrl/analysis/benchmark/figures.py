@@ -156,7 +156,7 @@ def throughput_figures(
         warm_up_s: seconds after that which are left out.
         num_epochs: passes over each dataset, 0 for a run that only samples.
         usage: what the processes used.
-        replay_batch_size: samples of an update where these are drawn from a replay; `num_epochs` has no meaning then.
+        replay_batch_size: samples of an update from a replay, for which `num_epochs` has no meaning.
 
     Raises:
         NothingMeasured: no dataset was trained in the window.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt
 
@@ -37,14 +37,9 @@ _A_LIST = ", one or several separated by commas"
 _COUNTS = f"whole numbers greater than 0 or auto{_A_LIST}"
 _SECONDS = "a number of seconds, 0 or more"
 
-
-def _split(value: Any) -> Any:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-_Split = BeforeValidator(_split)
+_Split = BeforeValidator(lambda text: [part.strip() for part in text.split(",") if part.strip()])
 _InferenceMode = Annotated[str, Field(pattern="^(auto|local|central)$")]
-_Count = Annotated[str, Field(pattern="^(auto|[1-9][0-9]*)$")]
+_Counts = Annotated[tuple[Annotated[str, Field(pattern="^(auto|[1-9][0-9]*)$")], ...], _Split]
 
 
 class OwnOptions(BaseModel):
@@ -73,16 +68,14 @@ class OwnOptions(BaseModel):
         "workers, and auto is resolved for the largest number [default 1]",
         f"whole numbers greater than 0{_A_LIST}",
     )
-    num_workers: Annotated[tuple[_Count, ...], _Split] = option(
+    num_workers: _Counts = option(
         (), "list of numbers of rollout workers, such as 1,2,4 [default as for training]", _COUNTS
     )
-    num_envs_per_worker: Annotated[tuple[_Count, ...], _Split] = option(
+    num_envs_per_worker: _Counts = option(
         (), "list of numbers of environments in each worker [default as for training]", _COUNTS
     )
     seeds: PositiveInt = option(
-        3,
-        "number of seeds; each seed is one round of all measurements [default 3]",
-        "a whole number greater than 0",
+        3, "number of seeds; each seed is one round of all measurements [default 3]", "a whole number greater than 0"
     )
     thresholds: Annotated[tuple[float, ...], _Split] = option(
         (),

@@ -24,24 +24,14 @@ _LAG_LINES = (("mean", "solid"), ("95th percentile", "dashed"), ("largest", "dot
 
 @dataclass(frozen=True)
 class Plots:
-    """What was drawn.
-
-    Attributes:
-        files: PNG files by title.
-        left_out: one sentence that says why there are none, if there are none.
-    """
+    """PNG files by title, or one sentence that says why there are none."""
 
     files: dict[str, Path]
     left_out: str | None = None
 
 
 def draw_plots(results: Results, folder: Path) -> Plots:
-    """Draws every plot that there are figures for.
-
-    Args:
-        results: what was measured.
-        folder: where the files go; made if missing.
-    """
+    """Draws every plot that there are figures for into a folder, which is made if missing."""
     try:
         check_can_draw()
     except UsageError as error:

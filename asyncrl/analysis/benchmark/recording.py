@@ -59,14 +59,7 @@ class Recording:
 
 
 def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int, seed: int = 0) -> Recording:
-    """Plays `num_envs` environments side by side for `num_steps` each, with drawn actions as in training.
-
-    Args:
-        config: settings of the run that the policy comes from.
-        checkpoint: the policy.
-        num_envs: environments, N.
-        num_steps: steps of each, K.
-        seed: of the episodes and the policy's draws.
+    """Plays a policy in `num_envs` environments side by side for `num_steps` each, with drawn actions as in training.
 
     Raises:
         UsageError: the checkpoint does not fit the settings.

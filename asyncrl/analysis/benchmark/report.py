@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
+from asyncrl.analysis.benchmark.figures import ThroughputFigures
 from asyncrl.analysis.benchmark.plots import Plots
-from asyncrl.analysis.benchmark.results import Results
-from asyncrl.analysis.benchmark.variants import Unit
+from asyncrl.analysis.benchmark.results import Learning, Reached, Results, VariantSpeedup
+from asyncrl.analysis.benchmark.variants import Unit, Variant
+from asyncrl.analysis.statistics import Spread
 from asyncrl.analysis.tables import cell, digits, mebibytes, percent, section
 
-_SETTINGS = {"throughput": "learning rate 0", "learning": "real"}
+Found = TypeVar("Found")
+Columns = Mapping[str, Callable[[Found], str]]
+"""By the head of a column, what it shows."""
 
 
 def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
-    """Returns the whole report.
-
-    Args:
-        results: what was measured.
-        plots: which plots there are.
-        folder: where the report will lie; paths of plots are relative to it.
-    """
+    """Returns the whole report, which will lie in a folder; paths of plots are relative to it."""
     sections = [
         _heading(results),
         _simulation(results),
@@ -66,43 +66,23 @@ def _simulation(results: Results) -> str:
 
 
 def _throughput(results: Results) -> str:
-    rows = [
-        [
-            variant.name,
-            cell(figures.env_steps_per_s),
-            cell(figures.share_of_simulation, percent),
-            cell(figures.learner_samples_per_s),
-            cell(figures.sgd_steps_per_s, digits(1)),
-            cell(figures.samples_per_env_step, digits(2)),
-            cell(figures.dropped_share, percent),
-        ]
-        for variant, figures in results.throughput()
-    ]
     about = results.about
     note = (
         f"Learning rate 0 (SGD still runs), {about.measure_s:g} s after a warm-up of {about.warm_up_s:g} s after the "
         "first step; shares compare each run with the pure simulation of the same round."
     )
-    header = [
-        "variant", "environment steps/s", "of pure simulation", "learner samples/s", "SGD steps/s",
-        "samples trained per step collected", "dropped",
-    ]  # fmt: skip
-    return section("Throughput", note, header, rows)
+    columns: Columns[ThroughputFigures[Spread]] = {
+        "environment steps/s": lambda run: cell(run.env_steps_per_s),
+        "of pure simulation": lambda run: cell(run.share_of_simulation, percent),
+        "learner samples/s": lambda run: cell(run.learner_samples_per_s),
+        "SGD steps/s": lambda run: cell(run.sgd_steps_per_s, digits(1)),
+        "samples trained per step collected": lambda run: cell(run.samples_per_env_step, digits(2)),
+        "dropped": lambda run: cell(run.dropped_share, percent),
+    }
+    return _by_variant("Throughput", note, results.throughput(), columns)
 
 
 def _speedups(results: Results, unit: Unit) -> str:
-    rows = [
-        [
-            found.variant.name,
-            _SETTINGS[found.kind],
-            cell(found.env_steps_per_s),
-            cell(found.sgd_steps_per_s, digits(1)),
-            cell(found.speedup, digits(2)),
-            cell(found.efficiency, percent),
-        ]
-        for found in results.speedups
-        if found.unit == unit
-    ]
     note = (
         "Environment steps a second, divided by those of the variant with the fewest workers and the same number of "
         "environments in each, for each seed. Efficiency is this speed-up divided by the ratio of workers. "
@@ -115,39 +95,40 @@ def _speedups(results: Results, unit: Unit) -> str:
             "ranks. A minibatch has `batch_size` samples from each rank, so SGD steps use larger minibatches, not more "
             "of them. `python -m asyncrl.plot trial`, `compare` and `speedup` take the folders in `runs/`."
         )
-    header = ["variant", "settings", "environment steps/s", "SGD steps/s", "speed-up", "efficiency"]
-    return section(f"Speed-up over {unit}", note, header, rows)
+    columns: Columns[VariantSpeedup] = {
+        "settings": lambda found: "real" if found.kind == "learning" else "learning rate 0",
+        "environment steps/s": lambda found: cell(found.env_steps_per_s),
+        "SGD steps/s": lambda found: cell(found.sgd_steps_per_s, digits(1)),
+        "speed-up": lambda found: cell(found.speedup, digits(2)),
+        "efficiency": lambda found: cell(found.efficiency, percent),
+    }
+    found = [(each.variant, each) for each in results.speedups if each.unit == unit]
+    return _by_variant(f"Speed-up over {unit}", note, found, columns)
 
 
 def _exchanges(results: Results) -> str:
-    names = ("profile/learner/exchange_with_ranks", "profile/learner/wait_for_ranks", "perf/learner_busy")
-    rows = [
-        [variant.name, *(cell(figures.shares.get(name), percent) for name in names)]
-        for variant, figures in results.throughput()
-        if variant.num_ranks > 1
-    ]
     note = (
         "Shares of the learners' time, means over ranks. exchanging: sums over ranks in an iteration, with the wait "
         "for slower ranks. waiting for ranks: before an iteration. at work: all work, exchanges included."
     )
-    header = ["variant", "exchanging", "waiting for ranks", "at work"]
-    return section("Exchanges between ranks", note, header, rows)
+    columns: Columns[ThroughputFigures[Spread]] = {
+        "exchanging": lambda run: cell(run.shares.get("profile/learner/exchange_with_ranks"), percent),
+        "waiting for ranks": lambda run: cell(run.shares.get("profile/learner/wait_for_ranks"), percent),
+        "at work": lambda run: cell(run.shares.get("perf/learner_busy"), percent),
+    }
+    of_ranks = [item for item in results.throughput() if item[0].num_ranks > 1]
+    return _by_variant("Exchanges between ranks", note, of_ranks, columns)
 
 
 def _resources(results: Results) -> str:
-    rows = [
-        [
-            variant.name,
-            cell(figures.cpu_s_per_million_steps),
-            cell(figures.peak_pss_bytes, mebibytes),
-            cell(figures.peak_rss_bytes, mebibytes),
-            cell(figures.startup_s, digits(1)),
-        ]
-        for variant, figures in results.throughput()
-    ]
     note = "Sums over all processes of a run. PSS counts a shared page once, RSS counts it once for each process."
-    header = ["variant", "CPU s per million steps", "peak PSS, MiB", "peak RSS, MiB", "start-up, s"]
-    return section("CPU and memory", note, header, rows)
+    columns: Columns[ThroughputFigures[Spread]] = {
+        "CPU s per million steps": lambda run: cell(run.cpu_s_per_million_steps),
+        "peak PSS, MiB": lambda run: cell(run.peak_pss_bytes, mebibytes),
+        "peak RSS, MiB": lambda run: cell(run.peak_rss_bytes, mebibytes),
+        "start-up, s": lambda run: cell(run.startup_s, digits(1)),
+    }
+    return _by_variant("CPU and memory", note, results.throughput(), columns)
 
 
 def _lag(results: Results) -> str:
@@ -175,34 +156,35 @@ def _roles(results: Results) -> str:
 
 
 def _learning(results: Results) -> str:
-    rows = [
-        [
-            variant.name,
-            cell(figures.env_steps),
-            cell(figures.wall_s),
-            cell(figures.final_return, digits(1)),
-            cell(figures.evaluated_return, digits(1)),
-        ]
-        for variant, figures in results.learning()
-    ]
     note = "Runs with the real settings. Seconds count from the start of the command."
     if any(item.variant.num_ranks > 1 for item in results.variants):
         note += " Training episodes are those of the first rank."
-    header = ["variant", "environment steps", "seconds", "return, last 100 training episodes", "return, evaluated"]
-    return section("Return at the end", note, header, rows)
+    columns: Columns[Learning] = {
+        "environment steps": lambda run: cell(run.env_steps),
+        "seconds": lambda run: cell(run.wall_s),
+        "return, last 100 training episodes": lambda run: cell(run.final_return, digits(1)),
+        "return, evaluated": lambda run: cell(run.evaluated_return, digits(1)),
+    }
+    return _by_variant("Return at the end", note, results.learning(), columns)
 
 
 def _reached(results: Results) -> str:
-    rows = [
-        [variant.name, f"{reached.threshold:g}", cell(reached.env_steps), cell(reached.seconds, digits(1))]
-        for variant, figures in results.learning()
-        for reached in figures.reached
-    ]
     note = (
         "Steps and seconds of the first record whose mean return of the last 100 training episodes is at least the "
         "threshold. Seeds that never reach it are censored: they count as later than all others."
     )
-    return section("Time and steps to a return", note, ["variant", "return", "environment steps", "seconds"], rows)
+    columns: Columns[Reached] = {
+        "return": lambda reached: f"{reached.threshold:g}",
+        "environment steps": lambda reached: cell(reached.env_steps),
+        "seconds": lambda reached: cell(reached.seconds, digits(1)),
+    }
+    found = [(variant, reached) for variant, figures in results.learning() for reached in figures.reached]
+    return _by_variant("Time and steps to a return", note, found, columns)
+
+
+def _by_variant(title: str, note: str, found: Sequence[tuple[Variant, Found]], columns: Columns[Found]) -> str:
+    rows = [[variant.name, *(show(figures) for show in columns.values())] for variant, figures in found]
+    return section(title, note, ["variant", *columns], rows)
 
 
 def _plots(plots: Plots, folder: Path) -> str:

@@ -24,11 +24,8 @@ class About:
     """What was measured, how, and with what.
 
     Attributes:
-        env: the environment.
         policy: checkpoint whose policy was run and replayed; None for a policy at its start and random actions.
         thresholds: returns whose time and steps are looked for.
-        warm_up_s, measure_s: seconds of a throughput run that are left out, and that are measured.
-        updates_per_dataset: optimizer steps on one dataset.
         code: commits or versions of asyncrl that gave the results.
         provenance: versions, machine, command.
     """
@@ -79,13 +76,9 @@ class VariantSpeedup:
     """A variant against the one with the fewest workers or ranks of those that are the same otherwise, in each seed.
 
     Attributes:
-        unit: what those variants differ in.
-        variant: which one.
         ideal: its number of workers or ranks, divided by the fewest.
         kind: what kind of runs it was measured in.
-        env_steps_per_s, sgd_steps_per_s: environment and optimizer steps a second.
         speedup: environment steps a second, divided by those with the fewest.
-        efficiency: speed-up divided by the ideal one; 1.0 is 100 %.
     """
 
     unit: Unit
@@ -103,12 +96,10 @@ class Results:
     """Everything.
 
     Attributes:
-        about: what was measured.
         simulation: environment steps a second of pure simulation, by layout.
-        variants: in the order in which they were asked for.
-        speedups: of variants that differ in their workers or in their ranks only; none if there are no such variants.
+        speedups: of variants that differ in their workers or in their ranks only.
         missing: measurements without a result, and why.
-        lag_within_dataset: mean, 95th percentile and maximum of the versions by which samples age inside a dataset.
+        lag_within_dataset: see `uniform_lag`.
     """
 
     about: About
@@ -128,22 +119,14 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain data; what is infinite or not known is None."""
-        data: dict[str, Any] = {"format_version": FORMAT_VERSION, "unit_of_steps": "environment steps, never frames"}
-        data.update(_as_data(self))
-        return data
+        about = {"format_version": FORMAT_VERSION, "unit_of_steps": "environment steps, never frames"}
+        return {**about, **_as_data(self)}
 
 
 def summarize(
     about: About, variants: Sequence[Variant], measured: Mapping[Task, Figures], missing: Mapping[str, str]
 ) -> Results:
-    """Sums up the figures of all tasks.
-
-    Args:
-        about: what was measured.
-        variants: in the order in which they are to be shown.
-        measured: figures of the tasks that have a result.
-        missing: what has none, and why.
-    """
+    """Sums up the figures of all tasks that have a result; `missing` says why others have none."""
     simulation = {
         str(layout): _by_seed(measured, "simulation", str(layout), SimulationFigures) for layout in layouts_of(variants)
     }

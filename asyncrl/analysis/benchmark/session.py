@@ -101,10 +101,6 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
 def run(benchmark: Benchmark, say: Say) -> bool:
     """Measures what has no result yet and writes the report, also when it is interrupted.
 
-    Args:
-        benchmark: from `prepare`.
-        say: shows one line to the user.
-
     Returns:
         Whether every task has a result.
 
@@ -145,7 +141,7 @@ def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, st
     code = git_commit(Path(asyncrl.__file__).resolve().parents[1]) or asyncrl.__version__
     for number, task in enumerate(todo, start=1):
         started = time.monotonic()
-        label = f"{number}/{len(todo)} {task.kind} {task.name} seed {task.seed}"
+        label = f"{number}/{len(todo)} {task}"
         try:
             store.add(task, workshop.carry_out(task), code)
         except TaskFailed as error:
@@ -181,11 +177,7 @@ def _write_report(benchmark: Benchmark, store: ResultStore, failures: dict[Task,
         provenance={**describe(config.device), "command": ["python -m asyncrl.benchmark", *sys.argv[1:]]},
     )
     measured = {task: figures for task in benchmark.tasks if (figures := store.get(task)) is not None}
-    missing = {
-        f"{task.kind} {task.name} seed {task.seed}": failures.get(task, "not measured yet")
-        for task in benchmark.tasks
-        if task not in measured
-    }
+    missing = {str(task): failures.get(task, "not measured yet") for task in benchmark.tasks if task not in measured}
     results = summarize(about, benchmark.variants, measured, missing)
     report = output / "report.md"
     report.write_text(to_markdown(results, draw_plots(results, output / "plots"), output), encoding="utf-8")

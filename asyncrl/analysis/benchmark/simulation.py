@@ -11,6 +11,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def measure_pure_simulation(
     recording: Path | None = None,
     is_vectorized: bool = False,
 ) -> float:
-    """Steps environments in `num_workers` processes at once.
+    """Steps environments in `num_workers` processes at once, and returns environment steps a second of all together.
 
     Args:
         config: says which environments.
@@ -49,9 +50,6 @@ def measure_pure_simulation(
         recording: file with the episodes to replay, one row for each environment at least; random actions if None.
         is_vectorized: whether those of a process are one vectorized environment, unless episodes are replayed.
 
-    Returns:
-        Environment steps a second of all processes together.
-
     Raises:
         EnvironmentFailed: the environment raised, or does not repeat what was recorded.
     """
@@ -59,8 +57,7 @@ def measure_pure_simulation(
     pipes = [context.Pipe() for _ in range(num_workers)]
     processes = []
     for worker_idx, (_, child) in enumerate(pipes):
-        first_env_idx = worker_idx * num_envs_per_worker
-        player = _Player(config, first_env_idx, num_envs_per_worker, recording, is_vectorized)
+        player = _Player(config, worker_idx * num_envs_per_worker, num_envs_per_worker, recording, is_vectorized)
         arguments = (child, player, warm_up_s, seconds)
         processes.append(context.Process(target=_simulate, args=arguments, daemon=True))  # type: ignore[attr-defined]
     for process in processes:
@@ -91,36 +88,30 @@ def _receive(pipe: Connection) -> Any:
     return message
 
 
+@dataclass(frozen=True)
 class _Player:
     """One process's share of the environments, and how it steps them."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        first_env_idx: int,
-        num_envs: int,
-        recording: Path | None,
-        is_vectorized: bool = False,
-    ) -> None:
-        self._config = config
-        self._first_env_idx, self._num_envs, self._recording = first_env_idx, num_envs, recording
-        self._is_vectorized = is_vectorized
+    config: TrainConfig
+    first_env_idx: int
+    num_envs: int
+    recording: Path | None
+    is_vectorized: bool = False
 
     def steps(self) -> Iterator[None]:
         """Makes the environments, then takes one step of one of them at a time, in turn, for ever."""
-        if self._is_vectorized and self._recording is None:
+        if self.is_vectorized and self.recording is None:
             return self._vectorized_steps()
-        envs = [make_run_env(self._config, in_training=True) for _ in range(self._num_envs)]
-        if self._recording is None:
+        envs = [make_run_env(self.config, in_training=True) for _ in range(self.num_envs)]
+        if self.recording is None:
             return self._random_steps(envs)
-        part = Recording.load(self._recording).part(self._first_env_idx, self._num_envs)
+        part = Recording.load(self.recording).part(self.first_env_idx, self.num_envs)
         return self._recorded_steps(envs, part)
 
     def _random_steps(self, envs: list[Any]) -> Iterator[None]:
         for env_idx, env in enumerate(envs):
-            env.reset(seed=env_seed(0, self._first_env_idx + env_idx))
-        envs[0].action_space.seed(self._first_env_idx)
-        actions = itertools.cycle([envs[0].action_space.sample() for _ in range(_NUM_ACTIONS)])
+            env.reset(seed=env_seed(0, self.first_env_idx + env_idx))
+        actions = self._actions(envs[0])
         for env in itertools.cycle(envs):
             _, _, terminated, truncated, _ = env.step(next(actions))
             if terminated or truncated:
@@ -128,15 +119,18 @@ class _Player:
             yield
 
     def _vectorized_steps(self) -> Iterator[None]:
-        env = make_run_vector_env(self._config, self._num_envs)
-        env.reset(seed=vector_env_seed(0, self._first_env_idx))
-        env.action_space.seed(self._first_env_idx)
+        env = make_run_vector_env(self.config, self.num_envs)
+        env.reset(seed=vector_env_seed(0, self.first_env_idx))
         resets_itself = env.metadata["autoreset_mode"] != AutoresetMode.DISABLED
-        for actions in itertools.cycle([env.action_space.sample() for _ in range(_NUM_ACTIONS)]):
+        for actions in self._actions(env):
             _, _, terminated, truncated, _ = env.step(actions)
             if not resets_itself and (ended := terminated | truncated).any():
                 env.reset(options={"reset_mask": ended})
-            yield from itertools.repeat(None, self._num_envs)
+            yield from itertools.repeat(None, self.num_envs)
+
+    def _actions(self, env: Any) -> Iterator[Any]:
+        env.action_space.seed(self.first_env_idx)
+        return itertools.cycle([env.action_space.sample() for _ in range(_NUM_ACTIONS)])
 
     def _recorded_steps(self, envs: list[Any], part: Recording) -> Iterator[None]:
         actions = [list(rows) for rows in part.actions]
@@ -148,7 +142,7 @@ class _Player:
                 _, _, terminated, truncated, _ = env.step(env_actions[step])
                 if (terminated or truncated) != env_ended[step]:
                     raise EnvironmentFailed(
-                        f"{self._config.env} does not repeat its episodes from the same seeds and actions, so it "
+                        f"{self.config.env} does not repeat its episodes from the same seeds and actions, so it "
                         "cannot be replayed."
                     )
                 if env_ended[step]:

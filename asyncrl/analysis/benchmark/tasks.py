@@ -6,19 +6,11 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncrl.analysis.benchmark.figures import (
-    Figures,
-    LearningFigures,
-    NothingMeasured,
-    SimulationFigures,
-    ThroughputFigures,
-    learning_figures,
-    throughput_figures,
-)
+from asyncrl.analysis.benchmark import figures
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
 from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG, Layout, Task
 from asyncrl.analysis.benchmark.watch import CommandTimedOut, Finished, run_watched
@@ -42,25 +34,25 @@ class Workshop:
     Attributes:
         output: folder of the benchmark; runs lie in `runs/` there, what they print in `logs/`.
         config: settings common to all runs, for the environment.
-        layouts: by the names that simulation tasks bear.
         warm_up_s, measure_s: seconds of a throughput run that are not counted, and that are.
         simulate_s: seconds of pure simulation.
         episodes: evaluation episodes after learning.
+        layouts: by the names that simulation tasks bear.
         recording: episodes to replay instead of random actions.
         is_vectorized: whether the runs step vectorized environments.
     """
 
     output: Path
     config: TrainConfig
-    layouts: dict[str, Layout]
     warm_up_s: float
     measure_s: float
-    simulate_s: float
-    episodes: int
+    simulate_s: float = 0.0
+    episodes: int = 0
+    layouts: dict[str, Layout] = field(default_factory=dict)
     recording: Path | None = None
     is_vectorized: bool = False
 
-    def carry_out(self, task: Task) -> Figures:
+    def carry_out(self, task: Task) -> figures.Figures:
         """Measures one task.
 
         Raises:
@@ -69,11 +61,11 @@ class Workshop:
         try:
             if task.kind == "simulation":
                 return self._simulate(self.layouts[task.name])
-            return self._throughput(task) if task.kind == "throughput" else self._learning(task)
-        except (CommandTimedOut, EnvironmentFailed, NothingMeasured, UsageError) as error:
+            return self.throughput(task) if task.kind == "throughput" else self._learning(task)
+        except (CommandTimedOut, EnvironmentFailed, figures.NothingMeasured, UsageError) as error:
             raise TaskFailed(str(error)) from error
 
-    def _simulate(self, layout: Layout) -> SimulationFigures:
+    def _simulate(self, layout: Layout) -> figures.SimulationFigures:
         rate = measure_pure_simulation(
             self.config,
             layout.num_workers,
@@ -82,12 +74,13 @@ class Workshop:
             recording=self.recording,
             is_vectorized=self.is_vectorized,
         )
-        return SimulationFigures(rate, replayed=self.recording is not None)
+        return figures.SimulationFigures(rate, replayed=self.recording is not None)
 
-    def _throughput(self, task: Task) -> ThroughputFigures[float]:
+    def throughput(self, task: Task) -> figures.ThroughputFigures[float]:
+        """Measures a run with learning rate 0; raises what `carry_out` turns into TaskFailed."""
         finished, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
         config = folder.read_config()
-        return throughput_figures(
+        return figures.throughput_figures(
             [read_records(path) for path in folder.metrics_of_ranks],
             startup_s=summary["startup_s"] or 0.0,
             warm_up_s=self.warm_up_s,
@@ -96,19 +89,16 @@ class Workshop:
             replay_batch_size=config.batch_size * task.num_ranks if config.is_off_policy else None,
         )
 
-    def _learning(self, task: Task) -> LearningFigures:
+    def _learning(self, task: Task) -> figures.LearningFigures:
         _, folder, summary = self._train(task, math.inf)
         evaluated = self._evaluate(folder) if self.episodes else None
-        return learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
+        return figures.learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
 
     def _train(self, task: Task, timeout_s: float) -> tuple[Finished, RunFolder, dict[str, Any]]:
         log = self._log(task.folder_name)
         place = (f"--train_dir={self.output / 'runs'}", f"--experiment={task.folder_name}")
         flags = (*task.flags, f"--seed={task.seed}", *place, "--restart_behavior=overwrite")
-        launcher = [sys.executable, "-m"]
-        if task.num_ranks > 1:
-            launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={task.num_ranks}", "-m"]
-        finished = run_watched([*launcher, "asyncrl.train", *flags], log, timeout_s)
+        finished = run_watched(train_command(flags, task.num_ranks), log, timeout_s)
         if finished.exit_code != 0:
             raise TaskFailed(f"training ended with exit code {finished.exit_code}{_last_error(log)} (output: {log})")
         folder = RunFolder.open(str(self.output / "runs"), task.folder_name)
@@ -116,10 +106,8 @@ class Workshop:
 
     def _evaluate(self, folder: RunFolder) -> float:
         log = self._log(f"{folder.path.name}_evaluation")
-        place = (f"--train_dir={folder.path.parent}", f"--experiment={folder.path.name}")
-        command = [sys.executable, "-m", "asyncrl.evaluate", *place, f"--episodes={self.episodes}", "--json"]
         with log.open("wb") as errors:
-            done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, check=False)
+            done = evaluate_run(folder.path, f"--episodes={self.episodes}", stderr=errors)
         if done.returncode != 0:
             raise TaskFailed(f"evaluation ended with exit code {done.returncode}{_last_error(log)} (output: {log})")
         return float(json.loads(done.stdout.decode().splitlines()[-1])["mean_reward"])
@@ -128,6 +116,19 @@ class Workshop:
         folder = self.output / "logs"
         folder.mkdir(exist_ok=True)
         return folder / f"{name}.log"
+
+
+def train_command(flags: tuple[str, ...], num_ranks: int = 1) -> list[str]:
+    """Returns the command that trains with these flags, under torchrun for several ranks."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    return [sys.executable, *(torchrun if num_ranks > 1 else ()), "-m", "asyncrl.train", *flags]
+
+
+def evaluate_run(run: Path, *flags: str, stderr: Any = None) -> subprocess.CompletedProcess[bytes]:
+    """Evaluates the policy of a run; the last line of the output is the result as JSON."""
+    place = (f"--train_dir={run.parent}", f"--experiment={run.name}")
+    command = [sys.executable, "-m", "asyncrl.evaluate", *place, *flags, "--json"]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, check=False)
 
 
 def num_passes(task: Task, config: TrainConfig) -> int:

@@ -79,18 +79,12 @@ class Variant:
         other = self.num_ranks if unit == "workers" else self.layout.num_workers
         return self.mode, self.inference_mode, self.layout.num_envs_per_worker, other
 
-    @property
-    def learns(self) -> bool:
-        """Whether the mode trains at all."""
-        return self.mode != "sampling"
-
 
 @dataclass(frozen=True)
 class Task:
     """One measurement: pure simulation of a layout, or a run of a variant.
 
     Attributes:
-        kind: what is measured.
         name: of the layout or variant.
         seed: the run's seed; for pure simulation the round's.
         flags: of the training run, none for pure simulation.
@@ -109,6 +103,9 @@ class Task:
     def folder_name(self) -> str:
         """Name of the run's folder."""
         return f"{self.kind}_{self.name.replace(' ', '_')}_seed{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -135,18 +132,19 @@ def layouts_of(variants: Sequence[Variant]) -> list[Layout]:
 
 def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: Protocol) -> list[Task]:
     """Returns all tasks in the order in which they are to be run: rounds of throughput, then rounds of learning."""
+    learning = [variant for variant in variants if variant.mode != "sampling"]
+    runs = (("throughput", variants, protocol.throughput), ("learning", learning, protocol.learning))
     tasks: list[Task] = []
-    conditions = protocol.conditions
-    for round_idx, seed in enumerate(seeds if protocol.throughput is not None else ()):
-        for layout in layouts_of(variants):
-            tasks.append(Task("simulation", str(layout), seed, (), (*protocol.simulation, *conditions)))
-        for variant in _in_turn(variants, round_idx):
-            flags = (*variant.flags, *(protocol.throughput or ()))
-            tasks.append(Task("throughput", variant.name, seed, flags, conditions, variant.num_ranks))
-    for round_idx, seed in enumerate(seeds if protocol.learning is not None else ()):
-        for variant in _in_turn([variant for variant in variants if variant.learns], round_idx):
-            flags = (*variant.flags, *(protocol.learning or ()))
-            tasks.append(Task("learning", variant.name, seed, flags, conditions, variant.num_ranks))
+    for kind, measured, common in runs:
+        for round_idx, seed in enumerate(seeds if common is not None else ()):
+            for layout in layouts_of(measured) if kind == "throughput" else ():
+                conditions = (*protocol.simulation, *protocol.conditions)
+                tasks.append(Task("simulation", str(layout), seed, (), conditions))
+            for variant in measured if round_idx % 2 == 0 else reversed(measured):
+                flags = (*variant.flags, *(common or ()))
+                tasks.append(
+                    Task(cast(TaskKind, kind), variant.name, seed, flags, protocol.conditions, variant.num_ranks)
+                )
     return tasks
 
 
@@ -158,7 +156,3 @@ def combinations(
     choices = [[f"--{name}={value}" for value in values] for name, values in asked.items() if values]
     for *flags, mode in itertools.product(*choices, modes):
         yield tuple(flags), cast(Mode, mode)
-
-
-def _in_turn(variants: Sequence[Variant], round_idx: int) -> list[Variant]:
-    return list(variants) if round_idx % 2 == 0 else list(reversed(variants))

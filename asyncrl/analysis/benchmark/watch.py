@@ -77,54 +77,38 @@ class ProcessTreeWatch:
             processes = [self._root, *self._root.children(recursive=True)]
         except psutil.Error:
             return
-        rss = 0
+        rss, pss = 0, []
         for process in processes:
             with contextlib.suppress(psutil.Error), process.oneshot():
                 times = process.cpu_times()
                 self._cpu_by_process[process.pid, process.create_time()] = times.user + times.system
                 rss += process.memory_info().rss
+            if elapsed >= self._memory_look_at:
+                with contextlib.suppress(psutil.Error, AttributeError):
+                    pss.append(process.memory_full_info().pss)
         self._cpu.append((elapsed, sum(self._cpu_by_process.values())))
         self._peak_rss = max(self._peak_rss, rss)
         if elapsed >= self._memory_look_at:
             self._memory_look_at = elapsed * _MEMORY_LOOK_FACTOR
-            self._look_at_memory(processes)
+        if pss:
+            self._peak_pss = max(self._peak_pss or 0, sum(pss))
 
     def usage(self) -> Usage:
         """Returns what was used until the last look."""
         return Usage(tuple(self._cpu), self._peak_pss, self._peak_rss)
 
-    def _look_at_memory(self, processes: Sequence[psutil.Process]) -> None:
-        sizes = []
-        for process in processes:
-            with contextlib.suppress(psutil.Error, AttributeError):
-                sizes.append(process.memory_full_info().pss)
-        if sizes:
-            self._peak_pss = max(self._peak_pss or 0, sum(sizes))
-
 
 def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) -> Finished:
-    """Runs a command to its end, its output going to a file.
-
-    Args:
-        command: program and arguments.
-        log: file for what it prints; recreated.
-        timeout_s: seconds after which it is ended.
-
-    Returns:
-        Exit code and use of resources.
+    """Runs a command to its end, its output going to a file that is recreated.
 
     Raises:
-        CommandTimedOut: it took longer.
+        CommandTimedOut: it took longer than `timeout_s`.
         BaseException: whatever else ends the wait, such as KeyboardInterrupt. All its processes are gone then.
     """
     with log.open("wb") as output:
         # A session of its own: Ctrl-C reaches it through `_end` only, and once.
         process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     watch = ProcessTreeWatch(process.pid)
     look_at = started = time.monotonic()
