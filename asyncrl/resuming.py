@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.dependencies import missing_for
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.problems import Problem
-from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec

@@ -6,11 +6,11 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 
+from asyncrl.config.dependencies import missing_for
 from asyncrl.config.machine import Machine
 from asyncrl.config.other_names import OTHER_VALUES
 from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
 from asyncrl.config.problems import Problem
-from asyncrl.config.reading import missing_for
 from asyncrl.config.schema import TrainConfig
 
 MOST_PROCESSES = 240

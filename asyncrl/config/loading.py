@@ -1,7 +1,6 @@
 """Settings of a run from layers: defaults < preset (or the saved settings of a resumed run) < --config file < flags.
 
-Not an argument parser of a library: every mistake must become one sentence, all of them are reported at once, and
-`--flag=true` must work.
+No library reads the command line: `docs/architecture.md` says why.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from asyncrl.config.presets import Preset, preset_for, read_preset
 from asyncrl.config.problems import ConfigError, Problem
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.config.settings import Setting, all_settings
-from asyncrl.config.values import read_mapping, read_scalar
+from asyncrl.config.yaml_values import read_mapping, read_scalar
 
 _OWN_FLAGS = (
     ExtraFlag("config", "YAML file with settings, as lines of `name: value`; flags override it", is_bool=False),
@@ -78,8 +77,8 @@ class _Layers:
             else:
                 self.problems.append(unknown_name(name, settings, f"In the {origin} there is no setting {name}"))
 
-    def complain(self, text: str, *names: str) -> None:
-        self.problems.append(Problem(names, text))
+    def complain(self, problem: object, *names: str) -> None:
+        self.problems.append(Problem(names, str(problem)))
 
 
 def load(
@@ -115,21 +114,29 @@ def load(
         raise SystemExit(0)
     given = split_flags(argv, settings, flags)
     layers = _Layers(problems=list(given.problems))
-    from_flags = _read_flag_values(given.texts, settings, layers)
-    from_file = _read_file(given.texts.get("config"), settings, layers)
+    from_file: dict[str, Any] = {}
+    from_flags: dict[str, Any] = {}
+    for name in [name for name in given.texts if name in settings]:
+        try:
+            from_flags[name] = read_scalar(given.texts[name], settings[name])
+        except UsageError as error:
+            layers.complain(error, name)
+    try:
+        from_file = read_mapping(Path(given.texts["config"]), settings) if "config" in given.texts else {}
+    except UsageError as error:
+        layers.complain(f"--config: {error}", "config")
     _spell_out(from_file, layers)
     _spell_out(from_flags, layers)
     wanted = {**from_file, **from_flags}
     saved = None if find_saved is None else _read_saved(wanted, find_saved, settings, layers)
     if saved is not None:
         layers.put(saved.model_dump(mode="json", exclude=set(OF_ONE_START)), "saved run", settings)
-    env_id = str(wanted.get("env") or ("" if saved is None else saved.env))
-    preset = _choose_preset(given.texts.get("preset"), "" if saved is not None else env_id, settings, layers)
-    algo = str(wanted.get("algo", TrainConfig().algo if saved is None else saved.algo))
+    before = saved or TrainConfig()
+    env_id, algo, backend = (str(wanted.get(name, getattr(before, name))) for name in ("env", "algo", "backend"))
     if saved is None:
         layers.put(DEFAULTS.get(algo, {}), f"default of {algo}", settings)
+    preset = _choose_preset(given.texts.get("preset"), "" if saved is not None else env_id, settings, layers)
     if preset is not None:
-        backend = str(wanted.get("backend", TrainConfig().backend if saved is None else saved.backend))
         layers.put(preset.values(env_id, algo, backend), f"preset {preset.name}", settings)
     layers.put(from_file, f"file {given.texts.get('config')}", settings)
     layers.put(from_flags, "flag", settings)
@@ -162,27 +169,6 @@ def load_file(path: Path) -> TrainConfig:
     return config
 
 
-def _read_flag_values(texts: Mapping[str, str], settings: Mapping[str, Setting], layers: _Layers) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, text in texts.items():
-        if name in settings:
-            try:
-                values[name] = read_scalar(text, settings[name])
-            except UsageError as error:
-                layers.complain(str(error), name)
-    return values
-
-
-def _read_file(path: str | None, settings: Mapping[str, Setting], layers: _Layers) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        return read_mapping(Path(path), settings)
-    except UsageError as error:
-        layers.complain(f"--config: {error}", "config")
-        return {}
-
-
 def _spell_out(values: dict[str, Any], layers: _Layers) -> None:
     """Puts what a short name of an algorithm stands for in its place."""
     meant = SHORT_NAMES.get(str(values.get("algo")))
@@ -210,11 +196,10 @@ def _read_saved(
     try:
         return TrainConfig.from_saved(read_mapping(path, settings))
     except UsageError as error:
-        layers.complain(f"Cannot resume {path.parent}: {error}", "experiment", "env")
+        reason = str(error)
     except ValidationError as error:
-        refused = ", ".join(sorted({str(detail["loc"][0]) for detail in error.errors()}))
-        text = f"Cannot resume {path.parent}: its config.yaml has unknown settings or values: {refused}."
-        layers.complain(text, "experiment", "env")
+        reason = f"its config.yaml has unknown settings or values: {', '.join(_refused(error))}."
+    layers.complain(f"Cannot resume {path.parent}: {reason}", "experiment", "env")
     return None
 
 
@@ -224,7 +209,7 @@ def _choose_preset(wanted: str | None, env_id: str, settings: Mapping[str, Setti
     try:
         return preset_for(env_id, settings) if wanted is None else read_preset(wanted, settings)
     except UsageError as error:
-        layers.complain(str(error), "preset")
+        layers.complain(error, "preset")
         return None
 
 
@@ -233,16 +218,18 @@ def _validate(layers: _Layers, settings: Mapping[str, Setting]) -> TrainConfig:
     try:
         return TrainConfig(**layers.values)
     except ValidationError as error:
-        refused = sorted({str(detail["loc"][0]) for detail in error.errors()})
+        refused = _refused(error)
     for name in refused:
         value, origin = layers.values.pop(name), layers.origins.pop(name)
         where = "--" if origin == "flag" else f"In the {origin} "
         expected = settings[name].expected + (f" or {' or '.join(SHORT_NAMES)}" if name == "algo" else "")
-        text = (
-            f"{where}{name}={format_value(value)} is not possible: expected {expected}{_hint(name, value, expected)}."
-        )
-        layers.complain(text, name)
+        hint = _hint(name, value, expected)
+        layers.complain(f"{where}{name}={format_value(value)} is not possible: expected {expected}{hint}.", name)
     return TrainConfig(**layers.values)
+
+
+def _refused(error: ValidationError) -> list[str]:
+    return sorted({str(detail["loc"][0]) for detail in error.errors()})
 
 
 def _hint(name: str, value: Any, expected: str) -> str:

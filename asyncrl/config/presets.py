@@ -12,7 +12,7 @@ from asyncrl.config.algorithms import OFF_POLICY
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import unknown_name
 from asyncrl.config.settings import Setting
-from asyncrl.config.values import read_mapping
+from asyncrl.config.yaml_values import read_mapping
 
 _KEYS = ("envs", "settings", "for_env", "for_algo")
 

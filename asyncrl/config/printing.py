@@ -17,6 +17,13 @@ _DERIVED = (
     "learner_threads",
 )
 
+_SHOWN = (
+    *("device", "inference_mode", "serial_mode", "async_rl", "num_workers", "num_envs_per_worker", "worker_num_splits"),
+    *("num_inference_workers", "num_envs", "num_processes", "num_threads", "learner_threads", "cores"),
+    *("num_ranks", "num_local_ranks"),
+)
+"""Figures of the plan that have the same name as data."""
+
 
 def format_settings(loaded: LoadedConfig, plan: ResourcePlan) -> str:
     """One line for each setting: its value, what `auto` became, and where it came from."""
@@ -39,26 +46,12 @@ def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -
         samples = {} if plan.replay is None else samples
         samples |= {"hogwild_mode": plan.hogwild.mode}
     return {
-        "device": plan.device,
+        **{name: getattr(plan, name) for name in _SHOWN},
         "inference_devices": list(plan.inference_devices),
-        "inference_mode": plan.inference_mode,
-        "serial_mode": plan.serial_mode,
-        "async_rl": plan.async_rl,
-        "num_workers": plan.num_workers,
-        "num_envs_per_worker": plan.num_envs_per_worker,
-        "worker_num_splits": plan.worker_num_splits,
-        "num_inference_workers": plan.num_inference_workers,
-        "num_envs": plan.num_envs,
         **samples,
         "shared_memory_bytes": arena_bytes,
         "free_bytes": free_bytes,
-        "num_processes": plan.num_processes,
-        "num_threads": plan.num_threads,
-        "learner_threads": plan.learner_threads,
-        "cores": plan.cores,
         "sgd_steps_per_run": plan.num_updates,
-        "num_ranks": plan.num_ranks,
-        "num_local_ranks": plan.num_local_ranks,
     }
 
 

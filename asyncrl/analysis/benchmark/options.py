@@ -15,7 +15,7 @@ from asyncrl.config.flags import split_flags
 from asyncrl.config.options import option, option_flags, parse_options
 from asyncrl.config.schema import NonNegativeFloat, PositiveFloat
 from asyncrl.config.settings import all_settings
-from asyncrl.config.values import read_mapping
+from asyncrl.config.yaml_values import read_mapping
 from asyncrl.runtime.locating import locate
 
 INSTEAD = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.config import reading
+from asyncrl.config import dependencies
 from asyncrl.config.checks import find_warnings
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
@@ -104,7 +104,7 @@ def test_settings_in_the_users_own_file_count_as_named(tmp_path: Path) -> None:
 
 def test_every_condition_is_of_settings_and_values_that_there_are() -> None:
     known: dict[str, Any] = {name: setting.default for name, setting in all_settings().items()}
-    for name, condition in reading._READ_WITH.items():
+    for name, condition in dependencies._READ_WITH.items():
         assert name in known
         assert condition.keys() <= known.keys()
         for other, values in condition.items():

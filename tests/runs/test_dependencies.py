@@ -1,4 +1,4 @@
-"""What `asyncrl.config.reading` says against what runs of every kind do: no role reads what is said to be unread."""
+"""`asyncrl.config.dependencies` against what runs of every kind do: no role reads what is said to be unread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import run_helper
 from run_helper import run
 
-from asyncrl.config.reading import missing_for
+from asyncrl.config.dependencies import missing_for
 from asyncrl.config.schema import TrainConfig
 
 A2C: dict[str, Any] = {"algo": "a2c", "num_epochs": 1}
