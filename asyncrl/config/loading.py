@@ -154,21 +154,6 @@ def load(
     )
 
 
-def load_file(path: Path) -> TrainConfig:
-    """Reads the complete settings of a run from its config.yaml; presets play no part.
-
-    Raises:
-        ConfigError: everything that is wrong with it.
-    """
-    settings = all_settings()
-    layers = _Layers()
-    layers.put(read_mapping(path, settings), f"file {path}", settings)
-    config = _validate(layers, settings)
-    if layers.problems:
-        raise ConfigError(layers.problems)
-    return config
-
-
 def _spell_out(values: dict[str, Any], layers: _Layers) -> None:
     """Puts what a short name of an algorithm stands for in its place."""
     meant = SHORT_NAMES.get(str(values.get("algo")))

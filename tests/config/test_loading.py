@@ -11,7 +11,7 @@ import yaml
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import REQUIRED, ExtraFlag, format_value
-from asyncrl.config.loading import load, load_file
+from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, SAMPLE_FACTORY, STABLE_BASELINES
 from asyncrl.config.plan import resolve
@@ -324,4 +324,4 @@ def test_a_written_config_reads_back_as_it_was(tmp_path: Path) -> None:
     config = load(["--env=Humanoid-v5", "--experiment=007", "--learning_rate=1e-5", "--save_best_metric=none"]).config
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump()))
-    assert load_file(file) == config
+    assert load([f"--config={file}", "--preset=none"]).config == config
