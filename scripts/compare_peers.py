@@ -24,14 +24,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import json_lines
 from command_line import names_in
 from peer_environments import DRIVERS, Peer, python_of, versions_of
 
+from asyncrl.analysis.benchmark.figures import ThroughputFigures
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
 from asyncrl.analysis.benchmark.tasks import TaskFailed, Workshop
 from asyncrl.analysis.benchmark.variants import Task
 from asyncrl.analysis.benchmark.watch import CommandTimedOut, run_watched
+from asyncrl.analysis.records import append_json_line, read_json_lines
 from asyncrl.analysis.statistics import Spread, spread
 from asyncrl.analysis.tables import cell, percent, table
 from asyncrl.config.schema import TrainConfig
@@ -108,7 +109,7 @@ class Comparison:
         self._folder: Path = options.work_dir.resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._results = self._folder / "results.jsonl"
-        self._entries = json_lines.read(self._results)
+        self._entries = read_json_lines(self._results)
         self._conditions = {
             name: getattr(options, name)
             for name in ("warm_up_s", "measure_s", "simulate_s", "num_workers", "num_envs_per_worker")
@@ -132,7 +133,8 @@ class Comparison:
             if system is None:
                 value = self._simulate(task)
             elif system.peer is None:
-                value = self._run_asyncrl(system, task, round_idx)
+                flags = (f"--env={task}-{system.env_version}", f"--async_rl={system.mode == 'async'}")
+                value = run_asyncrl(f"{system.name} {task}", flags, self._options, round_idx)
             else:
                 value = self._run_peer(system, system.peer, task, round_idx)
         except TaskFailed as error:
@@ -140,7 +142,7 @@ class Comparison:
             return
         entry = {"key": self._key(name, task, round_idx), "steps_per_s": value}
         self._entries.append(entry)
-        json_lines.append(self._results, entry)
+        append_json_line(self._results, entry)
         print(f"{task} round {round_idx} {name}: {value:,.0f} environment steps/s", flush=True)
 
     def versions(self, system: System) -> str:
@@ -159,30 +161,6 @@ class Comparison:
         options = self._options
         config = TrainConfig(env=f"{task}-v5")
         return measure_pure_simulation(config, options.num_workers, options.num_envs_per_worker, options.simulate_s)
-
-    def _run_asyncrl(self, system: System, task: str, round_idx: int) -> float:
-        options = self._options
-        env = f"{task}-{system.env_version}"
-        flags = (
-            f"--env={env}",
-            *ASYNCRL_SETTINGS,
-            f"--async_rl={system.mode == 'async'}",
-            f"--num_workers={options.num_workers}",
-            f"--num_envs_per_worker={options.num_envs_per_worker}",
-            f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}",
-            "--device=cpu",
-        )
-        workshop = Workshop(
-            output=self._folder,
-            config=TrainConfig(env=env),
-            layouts={},
-            warm_up_s=options.warm_up_s,
-            measure_s=options.measure_s,
-            simulate_s=options.simulate_s,
-            episodes=0,
-        )
-        figures = workshop.carry_out(Task("throughput", f"{system.name} {task}", round_idx, flags, ()))
-        return figures.env_steps_per_s  # type: ignore[union-attr]
 
     def _run_peer(self, system: System, peer: Peer, task: str, round_idx: int) -> float:
         options = self._options
@@ -211,13 +189,33 @@ class Comparison:
         return rate_after(progress, options.warm_up_s)
 
 
+def run_asyncrl(name: str, flags: tuple[str, ...], options: argparse.Namespace, round_idx: int) -> float:
+    """Environment steps a second of a run with `ASYNCRL_SETTINGS` and these flags, the first of which is --env.
+
+    Raises:
+        TaskFailed: it could not be measured.
+    """
+    common = (
+        *ASYNCRL_SETTINGS,
+        f"--num_workers={options.num_workers}",
+        f"--num_envs_per_worker={options.num_envs_per_worker}",
+        f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}",
+        "--device=cpu",
+    )
+    config = TrainConfig(env=flags[0].partition("=")[2])
+    workshop = Workshop(options.work_dir.resolve(), config, options.warm_up_s, options.measure_s)
+    figures = workshop.carry_out(Task("throughput", name, round_idx, (*flags, *common), ()))
+    assert isinstance(figures, ThroughputFigures)
+    return figures.env_steps_per_s
+
+
 def rate_after(progress: Path, warm_up_s: float) -> float:
     """Environment steps a second from the first dataset's end after the warm-up to the last dataset's end.
 
     Raises:
         TaskFailed: fewer than two datasets were trained after the warm-up.
     """
-    points = [(entry["time_s"], entry["env_steps"]) for entry in json_lines.read(progress)]
+    points = [(entry["time_s"], entry["env_steps"]) for entry in read_json_lines(progress)]
     window = [point for point in points if point[0] >= points[0][0] + warm_up_s]
     if len(window) < 2:
         raise TaskFailed(f"fewer than two datasets were trained after {warm_up_s:g} s: raise --measure_s")

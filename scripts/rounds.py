@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import json_lines
-
-from asyncrl.analysis.statistics import Spread, spread
-from asyncrl.analysis.tables import cell, number, table
+from asyncrl.analysis.records import append_json_line, read_json_lines
+from asyncrl.analysis.statistics import spread
+from asyncrl.analysis.tables import cell, digits, table
 from asyncrl.runtime.provenance import describe
 
 
@@ -74,7 +73,7 @@ def carry_out(name: str, about: str, rows: Sequence[Row], options: argparse.Name
             if (row.key, round_idx) in results:
                 continue
             per_s = results[row.key, round_idx] = row.measure(round_idx)
-            json_lines.append(path, {"key": row.key, "round": round_idx, "per_s": per_s, **conditions})
+            append_json_line(path, {"key": row.key, "round": round_idx, "per_s": per_s, **conditions})
             print(f"round {round_idx} {row.key}: {per_s:.1f}", flush=True)
     text = _to_markdown(about, rows, results, options)
     (options.work_dir / f"{name}.md").write_text(text, encoding="utf-8")
@@ -86,7 +85,7 @@ def _read(path: Path, conditions: dict[str, float]) -> dict[tuple[str, int], flo
     """Results under these conditions, or under conditions that are not known."""
     entries = [
         entry
-        for entry in json_lines.read(path)
+        for entry in read_json_lines(path)
         if all(entry.get(name, value) == value for name, value in conditions.items())
     ]
     return {(entry["key"], entry["round"]): entry["per_s"] for entry in entries}
@@ -104,8 +103,8 @@ def _to_markdown(
         ratios = [
             value / results[reference.key, idx] for idx, value in values.items() if (reference.key, idx) in results
         ]
-        compared = _cell(spread(ratios), 2) if ratios else "-"
-        lines.append([row.group, row.system, _cell(spread(list(values.values())), 0), compared])
+        compared = cell(spread(ratios) if ratios else None, digits(2))
+        lines.append([row.group, row.system, cell(spread(list(values.values()))), compared])
     machine, packages = describe("cpu")["machine"], describe("cpu")["packages"]
     return "\n\n".join(
         [
@@ -117,7 +116,3 @@ def _to_markdown(
             "",
         ]
     )
-
-
-def _cell(figure: Spread, digits: int) -> str:
-    return cell(figure, lambda value: number(value, digits))

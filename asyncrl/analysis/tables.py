@@ -22,6 +22,11 @@ def digits(count: int) -> Form:
     return lambda value: number(value, count)
 
 
+def rounded(value: float) -> str:
+    """Returns a score for a table: whole numbers from 10 on."""
+    return f"{value:.0f}" if abs(value) >= 10.0 else f"{value:.2f}"
+
+
 def percent(value: float) -> str:
     """Returns a share for a table."""
     return f"{100 * value:.1f} %"
