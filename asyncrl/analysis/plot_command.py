@@ -63,9 +63,7 @@ class Options(BaseModel):
     command: CommandName
     runs: tuple[Path, ...]
     window: PositiveInt | None = option(
-        None,
-        "records in the moving average [default a tenth of the records, at most 100]",
-        "a whole number greater than 0",
+        None, "records in the moving average [default a tenth of the records, at most 100]"
     )
     x: XAxis = option(
         "total_steps",
@@ -73,9 +71,7 @@ class Options(BaseModel):
         "workers or ranks), or wall_time, since the start (required)",
         f"{', '.join(_AXES[:-1])} or {_AXES[-1]}",
     )
-    metric: Metric = option(
-        "train", "train or eval: returns of training or of evaluations [default train]", "train or eval"
-    )
+    metric: Metric = option("train", "train or eval: returns of training or of evaluations [default train]")
     group: re.Pattern[str] | None = option(
         None,
         "regular expression; runs with the same first capture group, or the same match if it has none, are averaged "
@@ -88,9 +84,7 @@ class Options(BaseModel):
         "file to write, ending in .png, .pdf or .svg [default plots/COMMAND.png in the folder of each run, or of the "
         "first for compare and speedup]",
     )
-    prints_json: bool = option(
-        False, "print the figure's numbers as one JSON object on the last line", "True or False", flag="json"
-    )
+    prints_json: bool = option(False, "print the figure's numbers as one JSON object on the last line", flag="json")
 
 
 def read_options(argv: Sequence[str]) -> Options:

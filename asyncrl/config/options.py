@@ -9,17 +9,18 @@ from pydantic import BaseModel, Field, ValidationError
 
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.problems import refused_value
+from asyncrl.config.settings import expected_values
 
 Options = TypeVar("Options", bound=BaseModel)
 
 
-def option(default: Any, description: str, expected: str = "a path", *, flag: str | None = None) -> Any:
+def option(default: Any, description: str, expected: str | None = None, *, flag: str | None = None) -> Any:
     """Returns a field of a model of options.
 
     Args:
         default: value if the flag is not given.
         description: for --help.
-        expected: its possible values, for errors.
+        expected: its possible values, for errors; by default they follow from the field's type.
         flag: the flag's name, if it is not the field's.
     """
     return Field(default, alias=flag, description=description, json_schema_extra={"expected": expected})
@@ -44,10 +45,8 @@ def parse_options(model: type[Options], values: Mapping[str, Any]) -> tuple[Opti
         return model.model_validate(values), []
     except ValidationError as error:
         refused = dict.fromkeys(str(item["loc"][0]) for item in error.errors())
-    fields = {field.alias or name: field for name, field in model.model_fields.items()}
-    problems = []
-    for name in refused:
-        extra = fields[name].json_schema_extra
-        assert isinstance(extra, dict)
-        problems.append(refused_value(name, values[name], str(extra["expected"])))
-    return None, problems
+    schemas = model.model_json_schema()["properties"]
+    expected = {
+        name: schemas[name].get("expected") or expected_values(schemas[name], with_none=False) for name in refused
+    }
+    return None, [refused_value(name, values[name], expected[name]) for name in refused]

@@ -9,16 +9,7 @@ from typing import Any
 
 from asyncrl.analysis.statistics import Interval, interquartile_interval
 from asyncrl.analysis.tables import UNKNOWN, rounded, section
-from scoring.analysis import (
-    TARGET_SHARE,
-    Target,
-    Time,
-    best_ratio,
-    evaluated_time,
-    median_score,
-    target,
-    training_time,
-)
+from scoring.analysis import TARGET_SHARE, Target, Time, best_ratio, evaluated_time, median_score, target, training_time
 from scoring.records import Record
 from scoring.snapshots import END, step_mark, time_mark
 from scoring.systems import System

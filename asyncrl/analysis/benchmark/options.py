@@ -35,7 +35,6 @@ INSTEAD = {
 
 _A_LIST = ", one or several separated by commas"
 _COUNTS = f"whole numbers greater than 0 or auto{_A_LIST}"
-_SECONDS = "a number of seconds, 0 or more"
 
 _Split = BeforeValidator(lambda text: [part.strip() for part in text.split(",") if part.strip()])
 _InferenceMode = Annotated[str, Field(pattern="^(auto|local|central)$")]
@@ -74,32 +73,20 @@ class OwnOptions(BaseModel):
     num_envs_per_worker: _Counts = option(
         (), "list of numbers of environments in each worker [default as for training]", _COUNTS
     )
-    seeds: PositiveInt = option(
-        3, "number of seeds; each seed is one round of all measurements [default 3]", "a whole number greater than 0"
-    )
+    seeds: PositiveInt = option(3, "number of seeds; each seed is one round of all measurements [default 3]")
     thresholds: Annotated[tuple[float, ...], _Split] = option(
         (),
         "list of returns, such as 100,200: report the time and steps to reach each [default none]",
         f"numbers{_A_LIST}",
     )
-    warm_up_s: NonNegativeFloat = option(
-        25.0, "seconds after the first step that throughput leaves out [default 25]", _SECONDS
-    )
-    measure_s: NonNegativeFloat = option(
-        30.0, "seconds of throughput to measure after that; 0 for none [default 30]", _SECONDS
-    )
-    simulate_s: PositiveFloat = option(
-        10.0, "seconds of each measurement of pure simulation [default 10]", "a number of seconds greater than 0"
-    )
+    warm_up_s: NonNegativeFloat = option(25.0, "seconds after the first step that throughput leaves out [default 25]")
+    measure_s: NonNegativeFloat = option(30.0, "seconds of throughput to measure after that; 0 for none [default 30]")
+    simulate_s: PositiveFloat = option(10.0, "seconds of each measurement of pure simulation [default 10]")
     from_run: Annotated[Path, AfterValidator(locate)] | None = option(
         None, "trained run, by path or name: measure throughput with its policy and settings"
     )
-    record_steps: PositiveInt = option(
-        1000, "steps of each environment to record for --from_run [default 1000]", "a whole number greater than 0"
-    )
-    episodes: NonNegativeInt = option(
-        20, "evaluation episodes after each learning run; 0 for none [default 20]", "a whole number, 0 or more"
-    )
+    record_steps: PositiveInt = option(1000, "steps of each environment to record for --from_run [default 1000]")
+    episodes: NonNegativeInt = option(20, "evaluation episodes after each learning run; 0 for none [default 20]")
     config: Path | None = option(None, "YAML file with settings of training")
     preset: str | None = option(None, "preset of training settings, or none")
 
