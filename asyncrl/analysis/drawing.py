@@ -181,14 +181,7 @@ def _time_unit(longest_s: float) -> tuple[str, float]:
 
 
 def _count_in_thousands(axes: Axes) -> None:
-    from matplotlib.ticker import FuncFormatter
+    """Shows 2,500,000 steps as 2.5 M."""
+    from matplotlib.ticker import EngFormatter
 
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-
-
-def _short(count: float) -> str:
-    """A count of steps as an axis shows it: 2.5 M for 2,500,000."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= size:
-            return f"{count / size:g} {letter}"
-    return f"{count:g}"
+    axes.xaxis.set_major_formatter(EngFormatter())

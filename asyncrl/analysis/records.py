@@ -1,4 +1,4 @@
-"""Reads what runs and measurements recorded. Whoever writes may be alive, or was killed in the middle of a line."""
+"""Reads what runs and measurements recorded. The writer may still run, or was killed in the middle of a line."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     options -> variants (each checked as `validate` would) -> tasks -> results.jsonl -> report.md, plots, JSON
 
-Whatever ends it, the report is written from what has been measured; the next call with the same output makes the
-measurements that are missing.
+However it ends, the report shows what has been measured; the next call with the same output makes the measurements
+that are missing.
 """
 
 from __future__ import annotations

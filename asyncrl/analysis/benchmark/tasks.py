@@ -37,7 +37,7 @@ class Workshop:
         warm_up_s, measure_s: seconds of a throughput run that are not counted, and that are.
         simulate_s: seconds of pure simulation.
         episodes: evaluation episodes after learning.
-        layouts: by the names that simulation tasks bear.
+        layouts: by the names of simulation tasks.
         recording: episodes to replay instead of random actions.
         is_vectorized: whether the runs step vectorized environments.
     """
