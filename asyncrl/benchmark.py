@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from asyncrl.benchmarking import session
-from asyncrl.benchmarking.options import FLAGS, INSTEAD, read_options
+from asyncrl.analysis.benchmark import session
+from asyncrl.analysis.benchmark.options import FLAGS, INSTEAD, read_options
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help
 from asyncrl.config.settings import all_settings
@@ -29,7 +29,6 @@ _DESCRIPTION = (
     "report. --env is required, unless --config or --from_run names the environment. --train_for_env_steps=N measures "
     "runs that learn, too. All other flags of training are passed on to every run."
 )
-_STOPPED = "Stopped. The same command continues with the missing measurements."
 
 
 class _Terminated(Exception):
@@ -52,15 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except (UsageError, EnvironmentFailed) as error:
-        for line in str(error).splitlines() if isinstance(error, UsageError) else [str(error)]:
-            print(f"error: {line}", file=sys.stderr)
+        lines = str(error).splitlines() if isinstance(error, UsageError) else [str(error)]
+        print(*(f"error: {line}" for line in lines), sep="\n", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
-    except KeyboardInterrupt:
-        print(_STOPPED, file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except _Terminated:
-        print(_STOPPED, file=sys.stderr)
-        return EXIT_TERMINATED
+    except (KeyboardInterrupt, _Terminated) as stop:
+        print("Stopped. The same command continues with the missing measurements.", file=sys.stderr)
+        return EXIT_TERMINATED if isinstance(stop, _Terminated) else EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, previous)
 

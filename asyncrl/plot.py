@@ -13,9 +13,8 @@ import json
 import sys
 from collections.abc import Sequence
 
+from asyncrl.analysis.plot_command import help_text, read_options, run_command
 from asyncrl.config.errors import UsageError
-from asyncrl.plotting.commands import run_command
-from asyncrl.plotting.options import help_text, read_options
 from asyncrl.runtime.reader import run_for_a_reader
 
 
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    if options.json_:
+    if options.prints_json:
         print(json.dumps(numbers, allow_nan=False), flush=True)
     return 0
 

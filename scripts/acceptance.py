@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import json_lines
+from asyncrl.analysis.benchmark.tasks import evaluate_run, train_command
+from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, append_json_line, read_json_lines, read_records
+from asyncrl.analysis.tables import rounded, table
 
 RETURNS = (350, 1000, 2000, 3000, 4000)
 """Training returns whose first steps and seconds are recorded."""
@@ -222,10 +224,7 @@ def run_case(case: Case, seed: int, train_dir: Path) -> dict[str, Any]:
     where = [f"--train_dir={train_dir}", f"--experiment={experiment}"]
     folder = train_dir / experiment
     started = time.monotonic()
-    launcher = [sys.executable, "-m"]
-    if case.num_ranks > 1:
-        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={case.num_ranks}", "-m"]
-    command = [*launcher, "asyncrl.train", *case.flags, f"--seed={seed}", *where, "--quiet"]
+    command = train_command((*case.flags, f"--seed={seed}", *where, "--quiet"), case.num_ranks)
     if case.is_killed and not (folder / "summary.json").exists():
         kill_at_half(command, folder)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -250,11 +249,9 @@ def run_case(case: Case, seed: int, train_dir: Path) -> dict[str, Any]:
         record["value"] = summary["ep_rew_mean"]
     else:
         checkpoint = "best" if case.measure == "best" else "newest"
-        wanted = [f"--checkpoint={checkpoint}", f"--episodes={case.episodes}", "--json"]
-        evaluated = subprocess.run(
-            [sys.executable, "-m", "asyncrl.evaluate", *where, *wanted], check=True, capture_output=True, text=True
-        )
-        record["evaluation"] = json.loads(evaluated.stdout.strip().splitlines()[-1])
+        evaluated = evaluate_run(folder, f"--checkpoint={checkpoint}", f"--episodes={case.episodes}")
+        evaluated.check_returncode()
+        record["evaluation"] = json.loads(evaluated.stdout.splitlines()[-1])
         record["value"] = record["evaluation"]["mean_reward"]
     return {**record, "total_s": round(time.monotonic() - started, 1)}
 
@@ -286,36 +283,28 @@ def _session_lives(session: int) -> bool:
 
 def first_at(metrics: Path) -> dict[str, list[float]]:
     """Environment steps and seconds at which the mean training return first reached each of `RETURNS`."""
-    found: dict[str, list[float]] = {}
-    for record in json_lines.read(metrics):
-        mean = record.get("rollout/ep_rew_mean")
-        for wanted in RETURNS:
-            if mean is not None and mean >= wanted and str(wanted) not in found:
-                found[str(wanted)] = [record["env_steps"], record["time/time_elapsed"]]
-    return found
+    records = [record for record in read_records(metrics) if record.get(TRAIN_RETURN) is not None]
+    reached = {str(each): next((r for r in records if r[TRAIN_RETURN] >= each), None) for each in RETURNS}
+    return {name: [first[STEPS], first[ELAPSED]] for name, first in reached.items() if first is not None}
 
 
-def table(cases: list[Case], records: list[dict[str, Any]]) -> str:
+def outcomes(cases: list[Case], records: list[dict[str, Any]]) -> str:
     """What was measured, as Markdown."""
-    lines = ["| case | threshold | measured, by seed | reached |", "| --- | --- | --- | --- |"]
+    rows = []
     for case in cases:
         values = _values(case.name, records)
         reached = sum(has_reached(case, seed, records) for seed in values)
-        shown = ", ".join(_rounded(values[seed]) for seed in case.seeds if seed in values) or "-"
+        shown = ", ".join(rounded(values[seed]) for seed in case.seeds if seed in values) or "-"
         verdict = f"{reached} of {len(values)} (needs {case.needed} of {len(case.seeds)})"
         wanted = f"{case.threshold:g}" + (f" of {case.compared_to}" if case.compared_to else "")
         wanted = f"below {wanted}" if case.stays_below else wanted
-        lines.append(f"| {case.name} ({case.measure}) | {wanted} | {shown} | {verdict} |")
-    return "\n".join(lines)
-
-
-def _rounded(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 10.0 else f"{value:.2f}"
+        rows.append([f"{case.name} ({case.measure})", wanted, shown, verdict])
+    return table(["case", "threshold", "measured, by seed", "reached"], rows)
 
 
 def milestones(cases: list[Case], records: list[dict[str, Any]]) -> str:
     """Median steps and seconds to each training return, as Markdown; `-` where not every seed reached it."""
-    lines = [f"| case | {' | '.join(map(str, RETURNS))} |", "| --- |" + " --- |" * len(RETURNS)]
+    rows = []
     for case in cases:
         found = [record["first_at"] for record in records if record["case"] == case.name and "first_at" in record]
         cells = []
@@ -326,8 +315,8 @@ def milestones(cases: list[Case], records: list[dict[str, Any]]) -> str:
             cells.append(
                 f"{statistics.median(steps) / 1e6:.2f}M, {statistics.median(seconds):.0f} s{reached}" if steps else "-"
             )
-        lines.append(f"| {case.name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([case.name, *cells])
+    return table(["case", *map(str, RETURNS)], rows)
 
 
 def has_reached(case: Case, seed: int, records: list[dict[str, Any]]) -> bool:
@@ -357,7 +346,7 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
     cases = [case for case in SUITES[options.suite] if options.only in case.name]
-    records = json_lines.read(options.results)
+    records = read_json_lines(options.results)
     done = {(record["case"], record["seed"]) for record in records}
     # All cases with their first seed, then with their second: what is stopped early has compared something.
     in_turn = sorted((idx, order, case) for order, case in enumerate(cases) for idx in range(len(case.seeds)))
@@ -365,9 +354,9 @@ def main() -> int:
     for case, seed in [] if options.table else todo:
         record = run_case(case, seed, options.train_dir)
         records.append(record)
-        json_lines.append(options.results, record)
+        append_json_line(options.results, record)
         print(f"{case.name} seed {seed}: {record['value']:.1f} ({record['total_s']} s)", flush=True)
-    print(table(cases, records))
+    print(outcomes(cases, records))
     print()
     print(milestones(cases, records))
     reached = [sum(has_reached(case, seed, records) for seed in case.seeds) >= case.needed for case in cases]

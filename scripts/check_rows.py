@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import tempfile
@@ -27,6 +26,8 @@ _REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(_REPOSITORY), str(_REPOSITORY / "tests")]
 
 from row_cases import Case, all_cases, run_case  # noqa: E402
+
+from asyncrl.analysis.records import append_json_line, read_json_lines  # noqa: E402
 
 
 def outcome_of(case: Case) -> dict[str, Any]:
@@ -49,8 +50,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after this time")
     parser.add_argument("--list", action="store_true", help="show the cases and what is recorded, run nothing")
     options = parser.parse_args()
-    lines = options.output.read_text().splitlines() if options.output.exists() else []
-    outcomes = {outcome["case"]: outcome for outcome in map(json.loads, lines)}
+    outcomes = {outcome["case"]: outcome for outcome in read_json_lines(options.output)}
     cases = {str(case): case for case in all_cases() if options.only in str(case)}
     started = time.monotonic()
     for name, case in cases.items():
@@ -59,8 +59,7 @@ def main() -> int:
         if time.monotonic() - started > options.seconds:
             break
         outcomes[name] = outcome = outcome_of(case)
-        with options.output.open("a") as file:
-            file.write(json.dumps(outcome) + "\n")
+        append_json_line(options.output, outcome)
         print(f"{name}: {_describe(outcome)}", flush=True)
     if options.list:
         for name in cases:

@@ -15,14 +15,12 @@ import argparse
 import functools
 import sys
 
-from compare_peers import ASYNCRL_SETTINGS, START_ALLOWANCE_S
+from compare_peers import run_asyncrl
 from compare_sac import run_peer
 from peer_environments import DRIVERS
 from rounds import Row, carry_out, parser
 
-from asyncrl.benchmarking.tasks import Workshop
-from asyncrl.benchmarking.variants import SAMPLING_FLAG, Task
-from asyncrl.config.schema import TrainConfig
+from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
@@ -45,27 +43,8 @@ def alone(options: argparse.Namespace, batch_size: int, round_idx: int) -> float
 
 def through(options: argparse.Namespace, round_idx: int) -> float:
     """Steps a second of a run that samples and does not train."""
-    flags = (
-        f"--env={options.env}",
-        "--env_backend=envpool",
-        *ASYNCRL_SETTINGS,
-        SAMPLING_FLAG,
-        f"--num_workers={options.num_workers}",
-        f"--num_envs_per_worker={options.num_envs_per_worker}",
-        f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}",
-        "--device=cpu",
-    )
-    workshop = Workshop(
-        output=options.work_dir,
-        config=TrainConfig(env=options.env, env_backend="envpool"),
-        layouts={},
-        warm_up_s=options.warm_up_s,
-        measure_s=options.measure_s,
-        simulate_s=options.measure_s,
-        episodes=0,
-    )
-    figures = workshop.carry_out(Task("throughput", f"envpool {options.env}", round_idx, flags, ()))
-    return figures.env_steps_per_s  # type: ignore[union-attr]
+    flags = (f"--env={options.env}", "--env_backend=envpool", SAMPLING_FLAG)
+    return run_asyncrl(f"envpool {options.env}", flags, options, round_idx)
 
 
 def main() -> int:

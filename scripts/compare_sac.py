@@ -22,6 +22,8 @@ from compare_peers import STABLE_BASELINES3
 from peer_environments import DRIVERS, python_of
 from rounds import Row, carry_out, parser
 
+from asyncrl.analysis.records import ELAPSED, STEPS, read_records
+
 ENV = "HalfCheetah-v5"
 SB3 = "Stable-Baselines3"
 TIMEOUT_S = 300.0
@@ -92,12 +94,10 @@ def run_asyncrl(options: argparse.Namespace, precision: str, round_idx: int) -> 
         "--quiet",
     ]
     subprocess.run([sys.executable, "-m", "asyncrl.train", *flags], check=True, timeout=TIMEOUT_S)
-    lines = (options.work_dir / "runs" / experiment / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    records = [json.loads(line) for line in lines]
-    began = next(record for record in records if record.get("train/n_updates", 0) > 0)["time/time_elapsed"]
-    window = [record for record in records[:-1] if record["time/time_elapsed"] >= began + options.warm_up_s]
-    first, last = window[0], window[-1]
-    return float((last["env_steps"] - first["env_steps"]) / (last["time/time_elapsed"] - first["time/time_elapsed"]))
+    records = read_records(options.work_dir / "runs" / experiment / "metrics.jsonl")
+    began = next(record for record in records if record.get("train/n_updates", 0) > 0)[ELAPSED]
+    first, *_, last = [record for record in records[:-1] if record[ELAPSED] >= began + options.warm_up_s]
+    return float((last[STEPS] - first[STEPS]) / (last[ELAPSED] - first[ELAPSED]))
 
 
 def main() -> int:

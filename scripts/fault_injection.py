@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import random
 import re
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from watched_run import GONE_S, STARTED, WatchedRun, await_condition
+from watched_run import GONE_S, STARTED, WatchedRun, await_condition, median_and_largest
 
-from asyncrl.benchmarking.report import table
+from asyncrl.analysis.records import append_json_line, read_json_lines
+from asyncrl.analysis.tables import table
 
 KILLS_OF_A_RUN = 10
 RUN_LIMIT_S = 600.0
@@ -170,17 +169,11 @@ def summarize(records: list[dict[str, Any]]) -> str:
             sum(run["is_hung"] for run in runs),
             sum(run["processes_left"] for run in runs),
             sum(len(run["entries_left"]) for run in runs),
-            _spread([kill["noticed_s"] for kill in kills]),
-            _spread([kill["recovered_s"] for kill in kills]),
+            median_and_largest([kill["noticed_s"] for kill in kills]),
+            median_and_largest([kill["recovered_s"] for kill in kills]),
         ]
         rows.append([name, *map(str, figures)])
     return table(HEADER, rows)
-
-
-def _spread(seconds: list[float | None]) -> str:
-    known = [each for each in seconds if each is not None]
-    unknown = f", {len(seconds) - len(known)} not seen" if len(known) < len(seconds) else ""
-    return f"{statistics.median(known):.2f} ({max(known):.2f}){unknown}" if known else "-"
 
 
 def main() -> int:
@@ -191,14 +184,12 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("fault_injection.jsonl"))
     parser.add_argument("--table", action="store_true", help="show what was recorded, run nothing")
     options = parser.parse_args()
-    lines = options.output.read_text().splitlines() if options.output.exists() else []
-    records: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    records = read_json_lines(options.output)
     cases = [case for case in CASES if options.only in case.name]
 
     def record(entry: dict[str, Any]) -> None:
         records.append(entry)
-        with options.output.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        append_json_line(options.output, entry)
 
     while not options.table and cases:
         names = {case.name for case in cases}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,9 +18,9 @@ from pathlib import Path
 
 import psutil
 from fault_injection import AT_WORK, Run, count
-from watched_run import STARTED, await_condition
+from watched_run import STARTED, await_condition, median_and_largest
 
-from asyncrl.benchmarking.report import table
+from asyncrl.analysis.tables import table
 
 LIMIT_S = 120.0
 TESTS = Path(__file__).resolve().parents[1] / "tests"
@@ -83,7 +82,7 @@ def main() -> None:
     rows = []
     for name, fault in FAULTS.items():
         noticed, over = zip(*(_measure(fault) for _ in range(options.times)), strict=True)
-        rows.append([name, _spread(noticed), _spread(over)])
+        rows.append([name, median_and_largest(noticed), median_and_largest(over)])
     print(table(["fault", "noticed after, median (largest) s", "over after, median (largest) s"], rows))
 
 
@@ -126,14 +125,6 @@ def _times(run: Run, faulty_at: float, said: str | None, is_over: Callable[[], b
         return None, over_s
     noticed_at = next((at for at, line in run.lines if at >= faulty_at and said in line), None)
     return None if noticed_at is None else noticed_at - faulty_at, over_s
-
-
-def _spread(seconds: tuple[float | None, ...]) -> str:
-    found = [each for each in seconds if each is not None]
-    if not found:
-        return ""
-    missing = f", {len(seconds) - len(found)} never" if len(found) < len(seconds) else ""
-    return f"{statistics.median(found):.2f} ({max(found):.2f}){missing}"
 
 
 if __name__ == "__main__":

@@ -8,12 +8,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import json_lines
-
-from asyncrl.benchmarking.report import cell, number, table
-from asyncrl.benchmarking.statistics import Spread, spread
+from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.records import append_json_line, read_json_lines
+from asyncrl.analysis.statistics import spread
+from asyncrl.analysis.tables import cell, digits, table
 from asyncrl.runtime.provenance import describe
+
+Results = dict[tuple[str, int], float]
+"""What was done a second, by the key of a row and the number of the round."""
 
 
 @dataclass(frozen=True)
@@ -53,71 +57,80 @@ def parser(description: str | None, rounds: int, warm_up_s: float, measure_s: fl
     return found
 
 
-def carry_out(name: str, about: str, rows: Sequence[Row], options: argparse.Namespace) -> bool:
+def carry_out(
+    name: str,
+    about: str,
+    rows: Sequence[Row],
+    options: argparse.Namespace,
+    compared: Sequence[str] = (),
+    **more_conditions: Any,
+) -> bool:
     """Measures what has no result yet, the rows in turn forwards and backwards, and writes and shows the table.
+
+    A measurement that fails is told and leaves no result. However it ends, the table is written.
 
     Args:
         name: of the files in `work_dir`: results in `NAME.jsonl`, the table in `NAME.md`.
         about: a sentence above the table.
         rows: what is measured.
         options: from `parser`.
+        compared: systems that get a column each: how many times as fast as the row they are in its group.
+        more_conditions: what a result depends on besides warm-up and length of the measurement.
 
     Returns:
         Whether everything has a result.
     """
     options.work_dir.mkdir(parents=True, exist_ok=True)
     path = options.work_dir / f"{name}.jsonl"
-    conditions = {"warm_up_s": options.warm_up_s, "measure_s": options.measure_s}
-    results = _read(path, conditions)
-    for round_idx in range(0 if options.table else options.rounds):
-        for row in rows if round_idx % 2 == 0 else reversed(rows):
-            if (row.key, round_idx) in results:
-                continue
-            per_s = results[row.key, round_idx] = row.measure(round_idx)
-            json_lines.append(path, {"key": row.key, "round": round_idx, "per_s": per_s, **conditions})
-            print(f"round {round_idx} {row.key}: {per_s:.1f}", flush=True)
-    text = _to_markdown(about, rows, results, options)
-    (options.work_dir / f"{name}.md").write_text(text, encoding="utf-8")
-    print(text)
+    conditions = {"warm_up_s": options.warm_up_s, "measure_s": options.measure_s, **more_conditions}
+    # Results under these conditions, or under conditions that are not known.
+    results: Results = {
+        (entry["key"], entry["round"]): entry["per_s"]
+        for entry in read_json_lines(path)
+        if all(entry.get(name, value) == value for name, value in conditions.items())
+    }
+    try:
+        for round_idx in range(0 if options.table else options.rounds):
+            for row in rows if round_idx % 2 == 0 else reversed(rows):
+                if (row.key, round_idx) in results:
+                    continue
+                try:
+                    per_s = results[row.key, round_idx] = row.measure(round_idx)
+                except TaskFailed as error:
+                    print(f"round {round_idx} {row.key}: failed: {error}", flush=True)
+                    continue
+                append_json_line(path, {"key": row.key, "round": round_idx, "per_s": per_s, **conditions})
+                print(f"round {round_idx} {row.key}: {per_s:,.1f}", flush=True)
+    finally:
+        text = _to_markdown(about, rows, results, options, compared)
+        (options.work_dir / f"{name}.md").write_text(text, encoding="utf-8")
+        print(text)
     return all((row.key, round_idx) in results for row in rows for round_idx in range(options.rounds))
 
 
-def _read(path: Path, conditions: dict[str, float]) -> dict[tuple[str, int], float]:
-    """Results under these conditions, or under conditions that are not known."""
-    entries = [
-        entry
-        for entry in json_lines.read(path)
-        if all(entry.get(name, value) == value for name, value in conditions.items())
-    ]
-    return {(entry["key"], entry["round"]): entry["per_s"] for entry in entries}
-
-
 def _to_markdown(
-    about: str, rows: Sequence[Row], results: dict[tuple[str, int], float], options: argparse.Namespace
+    about: str, rows: Sequence[Row], results: Results, options: argparse.Namespace, compared: Sequence[str]
 ) -> str:
+    def ratio(above: str, below: str) -> str:
+        both = [idx for idx in range(options.rounds) if (above, idx) in results and (below, idx) in results]
+        return cell(spread([results[above, idx] / results[below, idx] for idx in both]) if both else None, digits(2))
+
     lines = []
     for row in rows:
-        reference = next(other for other in rows if other.group == row.group)
-        values = {idx: results[row.key, idx] for idx in range(options.rounds) if (row.key, idx) in results}
-        if not values:
-            continue
-        ratios = [
-            value / results[reference.key, idx] for idx, value in values.items() if (reference.key, idx) in results
-        ]
-        compared = _cell(spread(ratios), 2) if ratios else "-"
-        lines.append([row.group, row.system, _cell(spread(list(values.values())), 0), compared])
+        values = [results[row.key, idx] for idx in range(options.rounds) if (row.key, idx) in results]
+        if values:
+            reference = next(other for other in rows if other.group == row.group)
+            others = [ratio(f"{row.group}, {system}", row.key) for system in compared]
+            lines.append([row.group, row.system, cell(spread(values)), ratio(row.key, reference.key), *others])
     machine, packages = describe("cpu")["machine"], describe("cpu")["packages"]
+    header = ["what", "system", "a second", "times the first of its group", *(f"{system} is" for system in compared)]
     return "\n\n".join(
         [
             f"{machine['cpu']}, {machine['usable_cores']} usable cores, torch {packages['torch']}, "
             f"{time.strftime('%Y-%m-%d')}. `python {' '.join(sys.argv)}`",
             f"{about} Medians of {options.rounds} rounds (95 % bootstrap interval), {options.measure_s:g} s each after "
             f"{options.warm_up_s:g} s; ratios are taken within a round.",
-            table(["what", "system", "a second", "times the first of its group"], lines),
+            table(header, lines),
             "",
         ]
     )
-
-
-def _cell(figure: Spread, digits: int) -> str:
-    return cell(figure, lambda value: number(value, digits))

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import re
 import statistics
 import subprocess
@@ -30,7 +29,8 @@ from typing import Any
 import psutil
 from watched_run import WatchedRun
 
-from asyncrl.benchmarking.report import number, table
+from asyncrl.analysis.records import STEPS, append_json_line, read_json_lines, read_records
+from asyncrl.analysis.tables import number, table
 
 MOST_MB_PER_MILLION_STEPS = 1.0
 WARM_UP = 0.25  # of the samples
@@ -51,7 +51,7 @@ def main() -> int:
     if not options.table:
         options.output.write_text("")
         soak(options.minutes, options.every_s, flags or DEFAULTS, options.output)
-    records = [json.loads(line) for line in options.output.read_text().splitlines()]
+    records = read_json_lines(options.output)
     samples = of_the_whole_run([record for record in records if record["kind"] == "sample"])
     samples = samples[int(WARM_UP * len(samples)) :]
     broken = find_broken(samples, records[-1])
@@ -62,11 +62,6 @@ def main() -> int:
 
 def soak(minutes: float, every_s: float, flags: Sequence[str], output: Path) -> None:
     """Trains for so long, and appends what it sees to the output."""
-
-    def record(entry: dict[str, Any]) -> None:
-        with output.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
     with tempfile.TemporaryDirectory(prefix="asyncrl_soak_") as place:
         limits = (f"--train_for_seconds={60.0 * minutes}", "--train_for_env_steps=1000000000000", "--report_every_s=5")
         with Path(place, "stderr").open("w+") as errors:
@@ -78,21 +73,21 @@ def soak(minutes: float, every_s: float, flags: Sequence[str], output: Path) -> 
                         run.process.wait(every_s)
                     env_steps = newest_steps(run)
                     if env_steps > 0 and not run.is_over:
-                        record({"kind": "sample", "env_steps": env_steps, **look(run)})
+                        append_json_line(output, {"kind": "sample", "env_steps": env_steps, **look(run)})
                 is_hung, left = not run.is_over, run.num_left()
             finally:
                 run.end()
             errors.seek(0)
             said = errors.read().splitlines()[-20:]
         outcome = {"exit_code": run.process.returncode, "is_hung": is_hung, "processes_left": left}
-        record({"kind": "run", "flags": list(flags), **outcome, "entries_left": run.new_shared_memory(), "said": said})
+        found = {**outcome, "entries_left": run.new_shared_memory(), "said": said}
+        append_json_line(output, {"kind": "run", "flags": list(flags), **found})
 
 
 def newest_steps(run: WatchedRun) -> int:
     """Environment steps of the newest record, 0 before there is one."""
-    path = run.folder / "metrics.jsonl"
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return int(json.loads(lines[-1])["env_steps"]) if lines else 0
+    records = read_records(run.folder / "metrics.jsonl")
+    return int(records[-1][STEPS]) if records else 0
 
 
 def look(run: WatchedRun) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import psutil
 import torch
 from watched_run import WatchedRun, await_condition
 
-from asyncrl.benchmarking.statistics import Spread, spread
+from asyncrl.analysis.statistics import Spread, spread
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.layout import arena_specs

@@ -29,7 +29,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import json_lines
 from command_line import names_in
 from scoring import figures, report
 from scoring.analysis import outcome, regressions
@@ -39,9 +38,10 @@ from scoring.running import conditions, run
 from scoring.systems import Job, System, known_systems, variant
 from scoring.tasks import SUITES, Task
 
-from asyncrl.benchmarking.tasks import TaskFailed
+from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.drawing import check_can_draw
+from asyncrl.analysis.records import append_json_line, read_json_lines
 from asyncrl.config.errors import UsageError
-from asyncrl.plotting.drawing import check_can_draw
 from asyncrl.runtime.provenance import describe
 
 Key = tuple[str, str, int]
@@ -76,7 +76,7 @@ class Session:
                 print(f"{task.env} {system.name} seed {seed}: failed: {error}", flush=True)
                 continue
             self._records[task.env, system.name, seed] = record
-            json_lines.append(self._results, record.to_json())
+            append_json_line(self._results, record.to_json())
             print(f"{task.env} {system.name} seed {seed}: {record.score:.1f} after {record.seconds:.1f} s", flush=True)
 
     def results(self) -> Results:
@@ -114,7 +114,7 @@ class Session:
         tasks = {task.env: task for task in self.tasks}
         systems = {system.name: system for system in self.systems}
         found = {}
-        for entry in json_lines.read(self._results):
+        for entry in read_json_lines(self._results):
             task, system = tasks.get(entry["task"]), systems.get(entry["system"])
             if task is None or system is None or system.env_of(task) is None:
                 continue
@@ -248,7 +248,7 @@ def _completed(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 
 
 def _last_commit(results: Path) -> str | None:
-    entries: list[dict[str, Any]] = json_lines.read(results)
+    entries: list[dict[str, Any]] = read_json_lines(results)
     commits = [commit for entry in entries if (commit := entry["conditions"]["settings"].get("commit")) is not None]
     return commits[-1] if commits else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -81,6 +82,13 @@ class WatchedRun:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self.process.wait()
+
+
+def median_and_largest(seconds: Sequence[float | None]) -> str:
+    """For a table: None stands for what was not seen."""
+    known = [each for each in seconds if each is not None]
+    unknown = f", {len(seconds) - len(known)} not seen" if len(known) < len(seconds) else ""
+    return f"{statistics.median(known):.2f} ({max(known):.2f}){unknown}" if known else "-"
 
 
 def await_condition(condition: Callable[[], Any], limit_s: float, poll_s: float = 0.005) -> bool:

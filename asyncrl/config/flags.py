@@ -37,13 +37,11 @@ class ExtraFlag:
         name: the flag's name, with underscores.
         description: for --help.
         is_bool: True for a switch, False for a flag that takes text.
-        is_required: whether the command line needs it.
     """
 
     name: str
     description: str
     is_bool: bool = True
-    is_required: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,8 +181,7 @@ def format_flags(flags: Iterable[ExtraFlag]) -> list[str]:
     width = help_width()
     lines: list[str] = []
     for flag in flags:
-        text = flag.description + (" (required)" if flag.is_required else "")
-        lines += _format_flag(flag.name if flag.is_bool else f"{flag.name}=VALUE", text, width)
+        lines += _format_flag(flag.name if flag.is_bool else f"{flag.name}=VALUE", flag.description, width)
     return lines
 
 

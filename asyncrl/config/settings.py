@@ -65,12 +65,18 @@ def _read_setting(name: str, schema: Mapping[str, Any]) -> Setting:
         section=schema["section"],
         description=schema["description"],
         default=schema["default"],
-        expected=" or ".join(_in_words(option) for option in _options(schema)),
+        expected=expected_values(schema),
         is_text=types <= {"string", "null"},
         is_nullable="null" in types,
         is_bool="boolean" in types,
         is_list="array" in types,
     )
+
+
+def expected_values(schema: Mapping[str, Any], with_none: bool = True) -> str:
+    """The possible values of a field in words, from its JSON schema; with or without none, if it may have no value."""
+    options = [option for option in _options(schema) if with_none or option.get("type") != "null"]
+    return " or ".join(_in_words(option) for option in options)
 
 
 def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -8,14 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from asyncrl.benchmarking.statistics import first_reached
+from asyncrl.analysis.statistics import first_reached
 from scoring.records import Point, Record
 from scoring.snapshots import time_mark
 from scoring.tasks import TIME_MARKS_S, Task
-
-NUM_RESAMPLES = 10_000
 
 TARGET_SHARE = 0.95
 """Share of the best peer's score that both are timed to."""
@@ -43,15 +39,6 @@ class Time:
     env_steps: float | None
     num_reached: int
     num_seeds: int
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean and its 95 % bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -98,38 +85,6 @@ def _time(curves: Sequence[Sequence[Point]], threshold: float) -> Time:
 def median_score(records: Sequence[Record]) -> float:
     """Returns the median of the final scores over seeds."""
     return statistics.median(record.score for record in records)
-
-
-def interquartile_mean(values: Sequence[float]) -> float:
-    """Returns the mean of the values between the quartiles: a quarter of them is cut off at each end, rounded down.
-
-    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice.
-    """
-    ordered = sorted(values)
-    cut = len(ordered) // 4
-    return statistics.fmean(ordered[cut : len(ordered) - cut])
-
-
-def interquartile_interval(scores: Sequence[Sequence[float]]) -> Interval:
-    """Returns the interquartile mean over all tasks and seeds, with its stratified bootstrap interval.
-
-    Each resample draws, for each task, as many seeds as it has, with replacement; the interval has the percentiles 2.5
-    and 97.5 of the resamples' means. The draws are the same each time, so that a report repeats.
-
-    Args:
-        scores: normalized scores of the seeds of each task.
-
-    Source: Agarwal et al. 2021, and its library rliable.
-    """
-    generator = np.random.default_rng(0)
-    drawn = [
-        np.asarray(task)[generator.integers(0, len(task), size=(NUM_RESAMPLES, len(task)))] for task in scores if task
-    ]
-    ordered = np.sort(np.concatenate(drawn, axis=1), axis=1)
-    cut = ordered.shape[1] // 4
-    means = ordered[:, cut : ordered.shape[1] - cut].mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    return Interval(interquartile_mean([value for task in scores for value in task]), float(low), float(high))
 
 
 def target(task: Task, by_system: dict[str, Sequence[Record]], peers: Sequence[str]) -> Target | None:

@@ -7,19 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.benchmarking.report import table
-from scoring.analysis import (
-    TARGET_SHARE,
-    Interval,
-    Target,
-    Time,
-    best_ratio,
-    evaluated_time,
-    interquartile_interval,
-    median_score,
-    target,
-    training_time,
-)
+from asyncrl.analysis.statistics import Interval, interquartile_interval
+from asyncrl.analysis.tables import UNKNOWN, rounded, section
+from scoring.analysis import TARGET_SHARE, Target, Time, best_ratio, evaluated_time, median_score, target, training_time
 from scoring.records import Record
 from scoring.snapshots import END, step_mark, time_mark
 from scoring.systems import System
@@ -28,7 +18,6 @@ from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task
 OWN = "asyncrl"
 """The system that peers are compared with: asyncrl as it is shipped."""
 
-_NONE = "-"
 _MARKS = (*(time_mark(seconds) for seconds in TIME_MARKS_S), *(step_mark(share) for share in STEP_MARKS[:-1]), END)
 
 
@@ -174,7 +163,7 @@ def _heading(results: Results) -> str:
         "drawn actions and frozen statistics, played after training had ended. The training return is the mean of the "
         "last 100 training episodes; early in a run it is of fewer, and short episodes end first. Seconds count from "
         "the command, start-up included, unless something else is said. Times are lower medians over seeds, with "
-        f"`{_NONE}` where fewer than half of them reached the return; in brackets how many did, where not all. A run "
+        f"`{UNKNOWN}` where fewer than half of them reached the return; in brackets how many did, where not all. A run "
         f"ends after {results.limit_s:g} s of training if its steps are not done by then.",
     ]
     others = {record.environment["git_commit"] for records in results.records.values() for record in records}
@@ -189,23 +178,23 @@ def _systems(results: Results) -> str:
         records = [record for task in results.tasks for record in results.of(task, system)]
         renamed = sorted({record.env for record in records if record.env != record.task})
         versions = sorted({record.versions for record in records})
-        rows.append([system.label, system.setting, ", ".join(renamed) or "the same", "; ".join(versions) or _NONE])
-    return "## Systems\n\n" + table(["system", "setting", "environments in other versions", "packages"], rows)
+        rows.append([system.label, system.setting, ", ".join(renamed) or "the same", "; ".join(versions) or UNKNOWN])
+    return section("Systems", "", ["system", "setting", "environments in other versions", "packages"], rows)
 
 
 def _final_scores(results: Results) -> str:
     def cell(records: Sequence[Record]) -> str:
         if not records:
-            return _NONE
-        seeds = ", ".join(_number(record.score) for record in records)
-        return f"{_number(median_score(records))} ({seeds})"
+            return UNKNOWN
+        seeds = ", ".join(rounded(record.score) for record in records)
+        return f"{rounded(median_score(records))} ({seeds})"
 
     rows = [
         [task.env, f"{task.env_steps:,}", *(cell(results.of(task, system)) for system in results.systems)]
         for task in results.tasks
     ]
     note = "Median of the final scores, in brackets each seed."
-    return f"## Final scores\n\n{note}\n\n" + table(["task", "steps", *_labels(results)], rows)
+    return section("Final scores", note, ["task", "steps", *_labels(results)], rows)
 
 
 def _aggregate(results: Results) -> str:
@@ -214,34 +203,34 @@ def _aggregate(results: Results) -> str:
     rows = []
     for system in results.systems:
         found = results.interval(system)
-        rows.append([system.label, _NONE if found is None else f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"])
+        rows.append(
+            [system.label, UNKNOWN if found is None else f"{found.mean:.3f} [{found.low:.3f}, {found.high:.3f}]"]
+        )
     bounds = ", ".join(f"{task.env} {task.low:g} and {task.high:g}" for task in results.common_tasks)
     note = (
         "Interquartile mean of the normalized final scores over tasks and seeds, with its 95 % stratified bootstrap "
         "interval (Agarwal et al. 2021). Only tasks on which all systems have results count. Normalized scores are 0 "
         f"and 1 at: {bounds}."
     )
-    return f"## Over all tasks\n\n{note}\n\n" + table(["system", "interquartile mean"], rows)
+    return section("Over all tasks", note, ["system", "interquartile mean"], rows)
 
 
 def _targets(results: Results) -> str:
-    if not results.targets:
-        return ""
     labels = {system.name: system.label for system in results.systems}
     rows = []
     for item in results.targets:
         for way, times in (("training return", item.by_training), ("evaluated", item.by_evaluation)):
             cells = [_time(times.get(system.name)) for system in results.systems]
             ratio = best_ratio(times, OWN, results.peers)
-            best = f"{labels[item.peer]}: {_number(item.peer_score)}"
-            rows.append([item.task, best, _number(item.value), way, *cells, _ratio(ratio)])
+            best = f"{labels[item.peer]}: {rounded(item.peer_score)}"
+            rows.append([item.task, best, rounded(item.value), way, *cells, _ratio(ratio)])
     note = (
         f"The best peer's median score after {max(TIME_MARKS_S)} s of training, or at the end of a shorter run, and "
         f"the time to {TARGET_SHARE:.0%} of the way there from random actions. The last column is the quickest peer's "
         "time divided by that of asyncrl as shipped."
     )
     header = ["task", "best peer", "return", "by", *_labels(results), "quickest peer / asyncrl"]
-    return f"## Time to nearly the best peer's score\n\n{note}\n\n" + table(header, rows)
+    return section("Time to nearly the best peer's score", note, header, rows)
 
 
 def _times(results: Results, way: str, time_to: Callable[[Sequence[Record], float], Time]) -> str:
@@ -252,7 +241,7 @@ def _times(results: Results, way: str, time_to: Callable[[Sequence[Record], floa
             cells = [_time(times.get(system.name)) for system in results.systems]
             rows.append([task.env, f"{threshold:g}", *cells, _ratio(best_ratio(times, OWN, results.peers))])
     header = ["task", "return", *_labels(results), "quickest peer / asyncrl"]
-    return f"## Time to a return, by {way}\n\n" + table(header, rows)
+    return section(f"Time to a return, by {way}", "", header, rows)
 
 
 def _marks(results: Results) -> str:
@@ -262,14 +251,16 @@ def _marks(results: Results) -> str:
             records = results.of(task, system)
             if not records:
                 continue
-            cells = [_number(median) if (median := _median_at(records, mark)) is not None else _NONE for mark in _MARKS]
+            cells = [
+                rounded(median) if (median := _median_at(records, mark)) is not None else UNKNOWN for mark in _MARKS
+            ]
             rows.append([task.env, system.label, *cells])
     note = (
         "Median scores of the first policy that was saved at or after each mark. Here seconds count from the first "
-        f"environment step, and percentages are of the task's steps; `{_NONE}` where fewer than half of the seeds "
+        f"environment step, and percentages are of the task's steps; `{UNKNOWN}` where fewer than half of the seeds "
         "trained so long."
     )
-    return f"## Scores on the way\n\n{note}\n\n" + table(["task", "system", *_MARKS], rows)
+    return section("Scores on the way", note, ["task", "system", *_MARKS], rows)
 
 
 def _median_at(records: Sequence[Record], mark: str) -> float | None:
@@ -295,7 +286,7 @@ def _speed(results: Results) -> str:
         if (records := results.of(task, system))
     ]
     header = ["task", "system", "steps trained", "seconds", "of them start-up", "steps/s after it"]
-    return "## Speed\n\nMedians over seeds.\n\n" + table(header, rows)
+    return section("Speed", "Medians over seeds.", header, rows)
 
 
 def _plots(results: Results) -> str:
@@ -323,16 +314,12 @@ def _labels(results: Results) -> list[str]:
 
 def _time(time: Time | None) -> str:
     if time is None:
-        return _NONE
+        return UNKNOWN
     reached = "" if time.num_reached == time.num_seeds else f" ({time.num_reached} of {time.num_seeds})"
     if time.seconds is None or time.env_steps is None:
-        return f"{_NONE}{reached}"
+        return f"{UNKNOWN}{reached}"
     return f"{time.seconds:.1f} s, {time.env_steps / 1000:,.0f}k{reached}"
 
 
 def _ratio(value: float | None) -> str:
-    return _NONE if value is None else f"{value:.1f} ×"
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 10.0 else f"{value:.2f}"
+    return UNKNOWN if value is None else f"{value:.1f} ×"

@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import json_lines
-
-from asyncrl.benchmarking.tasks import TaskFailed
-from asyncrl.benchmarking.watch import CommandTimedOut, run_watched
+from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.benchmark.watch import CommandTimedOut, run_watched
+from asyncrl.analysis.records import read_json_lines
 from asyncrl.runtime.provenance import describe
 from scoring.records import Record, Snapshot
 from scoring.snapshots import choose, find_saved
@@ -81,7 +80,7 @@ def _evaluate(system: System, job: Job, env: str, episodes: int, policies: list[
                "settings": system.settings(job.task)}  # fmt: skip
     command = [*system.evaluation_command(job), str(results), json.dumps(options)]
     _carry_out(command, _beside(job, "evaluation.log"), _EVALUATION_S)
-    return {entry["policy"]: float(entry["mean_return"]) for entry in json_lines.read(results)}
+    return {entry["policy"]: float(entry["mean_return"]) for entry in read_json_lines(results)}
 
 
 def _beside(job: Job, ending: str) -> Path:

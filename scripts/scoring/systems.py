@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import json_lines
 from peer_environments import DRIVERS, Peer, python_of, versions_of
 
+from asyncrl.analysis.benchmark.tasks import train_command
+from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, read_json_lines, read_records
 from asyncrl.runtime.provenance import describe
 from scoring.records import Point
 from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task
@@ -147,8 +148,7 @@ class Asyncrl(System):
 
     def training_command(self, job: Job) -> list[str]:
         """Trains as a user would; all other flags only record and save."""
-        return [
-            *(sys.executable, "-m", "asyncrl.train"),
+        flags = (
             f"--env={job.task.env}",
             f"--train_for_env_steps={job.task.env_steps}",
             f"--train_for_seconds={job.limit_s:g}",
@@ -163,15 +163,16 @@ class Asyncrl(System):
             "--save_every_s=1000000",
             f"--save_milestones_s={min(TIME_MARKS_S)}",
             "--quiet",
-        ]
+        )
+        return train_command(flags)
 
     def read_training(self, job: Job, launched_at: float) -> Training:
         """Reads metrics.jsonl and summary.json."""
         summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
         curve = tuple(
-            (record["time/time_elapsed"], record["env_steps"], record["rollout/ep_rew_mean"])
-            for record in json_lines.read(job.folder / "metrics.jsonl")
-            if record.get("rollout/ep_rew_mean") is not None
+            (record[ELAPSED], record[STEPS], record[TRAIN_RETURN])
+            for record in read_records(job.folder / "metrics.jsonl")
+            if record.get(TRAIN_RETURN) is not None
         )
         return Training(summary["startup_s"], curve)
 
@@ -223,7 +224,7 @@ class PeerSystem(System):
 
     def read_training(self, job: Job, launched_at: float) -> Training:
         """Reads curve.jsonl, whose first line tells when the first environment step was made."""
-        first, *entries = json_lines.read(job.folder / "curve.jsonl")
+        first, *entries = read_json_lines(job.folder / "curve.jsonl")
         curve = tuple((entry["time_s"] - launched_at, entry["env_steps"], entry["mean_return"]) for entry in entries)
         return Training(first["time_s"] - launched_at, curve)
 

@@ -1,0 +1,151 @@
+"""PNG plots of a benchmark, if matplotlib is there: training needs none of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from asyncrl.analysis.benchmark.results import Results, VariantSpeedup
+from asyncrl.analysis.benchmark.variants import Unit
+from asyncrl.analysis.drawing import check_can_draw, color, draw_error_bars, finish, new_figure, save
+from asyncrl.analysis.statistics import Spread
+from asyncrl.config.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_LAG_LINES = (("mean", "solid"), ("95th percentile", "dashed"), ("largest", "dotted"))
+
+
+@dataclass(frozen=True)
+class Plots:
+    """PNG files by title, or one sentence that says why there are none."""
+
+    files: dict[str, Path]
+    left_out: str | None = None
+
+
+def draw_plots(results: Results, folder: Path) -> Plots:
+    """Draws every plot that there are figures for into a folder, which is made if missing."""
+    try:
+        check_can_draw()
+    except UsageError as error:
+        return Plots({}, f"There are no plots. {error}")
+    plots: dict[str, tuple[str, Callable[[Results, Axes], None]]] = {
+        "Environment steps a second": ("fps", _draw_fps),
+        "Policy lag at first use": ("lag", _draw_lag),
+        "Share of time at work, by role": ("utilisation", _draw_utilisation),
+        "Return over environment steps": ("return_over_steps", partial(_draw_curves, column=0)),
+        "Return over wall-clock time": ("return_over_time", partial(_draw_curves, column=1)),
+        "Return over steps of each rank": ("return_over_rank_steps", _draw_over_rank_steps),
+        "Speed-up over workers": ("speedup_workers", partial(_draw_speedups, unit="workers")),
+        "Speed-up over ranks": ("speedup_ranks", partial(_draw_speedups, unit="ranks")),
+    }
+    files = {}
+    for title, (name, draw) in plots.items():
+        figure = new_figure(8.0, 4.8)
+        axes = figure.subplots()
+        draw(results, axes)
+        if axes.has_data():
+            axes.set_title(f"{results.about.env}: {title[0].lower()}{title[1:]}")
+            finish(axes)
+            files[title] = folder / f"{name}.png"
+            save(figure, files[title])
+    return Plots(files)
+
+
+def _draw_fps(results: Results, axes: Axes) -> None:
+    measured = results.throughput()
+    bars = [(f"simulation {name}", figure, "0.7") for name, figure in results.simulation.items() if measured]
+    bars += [(variant.name, figures.env_steps_per_s, color(0)) for variant, figures in measured]
+    for row, (_, figure, bar_color) in enumerate(bars):
+        value, low, high = _with_interval(figure)
+        axes.barh(row, value, color=bar_color, xerr=[[value - low], [high - value]], capsize=3)
+    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
+    axes.invert_yaxis()
+    axes.set_xlabel("environment steps/s (median, 95 % interval)")
+
+
+def _draw_lag(results: Results, axes: Axes) -> None:
+    records = {variant.name: figures.lag_records for variant, figures in results.throughput() if figures.lag_records}
+    largest = max((record[2] for of_variant in records.values() for record in of_variant), default=0.0)
+    bins = np.linspace(-0.5, largest + 0.5, int(min(largest + 2, 60))).tolist()
+    for number, (name, of_variant) in enumerate(records.items()):
+        for values, (line, style) in zip(np.transpose(of_variant), _LAG_LINES, strict=True):
+            weights = np.full(len(values), 1 / len(values))
+            looks: dict[str, Any] = {
+                "histtype": "step",
+                "color": color(number),
+                "ls": style,
+                "label": f"{name}, {line}",
+            }
+            axes.hist(values, bins, weights=weights, **looks)
+    axes.set_xlabel("lag of a record, one a second (policy versions)")
+    axes.set_ylabel("share of records")
+
+
+def _draw_utilisation(results: Results, axes: Axes) -> None:
+    measured = results.throughput()
+    roles = dict.fromkeys(name for _, figures in measured for name in figures.shares if name.endswith("_busy"))
+    height = 0.8 / max(1, len(measured))
+    for number, (variant, figures) in enumerate(measured):
+        for row, role in enumerate(roles):
+            if (figure := figures.shares.get(role)) is not None:
+                label = variant.name if row == 0 else None
+                axes.barh(row + number * height, figure.median, height, color=color(number), label=label)
+    ticks = [row + 0.4 - height / 2 for row in range(len(roles))]
+    axes.set_yticks(ticks, [role.removeprefix("perf/").removesuffix("_busy") for role in roles])
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of time at work")
+
+
+def _draw_over_rank_steps(results: Results, axes: Axes) -> None:
+    if any(item.variant.num_ranks > 1 for item in results.variants):
+        _draw_curves(results, axes, 0, of_each_rank=True)
+
+
+def _draw_curves(results: Results, axes: Axes, column: int, of_each_rank: bool = False) -> None:
+    """Each rank of each seed as a thin line; a legend entry for each variant."""
+    for number, (variant, learning) in enumerate(results.learning()):
+        others = [curve for curves in learning.other_curves.values() for curve in curves]
+        divisor = variant.num_ranks if of_each_rank else 1
+        for idx, curve in enumerate(curve for curve in [*learning.curves.values(), *others] if curve):
+            values = np.asarray(curve)
+            name = variant.name if idx == 0 else None
+            axes.plot(values[:, column] / divisor, values[:, 2], color=color(number), lw=1.2, alpha=0.8, label=name)
+    for threshold in results.about.thresholds if axes.has_data() else ():
+        axes.axhline(threshold, color="0.6", lw=0.8, ls="dashed")
+    steps = "environment steps of each rank" if of_each_rank else "environment steps"
+    axes.set_xlabel("seconds since the command" if column else steps)
+    axes.set_ylabel("return, mean of the last 100 episodes")
+
+
+def _draw_speedups(results: Results, axes: Axes, unit: Unit) -> None:
+    """A line for each family of variants that differ in the count of the unit only, and the ideal one."""
+    families: dict[tuple[Any, ...], list[VariantSpeedup]] = {}
+    for found in results.speedups:
+        if found.unit == unit:
+            families.setdefault((found.kind, *found.variant.but_for(unit)), []).append(found)
+    for number, members in enumerate(families.values()):
+        members.sort(key=lambda found: found.ideal)
+        points = [_with_interval(found.speedup) for found in members]
+        label = f"{members[0].kind}, from {members[0].variant.name}"
+        draw_error_bars(axes, [found.ideal for found in members], points, label, number)
+    if families:
+        most = max(found.ideal for members in families.values() for found in members)
+        axes.plot([1.0, most], [1.0, most], color="0.5", ls="dashed", label="ideal")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(f"{unit}, as a multiple of the fewest")
+    axes.set_ylabel("speed-up (median, 95 % interval)")
+
+
+def _with_interval(figure: Spread) -> tuple[float, float, float]:
+    """The median and the ends of its interval; the median itself where there is none."""
+    low = figure.median if figure.low is None else min(figure.low, figure.median)
+    high = figure.median if figure.high is None else max(figure.high, figure.median)
+    return figure.median, low, high

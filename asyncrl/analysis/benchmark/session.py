@@ -1,0 +1,221 @@
+"""One benchmark from its options to its report.
+
+    options -> variants (each checked as `validate` would) -> tasks -> results.jsonl -> report.md, plots, JSON
+
+However it ends, the report shows what has been measured; the next call with the same output makes the measurements
+that are missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncrl
+from asyncrl.analysis.benchmark.figures import ResultStore
+from asyncrl.analysis.benchmark.options import BenchmarkOptions
+from asyncrl.analysis.benchmark.plots import draw_plots
+from asyncrl.analysis.benchmark.recording import record
+from asyncrl.analysis.benchmark.report import to_markdown
+from asyncrl.analysis.benchmark.results import About, summarize
+from asyncrl.analysis.benchmark.tasks import TaskFailed, Workshop
+from asyncrl.analysis.benchmark.variants import (
+    Layout,
+    Protocol,
+    Task,
+    Variant,
+    combinations,
+    layouts_of,
+    mode_flags,
+    ordered_tasks,
+)
+from asyncrl.config.errors import UsageError
+from asyncrl.config.loading import load
+from asyncrl.config.machine import Machine
+from asyncrl.config.schema import TrainConfig
+from asyncrl.run import preflight
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.provenance import describe, git_commit
+from asyncrl.runtime.run_folder import as_folder_name
+
+# The learner's clock starts a little before the first step of the environments.
+_START_ALLOWANCE_S = 2.0
+_ENDLESS_STEPS = 10**15
+_DEFAULT_OUTPUT = Path("bench")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is going to be measured."""
+
+    options: BenchmarkOptions
+    config: TrainConfig
+    variants: tuple[Variant, ...]
+    tasks: tuple[Task, ...]
+    checkpoint: Path | None
+    is_vectorized: bool
+
+    @property
+    def output(self) -> Path:
+        """Folder of everything; one for each environment if none is given."""
+        return self.options.own.output or _DEFAULT_OUTPUT / as_folder_name(self.config.env_id)
+
+
+def prepare(options: BenchmarkOptions) -> Benchmark:
+    """Resolves and checks every variant before anything is measured.
+
+    Raises:
+        UsageError: a variant cannot be run, or there is no checkpoint to start from.
+    """
+    own = options.own
+    checkpoint = None if own.from_run is None else checkpoints.latest(own.from_run / "checkpoints")
+    if own.from_run is not None and checkpoint is None:
+        raise UsageError(f"--from_run={own.from_run} has no checkpoint yet: let it train until it has saved one.")
+    protocol = _protocol(options, checkpoint)
+    most_ranks = max(own.num_ranks)
+    variants: dict[Variant, preflight.Preflight] = {}
+    for flags, mode in combinations(own.modes, own.inference_modes, own.num_workers, own.num_envs_per_worker):
+        checked = _check((*(protocol.throughput or protocol.learning or ()), *mode_flags(mode), *flags), most_ranks)
+        plan = checked.plan
+        if (plan.hogwild is not None) != (mode == "hogwild"):
+            raise UsageError(
+                f"--modes={mode} does not fit the settings, which choose another backend: give --modes=hogwild."
+            )
+        layout = Layout(plan.num_workers, plan.num_envs_per_worker)
+        threads = plan.learner_threads if most_ranks > 1 else None
+        for num_ranks in own.num_ranks:
+            variants.setdefault(Variant(mode, plan.inference_mode, layout, num_ranks, threads), checked)
+    first = next(iter(variants.values()))
+    is_vectorized = first.spec is not None and first.spec.is_vectorized
+    tasks = ordered_tasks(list(variants), options.seeds, protocol)
+    return Benchmark(options, first.config, tuple(variants), tuple(tasks), checkpoint, is_vectorized)
+
+
+def run(benchmark: Benchmark, say: Say) -> bool:
+    """Measures what has no result yet and writes the report, also when it is interrupted.
+
+    Returns:
+        Whether every task has a result.
+
+    Raises:
+        UsageError: the output folder cannot be written.
+        EnvironmentFailed: the environment raised while the policy was recorded.
+        KeyboardInterrupt: after the report was written.
+    """
+    try:
+        store = ResultStore(benchmark.output / "results.jsonl")
+    except OSError as error:
+        raise UsageError(f"--output={benchmark.output} cannot be used: {error.strerror}.") from error
+    failures: dict[Task, str] = {}
+    try:
+        _carry_out(benchmark, store, failures, say)
+    finally:
+        _write_report(benchmark, store, failures, say)
+    return not failures
+
+
+def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, str], say: Say) -> None:
+    todo = [task for task in benchmark.tasks if store.get(task) is None]
+    if kept := len(benchmark.tasks) - len(todo):
+        say(f"{kept} of {len(benchmark.tasks)} measurements were made before and are kept")
+    own = benchmark.options.own
+    layouts = layouts_of(benchmark.variants)
+    workshop = Workshop(
+        output=benchmark.output,
+        config=benchmark.config,
+        layouts={str(layout): layout for layout in layouts},
+        warm_up_s=own.warm_up_s,
+        measure_s=own.measure_s,
+        simulate_s=own.simulate_s,
+        episodes=own.episodes,
+        recording=_record(benchmark, layouts, say) if todo else None,
+        is_vectorized=benchmark.is_vectorized,
+    )
+    code = git_commit(Path(asyncrl.__file__).resolve().parents[1]) or asyncrl.__version__
+    for number, task in enumerate(todo, start=1):
+        started = time.monotonic()
+        label = f"{number}/{len(todo)} {task}"
+        try:
+            store.add(task, workshop.carry_out(task), code)
+        except TaskFailed as error:
+            failures[task] = str(error)
+            say(f"{label}: failed: {error}")
+        else:
+            say(f"{label}: done in {time.monotonic() - started:.0f} s")
+
+
+def _record(benchmark: Benchmark, layouts: list[Layout], say: Say) -> Path | None:
+    """Plays the policy, if there is one, for the largest layout, unless that was done before."""
+    if benchmark.checkpoint is None:
+        return None
+    num_envs = max(layout.num_workers * layout.num_envs_per_worker for layout in layouts)
+    num_steps = benchmark.options.own.record_steps
+    path = benchmark.output / f"recording_{benchmark.checkpoint.name}_{num_envs}x{num_steps}.npz"
+    if not path.exists():
+        say(f"recording {num_steps} steps of {num_envs} environments with the policy of {benchmark.checkpoint}")
+        record(benchmark.config, benchmark.checkpoint, num_envs, num_steps).save(path)
+    return path
+
+
+def _write_report(benchmark: Benchmark, store: ResultStore, failures: dict[Task, str], say: Say) -> None:
+    own, config, output = benchmark.options.own, benchmark.config, benchmark.output
+    about = About(
+        env=config.env_id,
+        policy=str(benchmark.checkpoint) if benchmark.checkpoint is not None else None,
+        thresholds=own.thresholds,
+        warm_up_s=own.warm_up_s,
+        measure_s=own.measure_s,
+        updates_per_dataset=config.num_epochs * config.num_batches_per_epoch,
+        code=tuple(store.code_of(benchmark.tasks)),
+        provenance={**describe(config.device), "command": ["python -m asyncrl.benchmark", *sys.argv[1:]]},
+    )
+    measured = {task: figures for task in benchmark.tasks if (figures := store.get(task)) is not None}
+    missing = {str(task): failures.get(task, "not measured yet") for task in benchmark.tasks if task not in measured}
+    results = summarize(about, benchmark.variants, measured, missing)
+    report = output / "report.md"
+    report.write_text(to_markdown(results, draw_plots(results, output / "plots"), output), encoding="utf-8")
+    say(f"report: {report}")
+    for path in filter(None, (output / "benchmark.json", own.json_path)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
+    own, passed = options.own, options.train_flags
+    throughput = learning = None
+    common = ("--report_every_s=1", "--with_tensorboard=False", "--profile=True")
+    if own.measures_throughput:
+        throughput = (
+            *(flag for flag in passed if not flag.startswith("--train_for_env_steps=")),
+            *(() if checkpoint is None else (f"--init_from={checkpoint}",)),
+            "--learning_rate=0",
+            "--lr_schedule=constant",
+            f"--train_for_env_steps={_ENDLESS_STEPS}",
+            f"--train_for_seconds={own.warm_up_s + own.measure_s + _START_ALLOWANCE_S:g}",
+            *common,
+        )
+    if options.learns:
+        learning = (*passed, *common)
+    return Protocol(
+        simulation=(*passed, f"simulate_s={own.simulate_s:g}", f"policy={checkpoint}", f"steps={own.record_steps}"),
+        throughput=throughput,
+        learning=learning,
+        conditions=(f"warm_up_s={own.warm_up_s:g}", f"episodes={own.episodes}"),
+    )
+
+
+def _check(flags: tuple[str, ...], num_ranks: int) -> preflight.Preflight:
+    """Looks at a run of so many ranks on this machine; with fewer of them each is planned the same."""
+    machine = dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_ranks)
+    checked = preflight.run(load(flags, lenient=True), machine)
+    problems = [*map(str, checked.problems), *filter(None, [checked.environment_failure])]
+    if problems:
+        raise UsageError("\n".join(problems))
+    return checked

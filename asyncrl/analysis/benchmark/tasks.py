@@ -1,0 +1,144 @@
+"""Carries out one task: pure simulation in this process's children, or a run as a command of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from asyncrl.analysis.benchmark import figures
+from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
+from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG, Layout, Task
+from asyncrl.analysis.benchmark.watch import CommandTimedOut, Finished, run_watched
+from asyncrl.analysis.records import read_records
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.runtime.run_folder import RunFolder
+
+_START_AND_END_S = 300.0
+
+
+class TaskFailed(Exception):
+    """A measurement could not be made; one sentence says why."""
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """Where and how tasks are carried out.
+
+    Attributes:
+        output: folder of the benchmark; runs lie in `runs/` there, what they print in `logs/`.
+        config: settings common to all runs, for the environment.
+        warm_up_s, measure_s: seconds of a throughput run that are not counted, and that are.
+        simulate_s: seconds of pure simulation.
+        episodes: evaluation episodes after learning.
+        layouts: by the names of simulation tasks.
+        recording: episodes to replay instead of random actions.
+        is_vectorized: whether the runs step vectorized environments.
+    """
+
+    output: Path
+    config: TrainConfig
+    warm_up_s: float
+    measure_s: float
+    simulate_s: float = 0.0
+    episodes: int = 0
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    recording: Path | None = None
+    is_vectorized: bool = False
+
+    def carry_out(self, task: Task) -> figures.Figures:
+        """Measures one task.
+
+        Raises:
+            TaskFailed: it could not be measured.
+        """
+        try:
+            if task.kind == "simulation":
+                return self._simulate(self.layouts[task.name])
+            return self.throughput(task) if task.kind == "throughput" else self._learning(task)
+        except (CommandTimedOut, EnvironmentFailed, figures.NothingMeasured, UsageError) as error:
+            raise TaskFailed(str(error)) from error
+
+    def _simulate(self, layout: Layout) -> figures.SimulationFigures:
+        rate = measure_pure_simulation(
+            self.config,
+            layout.num_workers,
+            layout.num_envs_per_worker,
+            self.simulate_s,
+            recording=self.recording,
+            is_vectorized=self.is_vectorized,
+        )
+        return figures.SimulationFigures(rate, replayed=self.recording is not None)
+
+    def throughput(self, task: Task) -> figures.ThroughputFigures[float]:
+        """Measures a run with learning rate 0; raises what `carry_out` turns into TaskFailed."""
+        finished, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
+        config = folder.read_config()
+        return figures.throughput_figures(
+            [read_records(path) for path in folder.metrics_of_ranks],
+            startup_s=summary["startup_s"] or 0.0,
+            warm_up_s=self.warm_up_s,
+            num_epochs=num_passes(task, config),
+            usage=finished.usage,
+            replay_batch_size=config.batch_size * task.num_ranks if config.is_off_policy else None,
+        )
+
+    def _learning(self, task: Task) -> figures.LearningFigures:
+        _, folder, summary = self._train(task, math.inf)
+        evaluated = self._evaluate(folder) if self.episodes else None
+        return figures.learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
+
+    def _train(self, task: Task, timeout_s: float) -> tuple[Finished, RunFolder, dict[str, Any]]:
+        log = self._log(task.folder_name)
+        place = (f"--train_dir={self.output / 'runs'}", f"--experiment={task.folder_name}")
+        flags = (*task.flags, f"--seed={task.seed}", *place, "--restart_behavior=overwrite")
+        finished = run_watched(train_command(flags, task.num_ranks), log, timeout_s)
+        if finished.exit_code != 0:
+            raise TaskFailed(f"training ended with exit code {finished.exit_code}{_last_error(log)} (output: {log})")
+        folder = RunFolder.open(str(self.output / "runs"), task.folder_name)
+        return finished, folder, json.loads(folder.summary.read_text(encoding="utf-8"))
+
+    def _evaluate(self, folder: RunFolder) -> float:
+        log = self._log(f"{folder.path.name}_evaluation")
+        with log.open("wb") as errors:
+            done = evaluate_run(folder.path, f"--episodes={self.episodes}", stderr=errors)
+        if done.returncode != 0:
+            raise TaskFailed(f"evaluation ended with exit code {done.returncode}{_last_error(log)} (output: {log})")
+        return float(json.loads(done.stdout.decode().splitlines()[-1])["mean_reward"])
+
+    def _log(self, name: str) -> Path:
+        folder = self.output / "logs"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{name}.log"
+
+
+def train_command(flags: tuple[str, ...], num_ranks: int = 1) -> list[str]:
+    """Returns the command that trains with these flags, under torchrun for several ranks."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    return [sys.executable, *(torchrun if num_ranks > 1 else ()), "-m", "asyncrl.train", *flags]
+
+
+def evaluate_run(run: Path, *flags: str, stderr: Any = None) -> subprocess.CompletedProcess[bytes]:
+    """Evaluates the policy of a run; the last line of the output is the result as JSON."""
+    place = (f"--train_dir={run.parent}", f"--experiment={run.name}")
+    command = [sys.executable, "-m", "asyncrl.evaluate", *place, *flags, "--json"]
+    return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, check=False)
+
+
+def num_passes(task: Task, config: TrainConfig) -> int:
+    """Returns how often each collected sample is trained on, where samples are not drawn from a replay."""
+    if SAMPLING_FLAG in task.flags:
+        return 0
+    return 1 if config.backend == "hogwild" else config.num_epochs
+
+
+def _last_error(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return f": {found[-1]}" if found else ""

@@ -1,0 +1,158 @@
+"""What is compared, and the tasks that measure it, in the order in which they are run.
+
+A round is one seed: pure simulation first, then every variant, in turn forwards and backwards, so that a machine that
+grows slower in the course of a benchmark slows all variants alike.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+Mode = Literal["sync", "async", "sampling", "hogwild"]
+TaskKind = Literal["simulation", "throughput", "learning"]
+Unit = Literal["workers", "ranks"]
+"""What a speed-up is taken over."""
+
+SAMPLING_FLAG = "--debug_skip_training=True"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes that step environments, and environments in each."""
+
+    num_workers: int
+    num_envs_per_worker: int
+
+    def __str__(self) -> str:
+        return f"{self.num_workers} x {self.num_envs_per_worker}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the same task.
+
+    Attributes:
+        mode: collecting in turn with training, or meanwhile, or without any; or the Hogwild backend.
+        inference_mode: where the policy runs.
+        layout: rollout workers and environments of each rank, as the plan resolved them.
+        num_ranks: learners that train together, each with as many workers, under torchrun if there are several.
+        learner_threads: threads of each learner; None for what the plan gives a run.
+    """
+
+    mode: Mode
+    inference_mode: str
+    layout: Layout
+    num_ranks: int = 1
+    learner_threads: int | None = None
+
+    @property
+    def name(self) -> str:
+        """For tables, plots and folders."""
+        ranks = f" {self.num_ranks} ranks" if self.num_ranks > 1 else ""
+        return f"{self.mode} {self.inference_mode} {self.layout}{ranks}"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The settings that make a run this variant."""
+        return (
+            *mode_flags(self.mode),
+            f"--inference_mode={self.inference_mode}",
+            f"--num_workers={self.layout.num_workers}",
+            f"--num_envs_per_worker={self.layout.num_envs_per_worker}",
+            *(() if self.learner_threads is None else (f"--learner_threads={self.learner_threads}",)),
+        )
+
+    @property
+    def simulated(self) -> Layout:
+        """The processes and environments of all ranks together."""
+        return Layout(self.num_ranks * self.layout.num_workers, self.layout.num_envs_per_worker)
+
+    def count(self, unit: Unit) -> int:
+        """How many workers each rank has, or how many ranks there are."""
+        return self.layout.num_workers if unit == "workers" else self.num_ranks
+
+    def but_for(self, unit: Unit) -> tuple[str, str, int, int]:
+        """What variants have in common that differ in the count of one unit only."""
+        other = self.num_ranks if unit == "workers" else self.layout.num_workers
+        return self.mode, self.inference_mode, self.layout.num_envs_per_worker, other
+
+
+@dataclass(frozen=True)
+class Task:
+    """One measurement: pure simulation of a layout, or a run of a variant.
+
+    Attributes:
+        name: of the layout or variant.
+        seed: the run's seed; for pure simulation the round's.
+        flags: of the training run, none for pure simulation.
+        conditions: everything else that the result depends on.
+        num_ranks: processes that torchrun starts for the run, if there are several.
+    """
+
+    kind: TaskKind
+    name: str
+    seed: int
+    flags: tuple[str, ...]
+    conditions: tuple[str, ...]
+    num_ranks: int = 1
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the run's folder."""
+        return f"{self.kind}_{self.name.replace(' ', '_')}_seed{self.seed}"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How each kind of task is measured: flags of its runs, and conditions beside them. None if it is not measured."""
+
+    simulation: tuple[str, ...]
+    throughput: tuple[str, ...] | None
+    learning: tuple[str, ...] | None
+    conditions: tuple[str, ...]
+
+
+def mode_flags(mode: Mode) -> tuple[str, ...]:
+    """Returns the settings that make a run one of this mode."""
+    if mode == "hogwild":
+        return ("--backend=hogwild",)
+    return (f"--async_rl={mode != 'sync'}", *((SAMPLING_FLAG,) if mode == "sampling" else ()))
+
+
+def layouts_of(variants: Sequence[Variant]) -> list[Layout]:
+    """Returns the layouts whose pure simulation the variants are compared with, each once."""
+    return list(dict.fromkeys(variant.simulated for variant in variants))
+
+
+def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: Protocol) -> list[Task]:
+    """Returns all tasks in the order in which they are to be run: rounds of throughput, then rounds of learning."""
+    learning = [variant for variant in variants if variant.mode != "sampling"]
+    runs = (("throughput", variants, protocol.throughput), ("learning", learning, protocol.learning))
+    tasks: list[Task] = []
+    for kind, measured, common in runs:
+        for round_idx, seed in enumerate(seeds if common is not None else ()):
+            for layout in layouts_of(measured) if kind == "throughput" else ():
+                conditions = (*protocol.simulation, *protocol.conditions)
+                tasks.append(Task("simulation", str(layout), seed, (), conditions))
+            for variant in measured if round_idx % 2 == 0 else reversed(measured):
+                flags = (*variant.flags, *(common or ()))
+                tasks.append(
+                    Task(cast(TaskKind, kind), variant.name, seed, flags, protocol.conditions, variant.num_ranks)
+                )
+    return tasks
+
+
+def combinations(
+    modes: Sequence[Mode], inference_modes: Sequence[str], num_workers: Sequence[str], num_envs: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], Mode]]:
+    """Returns flags and mode of every combination, modes next to one another; what has no values gets no flag."""
+    asked = {"inference_mode": inference_modes, "num_workers": num_workers, "num_envs_per_worker": num_envs}
+    choices = [[f"--{name}={value}" for value in values] for name, values in asked.items() if values]
+    for *flags, mode in itertools.product(*choices, modes):
+        yield tuple(flags), cast(Mode, mode)

@@ -1,0 +1,144 @@
+"""Runs one command and watches all of its processes: their CPU time, and the memory that they take together."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+_LOOK_EVERY_S = 1.0
+_POLL_S = 0.05
+_GRACE_S = 15.0
+# Reading the proportional set size walks a process's page tables, so it is done rarely, and mostly during warm-up.
+_FIRST_MEMORY_LOOK_S = 1.0
+_MEMORY_LOOK_FACTOR = 1.6
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a command and its descendants used.
+
+    Attributes:
+        cpu: pairs of seconds since the start and CPU seconds used until then.
+        peak_pss_bytes: largest sum of proportional set sizes, in which shared pages count once; None where the
+            system does not tell it.
+        peak_rss_bytes: largest sum of resident set sizes, in which shared pages count once for each process.
+    """
+
+    cpu: tuple[tuple[float, float], ...]
+    peak_pss_bytes: int | None
+    peak_rss_bytes: int
+
+    def cpu_between(self, begin_s: float, end_s: float) -> float:
+        """Returns CPU seconds used between two moments, in seconds since the start."""
+        times, used = zip(*self.cpu, strict=True)
+        begin, end = np.interp([begin_s, end_s], times, used)
+        return float(end - begin)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended, and what it used."""
+
+    exit_code: int
+    usage: Usage
+
+
+class CommandTimedOut(Exception):
+    """A command took longer than it was given, and was ended."""
+
+
+class ProcessTreeWatch:
+    """Adds up what a process and its descendants use, also those that have ended."""
+
+    def __init__(self, pid: int) -> None:
+        """Watches `pid` from now on."""
+        self._root = psutil.Process(pid)
+        self._started = time.monotonic()
+        self._cpu_by_process: dict[tuple[int, float], float] = {}
+        self._cpu = [(0.0, 0.0)]
+        self._peak_pss: int | None = None
+        self._peak_rss = 0
+        self._memory_look_at = _FIRST_MEMORY_LOOK_S
+
+    def look(self) -> None:
+        """Notes what has been used until now."""
+        elapsed = time.monotonic() - self._started
+        try:
+            processes = [self._root, *self._root.children(recursive=True)]
+        except psutil.Error:
+            return
+        rss, pss = 0, []
+        for process in processes:
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                self._cpu_by_process[process.pid, process.create_time()] = times.user + times.system
+                rss += process.memory_info().rss
+            if elapsed >= self._memory_look_at:
+                with contextlib.suppress(psutil.Error, AttributeError):
+                    pss.append(process.memory_full_info().pss)
+        self._cpu.append((elapsed, sum(self._cpu_by_process.values())))
+        self._peak_rss = max(self._peak_rss, rss)
+        if elapsed >= self._memory_look_at:
+            self._memory_look_at = elapsed * _MEMORY_LOOK_FACTOR
+        if pss:
+            self._peak_pss = max(self._peak_pss or 0, sum(pss))
+
+    def usage(self) -> Usage:
+        """Returns what was used until the last look."""
+        return Usage(tuple(self._cpu), self._peak_pss, self._peak_rss)
+
+
+def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) -> Finished:
+    """Runs a command to its end, its output going to a file that is recreated.
+
+    Raises:
+        CommandTimedOut: it took longer than `timeout_s`.
+        BaseException: whatever else ends the wait, such as KeyboardInterrupt. All its processes are gone then.
+    """
+    with log.open("wb") as output:
+        # A session of its own: Ctrl-C reaches it through `_end` only, and once.
+        process = subprocess.Popen(
+            list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    watch = ProcessTreeWatch(process.pid)
+    look_at = started = time.monotonic()
+    try:
+        while process.poll() is None:
+            now = time.monotonic()
+            if now - started > timeout_s:
+                raise CommandTimedOut(f"did not end within {timeout_s:g} s (output: {log})")
+            if now >= look_at:
+                watch.look()
+                look_at = now + _LOOK_EVERY_S
+            time.sleep(_POLL_S)
+    except BaseException:
+        _end(process)
+        raise
+    return Finished(process.returncode, watch.usage())
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Asks the command to stop, and kills what is left of it after a while, in whatever session."""
+    started: list[psutil.Process] = []
+    with contextlib.suppress(psutil.Error):
+        started = psutil.Process(process.pid).children(recursive=True)  # torchrun's have sessions of their own
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.wait(_GRACE_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for left in started:
+        with contextlib.suppress(psutil.Error):
+            left.kill()
+    process.wait()

@@ -1,0 +1,187 @@
+"""PNG, PDF and SVG figures, through matplotlib's object interface: no window system, no state left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from asyncrl.analysis.comparison import Comparison, Metric, XAxis
+from asyncrl.analysis.curves import Band
+from asyncrl.analysis.speedup import Speedup
+from asyncrl.analysis.trial import Trial
+from asyncrl.config.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito, "Color Universal Design": told apart with any colour vision. Yellow is too faint on white.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_STYLES = ("solid", "dashed", "dotted", "dashdot")
+_X_LABELS: dict[XAxis, str] = {
+    "per_worker_steps": "environment steps of each worker",
+    "per_rank_steps": "environment steps of each rank",
+    "total_steps": "environment steps of all workers",
+    "wall_time": "time since the start",
+}
+_Y_LABELS: dict[Metric, str] = {
+    "train": "return of training episodes (reward)",
+    "eval": "return of evaluation episodes (reward)",
+}
+_DPI = 120
+FORMATS = (".png", ".pdf", ".svg")
+"""Ends of file names that say the format."""
+
+
+def check_can_draw() -> None:
+    """Raises UsageError, with what to install, if matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("Figures need matplotlib, which is not installed: pip install matplotlib")
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Returns an empty figure of so many inches."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def color(number: int) -> str:
+    """Returns the colour of the line with this number."""
+    return _COLORS[number % len(_COLORS)]
+
+
+def finish(axes: Axes) -> None:
+    """Gives axes their grid, and a legend where something has a label."""
+    axes.grid(color="0.9", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small", frameon=True, framealpha=0.85, edgecolor="none")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure in the format that the file's name ends with; its folder is made if missing.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=_DPI, format=path.suffix.lower().removeprefix("."))
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another file.") from error
+
+
+def draw_trial(trial: Trial, path: Path) -> None:
+    """Draws mean and deviation over workers or ranks in one panel, the moving average in another below it."""
+    figure = new_figure(8.0, 7.0)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    count = len(trial.members)
+    label = f"mean of {count} {trial.unit}{'s' if count > 1 else ''}"
+    if not count:
+        label = "mean over the last 100 episodes of all workers"
+    _draw_band(upper, trial.returns, label, 0, f"one standard deviation over {trial.unit}s")
+    upper.set_title(trial.run)
+    steps, average = trial.returns.positions, trial.average
+    lower.plot(steps, trial.returns.mean, color=color(0), lw=0.8, alpha=0.35, label=label if count else "mean")
+    full = trial.window - 1  # before it, the mean is over fewer records than the label says
+    label = f"moving average of {trial.window:,} records" if trial.window > 1 else "each record (too few to average)"
+    lower.plot(steps[full:], average[full:], color=color(1), lw=1.8, label=label, **_marker(len(steps), most=1))
+    lower.set_xlabel(_X_LABELS["total_steps"])
+    for axes in (upper, lower):
+        _count_in_thousands(axes)
+        axes.set_ylabel(_Y_LABELS["train"])
+        finish(axes)
+    save(figure, path)
+
+
+def draw_comparison(comparison: Comparison, path: Path) -> None:
+    """Draws a line and a band for each group, and the runs of a group as thin lines."""
+    figure = new_figure(8.0, 5.0)
+    axes = figure.subplots()
+    ends = [curve.positions[-1] for group in comparison.groups for curve in group.curves]
+    unit, seconds = _time_unit(max(ends)) if comparison.x == "wall_time" else ("", 1.0)
+    for number, group in enumerate(comparison.groups):
+        label, band = group.name, group.band
+        if len(group.runs) > 1:
+            label = f"{group.name} ({len(group.runs)} runs, mean ± standard deviation)"
+            for curve in group.curves:
+                axes.plot(curve.positions / seconds, curve.values, color=color(number), lw=0.6, alpha=0.4)
+        _draw_band(axes, Band(band.positions / seconds, band.mean, band.std), label, number)
+    axes.set_xlabel(_X_LABELS[comparison.x] + (f" ({unit})" if unit else ""))
+    if not unit:
+        _count_in_thousands(axes)
+    axes.set_ylabel(_Y_LABELS[comparison.metric])
+    count = sum(len(group.runs) for group in comparison.groups)
+    axes.set_title(f"{comparison.env or 'comparison'}: {count} run{'s' if count > 1 else ''}")
+    finish(axes)
+    save(figure, path)
+
+
+def draw_speedup(speedup: Speedup, path: Path) -> None:
+    """Draws the measured speed-up over workers or ranks against the ideal line, with the efficiencies beside it."""
+    figure = new_figure(7.0, 5.0)
+    axes = figure.subplots()
+    counts = [count.count for count in speedup.counts]
+    has_several = any(count.num_runs > 1 for count in speedup.counts)
+    axes.plot(counts, [count.ideal for count in speedup.counts], color="0.5", ls="dashed", label="ideal")
+    points = [(each.speedup.median, each.speedup.low, each.speedup.high) for each in speedup.counts]
+    label = "measured" + (" (median and range of the runs)" if has_several else "")
+    draw_error_bars(axes, counts, points, label, 0)
+    if has_several:
+        at, values = [run.count for run in speedup.runs], [run.speedup for run in speedup.runs]
+        axes.scatter(at, values, s=14, color=color(1), alpha=0.8, zorder=3, label="each run")
+    for count in speedup.counts:
+        where, text = (count.count, count.speedup.median), f"{count.efficiency.median:.0%}"
+        axes.annotate(text, where, xytext=(8, -14), textcoords="offset points", color=color(0))
+    axes.set_title(f"Time to {speedup.common_env_steps:,.0f} environment steps; percentages are efficiencies")
+    axes.set_xticks(counts)
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.1)
+    axes.set_xlabel("rollout workers (number)" if speedup.unit == "worker" else "ranks (number)")
+    axes.set_ylabel(f"speed-up (times as fast as with {speedup.base_count})")
+    finish(axes)
+    save(figure, path)
+
+
+def draw_error_bars(
+    axes: Axes, positions: list[Any], points: list[tuple[float, float, float]], label: str, number: int
+) -> None:
+    """Draws a line through points, each a value with the ends of its interval."""
+    errors = [[value - low for value, low, _ in points], [high - value for value, _, high in points]]
+    values = [value for value, _, _ in points]
+    axes.errorbar(positions, values, yerr=errors, color=color(number), marker="o", capsize=4, lw=1.8, label=label)
+
+
+def _draw_band(axes: Axes, band: Band, label: str, number: int, band_label: str | None = None) -> None:
+    style = _STYLES[number // len(_COLORS) % len(_STYLES)]
+    # Of a mean over curves the points are those of all curves, which say nothing.
+    marker = _marker(len(band.positions), most=20 if band.std is None else 1)
+    axes.plot(band.positions, band.mean, color=color(number), ls=style, lw=1.8, label=label, **marker)
+    if band.std is not None:
+        low, high = band.mean - band.std, band.mean + band.std
+        axes.fill_between(band.positions, low, high, color=color(number), alpha=0.2, lw=0, label=band_label)
+
+
+def _marker(num_points: int, most: int) -> dict[str, Any]:
+    """Points of a curve of few are shown, so that a single one is seen at all."""
+    return {"marker": "o", "markersize": 3.5} if num_points <= most else {}
+
+
+def _time_unit(longest_s: float) -> tuple[str, float]:
+    """Unit in which a time reads best, and its seconds."""
+    if longest_s < 300:
+        return "s", 1.0
+    return ("minutes", 60.0) if longest_s < 3 * 3600 else ("hours", 3600.0)
+
+
+def _count_in_thousands(axes: Axes) -> None:
+    """Shows 2,500,000 steps as 2.5 M."""
+    from matplotlib.ticker import EngFormatter
+
+    axes.xaxis.set_major_formatter(EngFormatter())

@@ -1,0 +1,207 @@
+"""`python -m asyncrl.plot`: its command line, and from there to files."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, PositiveInt
+
+from asyncrl.analysis import drawing, speedup, trial
+from asyncrl.analysis.comparison import Metric, XAxis, compare
+from asyncrl.analysis.records import Run, read_runs
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, help_width, nearest, split_flags
+from asyncrl.config.options import option, option_flags, parse_options
+
+CommandName = Literal["trial", "compare", "speedup"]
+Say = Callable[[str], None]
+_AXES = get_args(XAxis)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A command, for --help and for reading its flags."""
+
+    description: str
+    example: str
+    flags: tuple[str, ...]
+
+
+_COMMANDS: dict[str, _Command] = {
+    "trial": _Command(
+        "Draw each run in its own figure: the mean return over its workers or ranks, a band of one standard "
+        "deviation, and a moving average of the mean.",
+        "trial train_dir/my_run",
+        ("window", "out", "json"),
+    ),
+    "compare": _Command(
+        "Draw the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
+        "and a band of one standard deviation.",
+        "compare train_dir/a_seed* train_dir/b_seed* --x=total_steps",
+        ("x", "metric", "group", "out", "json"),
+    ),
+    "speedup": _Command(
+        "Draw how much faster more ranks or more rollout workers are: the time to the same number of environment "
+        "steps, start-up excluded, against the ideal line. Takes runs of one experiment.",
+        "speedup train_dir/workers1 train_dir/workers2 train_dir/workers4",
+        ("out", "json"),
+    ),
+}
+
+
+class Options(BaseModel):
+    """What the command line asks for: what to draw, of which runs, and how."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    command: CommandName
+    runs: tuple[Path, ...]
+    window: PositiveInt | None = option(
+        None, "records in the moving average [default a tenth of the records, at most 100]"
+    )
+    x: XAxis = option(
+        "total_steps",
+        "horizontal axis: total_steps, per_worker_steps or per_rank_steps (total steps divided by the number of "
+        "workers or ranks), or wall_time, since the start (required)",
+        f"{', '.join(_AXES[:-1])} or {_AXES[-1]}",
+    )
+    metric: Metric = option("train", "train or eval: returns of training or of evaluations [default train]")
+    group: re.Pattern[str] | None = option(
+        None,
+        "regular expression; runs with the same first capture group, or the same match if it has none, are averaged "
+        "[default: runs with the same settings, except seed and length, whose names differ only in a number or date at "
+        "the end]",
+        "a regular expression",
+    )
+    out: Path | None = option(
+        None,
+        "file to write, ending in .png, .pdf or .svg [default plots/COMMAND.png in the folder of each run, or of the "
+        "first for compare and speedup]",
+    )
+    prints_json: bool = option(False, "print the figure's numbers as one JSON object on the last line", flag="json")
+
+
+def read_options(argv: Sequence[str]) -> Options:
+    """Reads `COMMAND RUN... [--name=value ...]`.
+
+    Raises:
+        UsageError: everything that is wrong with it, one line each.
+    """
+    names = ", ".join(_COMMANDS)
+    if not argv:
+        raise UsageError(
+            f"No command was given: the first argument is one of {names}; --help shows an example of each."
+        )
+    name, command = argv[0], _COMMANDS.get(argv[0])
+    if command is None:
+        near = nearest(name, _COMMANDS)
+        hint = f"; the nearest is {near}" if near else ""
+        raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
+    flags = option_flags(Options, command.flags)
+    runs, flag_tokens = _separate(argv[1:], flags)
+    given = split_flags(flag_tokens, {}, flags)
+    options, refused = parse_options(Options, {"command": name, "runs": runs, **given.texts})
+    problems = [*map(str, given.problems), *refused]
+    if not runs:
+        problems.append(f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir.")
+    if name == "compare" and "x" not in given.texts:
+        axes = ", ".join(f"--x={axis}" for axis in _AXES)
+        problems.append(f"--x is required: choose the horizontal axis. Would pass: {axes}.")
+    if options is not None and options.out is not None:
+        if options.out.suffix.lower() not in drawing.FORMATS:
+            problems.append(
+                f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."
+            )
+        elif name == "trial" and len(runs) > 1:
+            problems.append(
+                f"--out={options.out} is one file, but each of the {len(runs)} runs has a figure; without --out, each "
+                "is written to plots/ in its run's folder."
+            )
+    if problems or options is None:
+        raise UsageError("\n".join(problems))
+    return options
+
+
+def help_text() -> str:
+    """The text of --help."""
+    width = help_width()
+    about = "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training."
+    lines = ["usage: python -m asyncrl.plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
+    lines += format_examples([f"python -m asyncrl.plot {command.example}" for command in _COMMANDS.values()])
+    for name, command in _COMMANDS.items():
+        description = textwrap.wrap(command.description, width - 2, break_on_hyphens=False)
+        lines += ["", f"{name}:", *(f"  {line}" for line in description)]
+        lines += format_flags(option_flags(Options, command.flags))
+    return "\n".join(lines)
+
+
+def run_command(options: Options, say: Say) -> dict[str, Any]:
+    """Reads the runs, computes, draws, and tells what it wrote.
+
+    Args:
+        options: the command line.
+        say: shows one line to the user.
+
+    Returns:
+        The numbers behind the figures and the files that show them, for JSON.
+
+    Raises:
+        UsageError: matplotlib is missing, a run cannot be read or lacks what the figure needs, a file not written.
+    """
+    drawing.check_can_draw()
+    runs = read_runs(options.runs)
+    if options.command == "trial":
+        return _draw_trials(runs, options, say)
+    if options.command == "compare":
+        comparison = compare(runs, options.x, options.metric, options.group)
+        for line in comparison.summary():
+            say(line)
+        return {
+            **comparison.to_json(),
+            "file": _write(options, runs[0], partial(drawing.draw_comparison, comparison), say),
+        }
+    unit = speedup.unit_of(runs)
+    found = speedup.measure_speedup(speedup.read_paces(runs), unit)
+    if differing := speedup.unexpected_differences(runs):
+        say(f"warning: Besides the number of {unit}s, the runs differ in {', '.join(differing)}.")
+    say(found.table())
+    return {**found.to_json(), "file": _write(options, runs[0], partial(drawing.draw_speedup, found), say)}
+
+
+def _draw_trials(runs: list[Run], options: Options, say: Say) -> dict[str, Any]:
+    # All are computed before the first is drawn: a run without returns leaves no half of the work.
+    trials = [trial.make_trial(run, options.window) for run in runs]
+    found = []
+    for run, item in zip(runs, trials, strict=True):
+        file = _write(options, run, partial(drawing.draw_trial, item), say)
+        for note in trial.notes(run, item):
+            say(note)
+        found.append({**item.to_json(), "file": file})
+    return {"trials": found}
+
+
+def _write(options: Options, run: Run, draw: Callable[[Path], None], say: Say) -> str:
+    path = options.out or run.path / "plots" / f"{options.command}.png"
+    existed = path.exists()
+    draw(path)
+    say(f"wrote {path}" + (" (replaced)" if existed else ""))
+    return str(path)
+
+
+def _separate(tokens: Sequence[str], flags: Sequence[ExtraFlag]) -> tuple[list[str], list[str]]:
+    """Takes folders of runs and flags apart; the word after `--name` is its value where the flag takes one."""
+    takes_value = {flag.name for flag in flags if not flag.is_bool}
+    runs: list[str] = []
+    rest: list[str] = []
+    is_value = False
+    for token in tokens:
+        is_flag = token.startswith("--")
+        (rest if is_flag or is_value else runs).append(token)
+        is_value = is_flag and token[2:].replace("-", "_") in takes_value
+    return runs, rest

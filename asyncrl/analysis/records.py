@@ -1,0 +1,211 @@
+"""Reads what runs and measurements recorded. The writer may still run, or was killed in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from asyncrl.analysis.curves import Curve, make_curve
+from asyncrl.config.errors import UsageError
+from asyncrl.runtime.locating import TRAIN_DIR, locate
+from asyncrl.runtime.run_folder import RunFolder
+
+TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
+STEPS, ELAPSED = "env_steps", "time/time_elapsed"
+_OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
+
+# What may differ between runs of one experiment.
+_MAY_DIFFER = frozenset(
+    {"seed", "experiment", "train_dir", "train_for_env_steps", "train_for_seconds", "restart_behavior", "quiet"}
+)
+
+Record = Mapping[str, Any]
+Unit = Literal["worker", "rank"]
+"""What a run has several of, each with a curve of its own."""
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the objects of a file in their order, none if there is no file; lines that hold no object are skipped."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [entry for entry in map(_parse, lines) if isinstance(entry, dict)]
+
+
+def append_json_line(path: Path, entry: Mapping[str, Any]) -> None:
+    """Adds an object, which is on the disk when this returns; a last line that was cut off is ended before."""
+    is_cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * is_cut_off + json.dumps(entry) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_records(path: Path) -> tuple[Record, ...]:
+    """Reads a metrics.jsonl, none if there is no file; raises UsageError as `parse_records` does."""
+    try:
+        return parse_records(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror or error}.") from error
+
+
+def parse_records(text: str, source: str) -> tuple[Record, ...]:
+    """Reads one record a line. A broken last line is left out: a killed run cut it, or a live one is writing it.
+
+    Raises:
+        UsageError: a line before the last is no record.
+    """
+    lines = text.splitlines()
+    records: list[Record] = []
+    for number, line in enumerate(lines, start=1):
+        record = _parse(line)
+        if isinstance(record, dict) and _is_number(record.get(STEPS)):
+            records.append(record)
+        elif number < len(lines):
+            raise UsageError(f"Line {number} of {source} is not a record with env_steps: repair or delete that line.")
+    return tuple(records)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as recorded.
+
+    Attributes:
+        name: its folder's name, with the folder above where two runs would be called the same.
+        path: its folder.
+        config: settings by name, as config.yaml has them; empty if there is none.
+        records: the records in their order, each with `env_steps`.
+        recorded_workers: number of rollout workers of each rank by summary.json, None if that does not say.
+        other_ranks: the records of each rank but the first, whose are `records`; the steps are those of all ranks.
+    """
+
+    name: str
+    path: Path
+    config: Mapping[str, Any]
+    records: tuple[Record, ...]
+    recorded_workers: int | None = None
+    other_ranks: tuple[tuple[Record, ...], ...] = ()
+
+    def curve(self, name: str) -> Curve:
+        """A figure over the run's environment steps, of its first rank; empty if it was never recorded."""
+        return _curve(self.records, name)
+
+    def elapsed(self) -> Curve:
+        """Seconds since the command over environment steps: when each total was first recorded."""
+        found = (record for record in self.records if _is_number(record.get(ELAPSED)))
+        return make_curve(((record[STEPS], record[ELAPSED]) for record in found), keep="first")
+
+    @property
+    def unit(self) -> Unit:
+        """What has curves of its own: ranks where there are several, else workers."""
+        return "rank" if self.other_ranks else "worker"
+
+    def returns_by_unit(self) -> dict[int, Curve]:
+        """Returns of each rank or rollout worker over the environment steps of all of them; by its number."""
+        if self.other_ranks:
+            of_ranks = enumerate((self.records, *self.other_ranks))
+            curves = {rank: _curve(records, TRAIN_RETURN) for rank, records in of_ranks}
+        else:
+            curves = {worker: self.curve(f"worker/{worker}/ep_rew_mean") for worker in self._workers()}
+        return {number: curve for number, curve in curves.items() if len(curve) > 0}
+
+    def count(self, unit: Unit, remedy: str) -> int:
+        """How many there are; raises UsageError, which ends with the remedy, if nothing tells."""
+        count = self.num_workers if unit == "worker" else self.num_ranks
+        if count is None:
+            raise UsageError(
+                f"The number of workers of {self.name} is unknown: config.yaml has no number and metrics.jsonl no "
+                f"curves of workers. {remedy}"
+            )
+        return count
+
+    @property
+    def num_ranks(self) -> int:
+        """Learners that trained it together."""
+        return 1 + len(self.other_ranks)
+
+    @property
+    def num_workers(self) -> int | None:
+        """Rollout workers of all ranks: as set, as planned, or as many as recorded something; None if none tells."""
+        configured = self.config.get("num_workers")
+        if not (isinstance(configured, int) and configured > 0):
+            configured = self.recorded_workers or len(self._workers())
+        return configured * self.num_ranks or None
+
+    def _workers(self) -> list[int]:
+        names = {name for record in self.records for name in record}
+        return sorted({int(match[1]) for name in names if (match := _OF_WORKER.fullmatch(name))})
+
+
+def differing_settings(runs: Iterable[Run]) -> list[str]:
+    """Names of settings, other than seed, length and place, in which those runs differ that have a config."""
+    configs = [run.config for run in runs if run.config]
+    names = {name for config in configs for name in config} - _MAY_DIFFER
+    return sorted(name for name in names if len({repr(config.get(name)) for config in configs}) > 1)
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Reads runs from their folders.
+
+    Raises:
+        UsageError: a folder is missing, given twice, or holds no records that can be read.
+    """
+    resolved = [locate(path).resolve() for path in paths]
+    for idx, path in enumerate(resolved):
+        if path in resolved[:idx]:
+            raise UsageError(f"Run {paths[idx]} is given twice: name each run once.")
+    return [_read_run(path, name) for path, name in zip(resolved, unique_names(resolved), strict=True)]
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many of the last parts as tell all of them apart."""
+    for count in range(1, max((len(path.parts) for path in paths), default=0)):
+        names = ["/".join(path.parts[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def _read_run(path: Path, name: str) -> Run:
+    folder = RunFolder(path)
+    if not path.is_dir():
+        raise UsageError(f"There is no run {path}: give its folder's path, or its name in {TRAIN_DIR}.")
+    of_ranks = []
+    for metrics in folder.metrics_of_ranks:
+        of_ranks.append(read_records(metrics))
+        if not metrics.exists():
+            raise UsageError(f"{metrics.parent} has no {metrics.name}: give the folder of a run that has trained.")
+        if not of_ranks[-1]:
+            raise UsageError(f"{metrics} has no record yet: let the run train until it has written one.")
+    summary = _parse(folder.summary.read_text(encoding="utf-8", errors="replace")) if folder.summary.is_file() else None
+    workers = summary.get("num_workers") if isinstance(summary, dict) else None
+    workers = workers if isinstance(workers, int) and workers > 0 else None
+    try:  # settings of whatever version wrote them: they are only looked at, not run
+        config = yaml.safe_load(folder.config.read_text(encoding="utf-8")) if folder.config.exists() else {}
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{folder.config} cannot be read as the settings of a run: {reason}.") from error
+    return Run(name, path, config if isinstance(config, dict) else {}, of_ranks[0], workers, tuple(of_ranks[1:]))
+
+
+def _curve(records: Sequence[Record], name: str) -> Curve:
+    return make_curve((record[STEPS], record[name]) for record in records if _is_number(record.get(name)))
+
+
+def _parse(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

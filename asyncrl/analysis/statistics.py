@@ -1,0 +1,122 @@
+"""Figures over seeds and tasks, and how sure they are: medians, interquartile means, bootstrap intervals.
+
+A value that was never reached is infinite: it is larger than any other.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+NUM_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Values of one figure over seeds.
+
+    Attributes:
+        values: one for each seed; infinite where the figure was censored.
+        median: their median; infinite if at least half of them are censored.
+        low, high: 95 % bootstrap interval of the median, None for a single value.
+    """
+
+    values: tuple[float, ...]
+    median: float
+    low: float | None
+    high: float | None
+
+    @property
+    def num_censored(self) -> int:
+        """How many values are infinite."""
+        return sum(math.isinf(value) for value in self.values)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Sums up one figure over seeds; infinite values stand for what was not reached.
+
+    With an even count the median is the mean of the two in the middle, infinite if the upper one is. So are the ends of
+    the interval, which takes percentiles of the medians of resamples.
+
+    Raises:
+        ValueError: no values.
+    """
+    if not values:
+        raise ValueError("a median needs at least one value")
+    median = float(statistics.median(values))
+    if len(values) == 1:
+        return Spread(tuple(values), median, None, None)
+    drawn = _sorted_resamples([values])
+    medians = (drawn[:, (len(values) - 1) // 2] + drawn[:, len(values) // 2]) / 2
+    return Spread(tuple(values), median, *_percentiles(medians))
+
+
+def interquartile_mean(values: Sequence[float]) -> float:
+    """Returns the mean of the values between the quartiles: a quarter of them is cut off at each end, rounded down.
+
+    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice.
+    """
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def interquartile_interval(scores: Sequence[Sequence[float]]) -> Interval:
+    """Returns the interquartile mean of each task's normalized scores, with its stratified bootstrap interval.
+
+    Source: Agarwal et al. 2021, and its library rliable.
+    """
+    drawn = _sorted_resamples([task for task in scores if task])
+    cut = drawn.shape[1] // 4
+    means = drawn[:, cut : drawn.shape[1] - cut].mean(axis=1)
+    return Interval(interquartile_mean([value for task in scores for value in task]), *_percentiles(means))
+
+
+def first_reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
+    """Returns the position at which a curve of (position, value) first comes to a threshold.
+
+    Infinite if the curve ends before, which is all that a censored run tells.
+    """
+    return next((position for position, value in curve if value >= threshold), math.inf)
+
+
+def uniform_lag(num_updates: int) -> tuple[float, float, int]:
+    """Returns mean, 95th percentile and maximum of the versions by which samples age inside one dataset.
+
+    Each of the dataset's `num_updates` optimizer steps uses equally many samples, the first after 0 versions.
+    """
+    ages = np.arange(num_updates)
+    return float(ages.mean()), float(np.percentile(ages, 95)), num_updates - 1
+
+
+def _sorted_resamples(groups: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
+    """Draws each group's values with replacement, as many as it has: [NUM_RESAMPLES, all values], each row sorted.
+
+    The draws are the same each time, so that a report repeats. Source: Efron and Tibshirani, An Introduction to the
+    Bootstrap, chapter 13.
+    """
+    generator = np.random.default_rng(0)
+    indices = [generator.integers(0, len(values), size=(NUM_RESAMPLES, len(values))) for values in groups]
+    drawn = [np.asarray(values, dtype=np.float64)[idx] for values, idx in zip(groups, indices, strict=True)]
+    return np.sort(np.concatenate(drawn, axis=1), axis=1)
+
+
+def _percentiles(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The 95 % interval, by rank: interpolation between a number and infinity has no meaning."""
+    ordered = np.sort(estimates)
+    low, high = (round((len(ordered) - 1) * share) for share in (0.025, 0.975))
+    return float(ordered[low]), float(ordered[high])

@@ -1,0 +1,112 @@
+from pathlib import Path
+
+import pytest
+
+from asyncrl import benchmark
+from asyncrl.analysis.benchmark import session
+from asyncrl.analysis.benchmark.options import INSTEAD, read_options
+from asyncrl.analysis.benchmark.variants import Layout, Variant
+from asyncrl.config.errors import UsageError
+
+BASE = ["--env=CartPole-v1", "--output=out"]
+
+
+def test_flags_of_training_are_passed_on_and_lists_are_not():
+    options = read_options(
+        [*BASE, "--modes=async", "--num_workers", "1,2", "--num_envs_per_worker=8,auto", "--seeds=2", "--seed=7",
+         "--gamma", "0.9", "--encoder_mlp_layers", "8", "8", "--preset=none", "--json=figures.json"]
+    )  # fmt: skip
+    assert options.own.num_workers == ("1", "2")
+    assert options.own.num_envs_per_worker == ("8", "auto")
+    assert options.own.modes == ("async",)
+    assert options.own.json_path == Path("figures.json")
+    assert options.seeds == (7, 8)
+    assert not options.learns
+    assert set(options.train_flags) == {
+        "--env=CartPole-v1", "--gamma=0.9", "--encoder_mlp_layers=8, 8", "--preset=none"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--output=out"], "--env is required"),
+        (
+            [*BASE, "--modes=sync,asynk"],
+            "--modes=sync,asynk is not possible: expected sync, async, sampling or hogwild, one",
+        ),
+        (
+            [*BASE, "--num_workers=1,0"],
+            "--num_workers=1,0 is not possible: expected whole numbers greater than 0 or auto",
+        ),
+        ([*BASE, "--num_ranks=1,0"], "--num_ranks=1,0 is not possible: expected whole numbers greater than 0"),
+        ([*BASE, "--seeds=0"], "--seeds=0"),
+        ([*BASE, "--seed=x"], "--seed=x"),
+        ([*BASE, "--measure_s=-1"], "--measure_s=-1"),
+        ([*BASE, "--thresholds=x,y"], "--thresholds=x,y is not possible: expected numbers"),
+        ([*BASE, "--inference_modes=gpu"], "expected auto, local or central"),
+        ([*BASE, "--thresholds=10"], "--train_for_env_steps"),
+        ([*BASE, "--measure_s=0"], "nothing to measure"),
+        ([*BASE, "--async_rl=True"], "--modes=sync,async"),
+        ([*BASE, "--inference_mode=local"], "--inference_modes"),
+        ([*BASE, "--backend=hogwild", "--modes=async"], "--modes=hogwild"),
+        ([*BASE, "--treshold=10"], "thresholds"),
+        (["--output=out", "--from_run=nowhere"], "no config.yaml"),
+    ],
+)
+def test_a_mistake_is_one_sentence(flags, said):
+    with pytest.raises(UsageError) as caught:
+        read_options(flags)
+    assert said in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1, caught.value
+
+
+def test_the_hogwild_backend_is_a_mode():
+    for flag in ("--backend=hogwild", "--algo=a3c", "--modes=hogwild"):
+        options = read_options([*BASE, flag, "--num_workers=1,2,4"])
+        assert options.own.modes == ("hogwild",)
+        assert not any(passed.startswith("--backend") for passed in options.train_flags)
+    assert Variant("hogwild", "local", Layout(2, 4)).flags[0] == "--backend=hogwild"
+    assert read_options([*BASE, "--backend=actor_learner"]).own.modes == ("sync", "async")
+
+
+def test_a_trained_run_brings_its_settings(tmp_path):
+    own = (f"--config={tmp_path}/config.yaml", "--preset=none")
+    for settings, unit in (
+        ("env: CartPole-v1\naction_unit: bounds\n", ()),
+        ("env: CartPole-v1\n", ("--action_unit=raw",)),
+    ):
+        (tmp_path / "config.yaml").write_text(settings)
+        options = read_options(["--output=out", f"--from_run={tmp_path}"])
+        assert options.train_flags == (*own, *unit)
+    with pytest.raises(UsageError, match="throughput only"):
+        read_options(["--output=out", f"--from_run={tmp_path}", "--train_for_env_steps=100"])
+
+
+def test_without_an_output_each_environment_has_a_folder(monkeypatch, capsys):
+    monkeypatch.setattr(session, "run", lambda benchmark, say: True)
+    assert benchmark.main(["--env=CartPole-v1", "--modes=async", "--seeds=1", "--num_workers=1,2"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("4 measurements of CartPole-v1 in bench/CartPole-v1: async local ")
+    assert session.prepare(read_options(["--env=ALE/Pong-v5", "--modes=async"])).output == Path("bench/ALE-Pong-v5")
+    assert session.prepare(read_options([*BASE, "--modes=async"])).output == Path("out")
+
+
+def test_help_shows_what_is_required_and_no_setting_that_is_refused(capsys):
+    assert benchmark.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m asyncrl.benchmark --env=")
+    assert "--env is required" in " ".join(text.split())
+    assert "default bench/ENV" in " ".join(text.split())
+    flags = [line.split()[0].split("=")[0] for line in text.splitlines() if line.startswith("  --")]
+    assert len(flags) == len(set(flags)), "each flag is there once"
+    assert not {f"--{name}" for name in INSTEAD} & set(flags)
+
+
+def test_a_stopped_benchmark_says_how_to_continue(monkeypatch, capsys):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "run", stop)
+    assert benchmark.main([*BASE, "--modes=async", "--seeds=1"]) == 130
+    assert "The same command continues" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+import dataclasses
+import itertools
+
+import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from asyncrl.analysis.benchmark.recording import Recording, record
+from asyncrl.analysis.benchmark.simulation import _Player, measure_pure_simulation
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.errors import EnvironmentFailed
+from asyncrl.envs.making import make_env
+from asyncrl.envs.spaces import read_spec
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.runtime import checkpoint
+
+CONFIG = TrainConfig(env="CartPole-v1", encoder_mlp_layers=[8])
+NUM_ENVS, NUM_STEPS = 3, 60
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory):
+    """A policy's episodes: its environments, its file."""
+    folder = tmp_path_factory.mktemp("recording")
+    env = make_env(CONFIG.env)
+    spec = read_spec(env, CONFIG.env)
+    model = ActorCritic(spec, CONFIG)
+    env.close()
+    state = {"config": CONFIG.model_dump(mode="json"), "spec": spec.to_data()}
+    path = checkpoint.save(folder, checkpoint.Checkpoint(model.state_dict(), {}, state), env_steps=0, keep=1)
+    recorded = record(CONFIG, path, NUM_ENVS, NUM_STEPS)
+    recorded.save(folder / "recording.npz")
+    return recorded, folder / "recording.npz"
+
+
+def play(path, num_envs, num_steps, first_env_idx=0):
+    steps = _Player(CONFIG, first_env_idx, num_envs, path).steps()
+    return sum(1 for _ in itertools.islice(steps, num_steps))
+
+
+def test_recorded_episodes_can_be_played_again_and_again(recording):
+    recorded, path = recording
+    assert recorded.ended.any(axis=1).all(), "every environment saw an end, so that a replay has something to miss"
+    assert (recorded.seeds[:, 1:][recorded.ended] > 0).all()
+    assert len(set(recorded.seeds[recorded.seeds > 0].tolist())) == NUM_ENVS + recorded.ended.sum()
+    assert play(path, NUM_ENVS, 2 * NUM_ENVS * NUM_STEPS + 1) == 2 * NUM_ENVS * NUM_STEPS + 1
+    assert play(path, 1, NUM_STEPS, first_env_idx=2) == NUM_STEPS, "a worker plays its own rows"
+
+
+@pytest.mark.parametrize("name", ["actions", "seeds"])
+def test_other_episodes_than_the_recorded_are_noticed(recording, tmp_path, name):
+    recorded, _ = recording
+    changed = 1 - recorded.actions if name == "actions" else recorded.seeds + 1
+    dataclasses.replace(recorded, **{name: changed}).save(tmp_path / "changed.npz")
+    with pytest.raises(EnvironmentFailed, match="does not repeat"):
+        play(tmp_path / "changed.npz", NUM_ENVS, NUM_ENVS * NUM_STEPS)
+
+
+def test_a_recording_has_no_more_rows_than_it_has(recording):
+    with pytest.raises(ValueError, match="holds 3 environments"):
+        Recording.load(recording[1]).part(2, 2)
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_processes_step_at_random_and_from_a_recording(recording):
+    at_random = measure_pure_simulation(CONFIG, 2, 2, seconds=0.1, warm_up_s=0.0)
+    replayed = measure_pure_simulation(CONFIG, 1, 3, seconds=0.1, warm_up_s=0.0, recording=recording[1])
+    vectorized = measure_pure_simulation(CONFIG, 1, 3, seconds=0.1, warm_up_s=0.0, is_vectorized=True)
+    assert min(at_random, replayed, vectorized) > 0
+
+
+@pytest.mark.parametrize("mode", [mode.value for mode in AutoresetMode])
+def test_a_vectorized_step_counts_once_for_each_environment(mode, monkeypatch):
+    taken = []
+    monkeypatch.setattr(SyncVectorEnv, "step", counting(SyncVectorEnv.step, taken))
+    kwargs = {"autoreset_mode": mode, "terminates": True, "length": 2}
+    config = TrainConfig(env="probe_envs:VectorEndlessReward-v0", env_kwargs=kwargs, env_backend="gym_vector")
+    steps = _Player(config, 0, NUM_ENVS, None, is_vectorized=True).steps()
+    for _ in itertools.islice(steps, 5 * NUM_ENVS):
+        pass
+    assert len(taken) == 5
+
+
+def counting(step, taken):
+    def step_and_count(*args):
+        taken.append(args)
+        return step(*args)
+
+    return step_and_count
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_failure_of_an_environment_is_told():
+    failing = TrainConfig(env="probe_envs:Failing-v0", env_kwargs={"fail_at": 5})
+    with pytest.raises(EnvironmentFailed, match="asked to fail"):
+        measure_pure_simulation(failing, 2, 1, seconds=0.1)

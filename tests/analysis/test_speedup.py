@@ -1,0 +1,142 @@
+import pytest
+
+from asyncrl.analysis.curves import make_curve
+from asyncrl.analysis.records import Run
+from asyncrl.analysis.speedup import (
+    Pace,
+    efficiency,
+    measure_speedup,
+    read_paces,
+    speed_of,
+    unexpected_differences,
+    unit_of,
+)
+from asyncrl.config.errors import UsageError
+
+
+def pace(name, num_workers, *points):
+    return Pace(name, num_workers, make_curve([(steps, seconds) for seconds, steps in points]))
+
+
+def steady(name, num_workers, steps_per_s, total, startup_s=0.0):
+    """A run that steps evenly once it has started, with its first record after a tenth of its steps."""
+    points = [(startup_s + share * total / steps_per_s, share * total) for share in (0.1, 0.6, 1.0)]
+    return pace(name, num_workers, *points)
+
+
+def by_run(result):
+    return {run.run: run for run in result.runs}
+
+
+def test_twice_the_workers_at_one_and_a_half_times_the_speed_are_75_percent_efficient():
+    result = measure_speedup([steady("two", 2, 150, 1000), steady("one", 1, 100, 1000)])
+    assert (result.common_env_steps, result.base_count) == (1000, 1)
+    assert [run.run for run in result.runs] == ["one", "two"]
+    two = by_run(result)["two"]
+    assert (two.seconds, two.env_steps_per_s) == pytest.approx((1000 / 150, 150))
+    assert (two.speedup, two.efficiency) == pytest.approx((1.5, 0.75))
+    assert (by_run(result)["one"].speedup, by_run(result)["one"].efficiency) == pytest.approx((1.0, 1.0))
+
+
+def test_the_fewest_workers_are_the_measure_also_if_they_are_several():
+    result = measure_speedup([steady("a", 2, 100, 600), steady("b", 6, 240, 600)])
+    assert result.base_count == 2
+    assert by_run(result)["b"].speedup == pytest.approx(2.4)
+    assert by_run(result)["b"].efficiency == pytest.approx(0.8)
+    assert efficiency(2.4, 6, 2) == pytest.approx(0.8)
+
+
+def test_runs_of_different_lengths_are_timed_to_the_smallest_total():
+    # Four times as long and twice as fast: the raw times, 10 s and 20 s, would say half as fast.
+    result = measure_speedup([steady("short", 1, 100, 1000), steady("long", 2, 200, 4000)])
+    long = by_run(result)["long"]
+    assert (result.common_env_steps, long.total_env_steps) == (1000, 4000)
+    assert (long.seconds, long.speedup, long.efficiency) == pytest.approx((5.0, 2.0, 1.0))
+
+
+def test_what_a_run_did_after_the_common_total_does_not_count():
+    slows_down = pace("b", 2, (1, 100), (3, 500), (5, 900), (105, 1000))
+    result = measure_speedup([pace("a", 1, (1, 100), (9, 900)), slows_down])
+    assert by_run(result)["b"].speedup == pytest.approx(2.0)
+
+
+def test_start_up_does_not_count():
+    result = measure_speedup([steady("one", 1, 100, 1000, startup_s=2), steady("two", 2, 200, 1000, startup_s=50)])
+    assert by_run(result)["two"].speedup == pytest.approx(2.0)
+
+
+def test_a_record_before_the_first_trained_step_is_start_up():
+    assert speed_of(pace("a", 1, (5, 0), (30, 100), (40, 300)), 300) == pytest.approx(20)
+
+
+def test_the_window_ends_between_two_records_where_the_common_total_was_reached():
+    # 100 steps in the first interval's second, and 50 of the 400 that the second one takes 4 s for.
+    assert speed_of(pace("a", 1, (1, 100), (2, 200), (6, 600)), 250) == pytest.approx(150 / 1.5)
+
+
+def test_several_runs_of_a_count_have_median_and_range():
+    paces = [steady("a", 1, 100, 1000), steady("b", 1, 50, 1000), steady("c", 1, 200, 1000)]
+    paces += [steady("d", 4, 300, 1000), steady("e", 4, 200, 1000)]
+    result = measure_speedup(paces)
+    # The measure is the median of 10, 20 and 5 seconds.
+    one, four = result.counts
+    assert (one.speedup.median, one.speedup.low, one.speedup.high) == pytest.approx((1.0, 0.5, 2.0))
+    assert (four.num_runs, four.ideal) == (2, 4)
+    assert (four.speedup.median, four.speedup.low, four.speedup.high) == pytest.approx((2.5, 2.0, 3.0))
+    assert (four.efficiency.median, four.efficiency.low, four.efficiency.high) == pytest.approx((0.625, 0.5, 0.75))
+    lines = result.table().splitlines()
+    assert lines[0] == "time to 1,000 environment steps, start-up excluded, against 1 worker:"
+    assert lines[3].split("  ")[-1].strip() == "62.5% (50.0% to 75.0%)"
+
+
+@pytest.mark.parametrize(
+    ("paces", "problem"),
+    [
+        (
+            [steady("a", 2, 1, 10), steady("b", 2, 1, 10)],
+            "at least two numbers of workers or ranks, but all have 2 workers",
+        ),
+        (
+            [steady("a", 1, 1, 10), steady("b", 2, 1, 10_000)],
+            "it has no record before 10 environment steps",
+        ),
+        ([steady("a", 1, 1, 10), pace("b", 2)], "b has recorded no time/time_elapsed"),
+        (
+            [pace("a", 1, (1, 10), (1, 20)), steady("b", 2, 1, 20)],
+            "of a cannot be measured: the times in its records",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(paces, problem):
+    with pytest.raises(UsageError, match=problem):
+        measure_speedup(paces)
+
+
+def test_only_runs_of_one_experiment_are_measured(tmp_path):
+    runs = [Run(f"r{n}", tmp_path, {"env": env, "num_workers": n}, ()) for n, env in ((1, "A-v1"), (2, "B-v1"))]
+    with pytest.raises(UsageError, match="env differs: r1 has A-v1, r2 has B-v1"):
+        read_paces(runs)
+    with pytest.raises(UsageError, match="number of workers of r is unknown"):
+        read_paces([Run("r", tmp_path, {"num_workers": "auto"}, ())])
+
+
+def test_runs_are_compared_by_their_ranks_where_these_differ(tmp_path):
+    records = tuple({"env_steps": steps, "time/time_elapsed": steps / 100} for steps in (100, 1000))
+    twice = tuple({"env_steps": steps, "time/time_elapsed": steps / 150} for steps in (100, 1000))
+    config = {"env": "A-v1", "num_workers": 3}
+    one, two = Run("one", tmp_path, config, records), Run("two", tmp_path, config, twice, other_ranks=(twice,))
+    assert [(pace.run, pace.count) for pace in read_paces([one, two])] == [("one", 1), ("two", 2)]
+    result = measure_speedup(read_paces([one, two]), unit_of([one, two]))
+    assert (result.unit, result.base_count) == ("rank", 1)
+    assert by_run(result)["two"].efficiency == pytest.approx(0.75)
+    assert "against 1 rank:" in result.table()
+    # As many ranks, each with more workers: their workers count, all of them.
+    more = Run("more", tmp_path, {**config, "num_workers": 6}, twice, other_ranks=(twice,))
+    assert [pace.count for pace in read_paces([two, more])] == [6, 12]
+    assert unexpected_differences([two, more]) == []
+    assert unexpected_differences([one, more]) == ["num_workers"]
+
+
+def test_settings_that_differ_besides_the_workers_are_named(tmp_path):
+    settings = ({"num_workers": 1, "seed": 0, "rollout": 8}, {"num_workers": 2, "seed": 1, "rollout": 16}, {})
+    assert unexpected_differences([Run("r", tmp_path, config, ()) for config in settings]) == ["rollout"]

@@ -1,0 +1,70 @@
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from asyncrl.analysis.benchmark.watch import CommandTimedOut, Usage, run_watched
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+BUSY_CHILD = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; x = bytearray(40_000_000); end = time.time() + 3\\n"
+                                                "while time.time() < end: pass"])
+child.wait()
+print("error: as asked")
+sys.exit(7)
+"""
+STUBBORN = """
+import json, os, signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+open(sys.argv[1], "w").write(json.dumps([os.getpid(), child.pid]))
+time.sleep(100)
+"""
+
+
+def test_cpu_between_two_moments_is_interpolated():
+    usage = Usage(cpu=((0.0, 0.0), (10.0, 5.0), (20.0, 25.0)), peak_pss_bytes=None, peak_rss_bytes=0)
+    assert usage.cpu_between(5.0, 15.0) == pytest.approx(15.0 - 2.5)
+
+
+def test_what_descendants_use_counts(tmp_path):
+    log = tmp_path / "out.log"
+    finished = run_watched([sys.executable, "-c", BUSY_CHILD], log)
+    assert finished.exit_code == 7
+    assert "as asked" in log.read_text()
+    cpu = [used for _, used in finished.usage.cpu]
+    assert cpu == sorted(cpu), "a process that has ended is not forgotten"
+    assert cpu[-1] > 0
+    assert finished.usage.peak_rss_bytes > 40_000_000
+    assert finished.usage.peak_pss_bytes is None or finished.usage.peak_pss_bytes <= finished.usage.peak_rss_bytes
+
+
+def test_a_command_that_hangs_is_ended(tmp_path):
+    with pytest.raises(CommandTimedOut, match="did not end within"):
+        run_watched([sys.executable, "-c", "import time; time.sleep(100)"], tmp_path / "log", timeout_s=0.5)
+
+
+def test_an_interrupted_wait_leaves_no_process(tmp_path, monkeypatch):
+    monkeypatch.setattr("asyncrl.analysis.benchmark.watch._GRACE_S", 0.3)
+    pids = tmp_path / "pids"
+
+    def interrupt():
+        while not (pids.exists() and pids.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        run_watched([sys.executable, "-c", STUBBORN, str(pids)], tmp_path / "log")
+    time.sleep(0.2)
+    for pid in json.loads(pids.read_text()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,45 @@
+"""Flags of a command as fields of a model: its flags, its values, and what is said of a text that it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, PositiveInt
+
+from asyncrl.config.options import option, option_flags, parse_options
+
+
+class Own(BaseModel):
+    command: str
+    prints_json: bool = option(False, "as JSON", flag="json")
+    count: PositiveInt | None = option(3, "how many")
+    names: tuple[Literal["a", "b"], ...] = option((), "which", "names, separated by commas")
+    out: Path | None = option(None, "where to")
+
+
+def test_fields_with_a_description_are_flags_and_truth_values_are_switches() -> None:
+    flags = {flag.name: (flag.description, flag.is_bool) for flag in option_flags(Own)}
+    assert flags == {
+        "json": ("as JSON", True),
+        "count": ("how many", False),
+        "names": ("which", False),
+        "out": ("where to", False),
+    }
+    assert [flag.name for flag in option_flags(Own, ("out", "json"))] == ["json", "out"]
+
+
+def test_texts_become_values_by_the_names_of_their_flags() -> None:
+    own, problems = parse_options(Own, {"command": "draw", "json": "True", "count": "7", "out": "a/b"})
+    assert own == Own(command="draw", json=True, count=7, out=Path("a/b"))  # type: ignore[call-arg]
+    assert problems == []
+
+
+def test_each_text_that_is_refused_is_one_sentence_with_what_was_expected() -> None:
+    own, problems = parse_options(Own, {"command": "draw", "json": "maybe", "count": "0", "names": ["c"]})
+    assert own is None
+    assert problems == [
+        "--json=maybe is not possible: expected True or False.",
+        "--count=0 is not possible: expected a whole number greater than 0.",
+        "--names=['c'] is not possible: expected names, separated by commas.",
+    ]
