@@ -14,7 +14,7 @@ SHORT_NAMES: dict[str, dict[str, Any]] = {
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     # Without a ratio to clip, samples are used once, in larger minibatches.
-    "a2c": {"batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 1},
+    "a2c": {"batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 1, "target_kl": None},
     # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
     "sac": {
         "batch_size": 256,

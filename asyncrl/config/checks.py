@@ -420,7 +420,7 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
         yield Problem(("num_epochs", "algo"), text)
     if not config.is_off_policy and plan.hogwild is None and config.num_epochs == 1:
         for name in ("target_kl", "recompute_advantages"):
-            if getattr(config, name):
+            if getattr(config, name) not in (None, TrainConfig.model_fields[name].default):
                 text = f"--{name} has no effect with --num_epochs=1: there is one pass over each dataset."
                 yield Problem((name, "num_epochs"), text, ("--num_epochs=2",))
     if config.learning_rate == 0:

@@ -276,7 +276,7 @@ class TrainConfig(BaseModel):
         0.5, "learning", "clip the norm of the gradient to this; 0 means no clipping"
     )
     ppo_objective: Literal["clip", "decoupled"] = _setting(
-        "clip",
+        "decoupled",
         "learning",
         "PPO's probability ratio and all KL divergences are from the policy that acted (clip), or from the policy "
         "before training on the dataset, and each sample is weighted by the probability of its action under that "
@@ -298,7 +298,7 @@ class TrainConfig(BaseModel):
         0.0, "learning", "weight of the penalty on the KL divergence from the policy that acted"
     )
     target_kl: PositiveFloat | None = _setting(
-        None,
+        0.04,
         "learning",
         "leave out the other passes over a dataset after a pass with a larger mean of train/approx_kl; none means "
         "that all passes are made",

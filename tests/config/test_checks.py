@@ -257,6 +257,7 @@ def test_what_has_no_effect_or_is_probably_not_meant_is_only_warned_of() -> None
     assert "max_policy_lag" in warned(max_policy_lag=3)
     assert "train_for_env_steps" in warned(train_for_env_steps=100)
     assert "num_epochs" in warned(algo="a2c", num_epochs=2)
+    assert "target_kl" not in warned(num_epochs=1)  # its default
     for settings in ({"target_kl": 0.02}, {"recompute_advantages": True}):
         assert {"num_epochs", *settings} <= warned(num_epochs=1, **settings)
         assert "num_epochs" not in warned(num_epochs=2, **settings)

@@ -49,8 +49,8 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
         (["--algo=sac", "--encoder=own"], "--encoder (needs algo=ppo or a2c or a3c)"),
-        (["--algo=a2c", "--ppo_objective=decoupled"], "--ppo_objective (needs algo=ppo)"),
-        (["--behaviour_weight_cap=2"], "--behaviour_weight_cap (needs ppo_objective=decoupled)"),
+        (["--algo=a2c", "--ppo_objective=clip"], "--ppo_objective (needs algo=ppo)"),
+        (["--ppo_objective=clip", "--behaviour_weight_cap=2"], "--behaviour_weight_cap (needs ppo_objective=decoupled)"),
         (
             ["--algo=sac", "--target_kl=0.02", "--recompute_advantages=True"],
             "--recompute_advantages, --target_kl (needs algo=ppo or a2c)",

@@ -48,18 +48,18 @@ def test_the_environment_picks_its_preset_and_none_turns_that_off(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("argv", "unit"),
+    ("argv", "gamma"),
     [
-        (["--env=Humanoid-v5"], "raw"),
-        (["--env=HumanoidStandup-v4", "--algo=a2c"], "raw"),
-        (["--env=Humanoid-v5", "--action_unit=bounds"], "bounds"),
-        (["--env=HalfCheetah-v5"], "bounds"),
-        (["--env=robots:Walker-v0", "--preset=mujoco"], "bounds"),
-        (["--env=Humanoid-v5", "--preset=none"], "bounds"),
+        (["--env=Swimmer-v5"], 0.9999),
+        (["--env=Swimmer-v4", "--algo=a2c"], 0.9999),
+        (["--env=Swimmer-v5", "--gamma=0.9"], 0.9),
+        (["--env=HalfCheetah-v5"], 0.99),
+        (["--env=robots:Walker-v0", "--preset=mujoco"], 0.99),
+        (["--env=Swimmer-v5", "--preset=none"], 0.99),
     ],
 )
-def test_a_preset_has_values_for_some_of_its_environments(argv: list[str], unit: str) -> None:
-    assert load(argv).config.action_unit == unit
+def test_a_preset_has_values_for_some_of_its_environments(argv: list[str], gamma: float) -> None:
+    assert load(argv).config.gamma == gamma
 
 
 @pytest.mark.parametrize("name", preset_names())
