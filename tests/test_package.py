@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -14,6 +15,31 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, asyncrl; print(sorted({'torch', 'gymnasium', 'numpy', 'pydantic'} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert shown.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import asyncrl.train",
+        "from asyncrl import Observer, TrainConfig, Trainer",
+        "from asyncrl import Trainer",
+        "import asyncrl; asyncrl.TrainConfig; asyncrl.ProgressBar",
+        "from asyncrl.cli.main import main; import asyncrl.train",
+    ],
+)
+def test_numpy_is_imported_with_one_thread_wherever_a_run_begins(statement: str) -> None:
+    code = f"""
+import os, sys
+class Sees:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            print(os.environ.get("OPENBLAS_NUM_THREADS"))
+sys.meta_path.insert(0, Sees())
+{statement}
+"""
+    env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env).stdout
+    assert shown == "1\n"
 
 
 def test_every_name_that_is_exported_is_there_and_no_other() -> None:

@@ -60,7 +60,7 @@ class Observer:
         """A checkpoint was saved, or could not be (`checkpoint.error`)."""
 
     def on_message(self, run: Run, text: str) -> None:
-        """There is something that the user should know, such as a process that was restarted."""
+        """There is something that the user should know, perhaps before `on_start`, such as a damaged checkpoint."""
 
     def on_end(self, run: Run, summary: Summary) -> None:
         """The run has ended, in whatever way."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,6 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-# Read when NumPy is imported: a policy that acts in NumPy has one thread, in this process (serial mode) as in others.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.env_maker import EnvMaker

@@ -10,9 +10,13 @@ import torch
 from replays import TaggedWriter, new_replay
 from small_runs import CountingWaker
 
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl, control_specs
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import off_policy_trainer as trainer_module
 from asyncrl.learner.off_policy_trainer import MOST_UPDATES_AT_ONCE, OffPolicyTrainer
+from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.monitoring.reports import SacMetrics
 
@@ -139,3 +143,18 @@ def test_the_replay_is_kept_only_if_asked() -> None:
     kept = Fakes(save_replay=True)
     kept.writer.write_rows(3)
     assert sum(map(len, kept.trainer.replay().columns["reward.0"])) == 3
+
+
+def test_learner_and_sampler_of_a_replay_take_them_before_the_next_updates() -> None:
+    control = RunControl(Arena.create(control_specs()), num_workers=0)
+    fakes = Fakes(normalize_input=False)
+    fakes.set_hyperparameters = lambda new: fakes.log.append(new)  # type: ignore[attr-defined]
+    fakes.gamma = 0.99  # type: ignore[attr-defined]
+    fakes.trainer._agreement = Agreement(Ranks(), control)
+    control.set_hyperparameters(new := Hyperparameters(gamma=0.5, tau=0.1))
+    fakes.due, fakes.log = 2, []
+    fakes.trainer.train_once(0.0)
+    assert [each[0] if isinstance(each, tuple) else each for each in fakes.log][:2] == [new, "train"]
+    assert fakes.gamma == 0.5  # type: ignore[attr-defined]
+    report = fakes.trainer.take_report()
+    assert report is not None and report.hyperparameters == {"gamma": 0.5, "tau": 0.1}
