@@ -16,11 +16,9 @@ from typing import Any
 
 import torch
 
+from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
-from asyncrl.buffers.requests import RequestTable
-from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.making import env_seed, make_run_vector_env, vector_env_seed
@@ -28,35 +26,29 @@ from asyncrl.evaluation_worker import EvaluationWorker
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner.dataset import Batcher, DeviceSlots
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.on_policy_trainer import DatasetSource, OnPolicyTrainer, SlotDatasets
-from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.slot_exchange import SlotExchange
-from asyncrl.learner.slot_ledger import SlotLedger
+from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.stopping import StopCondition
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
-from asyncrl.learner.worker import LearnerWorker, Trainer
+from asyncrl.learner.worker import LearnerWorker, StopCondition, Trainer, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.making import make_acting_model, make_actor_critic
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.worker import DeviceWorker
-from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
-from asyncrl.rollout.split import ActionSource, Split
-from asyncrl.rollout.worker import RolloutWorker
+from asyncrl.rollout.worker import ActionSource, LocalActions, RemoteActions, RolloutWorker, Split
 from asyncrl.run_setup import RunSetup, state_to_begin_with
 
 _ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the environments' seeds

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.departures import Departures
+from asyncrl.buffers.control import Departures, RunControl
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots

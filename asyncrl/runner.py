@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.messages import Waker
 from asyncrl.building import (
     build_evaluation_worker,
     build_inference_worker,

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 from asyncrl import runner
-from asyncrl.algorithms.gae import GaeResult
+from asyncrl.algorithms.losses import GaeResult
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.requests import RequestTable
+from asyncrl.buffers.messages import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
@@ -33,9 +33,9 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.sac_worker import HogwildSacWorker
 from asyncrl.learner import estimates
+from asyncrl.learner.dataset import Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.samples import Samples
 from asyncrl.learner.transitions import Transitions
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic

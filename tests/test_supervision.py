@@ -10,8 +10,7 @@ import pytest
 
 from asyncrl import supervision
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.departures import Departures
+from asyncrl.buffers.control import Departures, RunControl
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve

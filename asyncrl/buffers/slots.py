@@ -4,7 +4,7 @@
 
 The learner owns a slot that is FREE or TRAINING, and gives FILLING to a split; the worker of that split owns it until
 it is READY. The words are the truth; rings only carry the news. When the worker dies the learner owns its FILLING slots
-too, as soon as nobody answers its requests any more (`asyncrl.buffers.departures`), and grants them anew.
+too, as soon as nobody answers its requests any more (`asyncrl.buffers.control`), and grants them anew.
 """
 
 from __future__ import annotations

@@ -16,12 +16,10 @@ from collections.abc import Callable
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner.dataset import Batcher, DeviceSlots
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.monitoring.phases import Phase
-from asyncrl.rollout.split import Split
-from asyncrl.rollout.worker import WAIT_S
+from asyncrl.rollout.worker import WAIT_S, Split
 
 _SLOT = _SPLIT = 0  # a worker has one of each, in memory of its own
 

@@ -10,7 +10,7 @@ from asyncrl.models.acting import Act
 
 
 class OwnActions:
-    """An action source (`asyncrl.rollout.split.ActionSource`) that answers at once."""
+    """An action source (`asyncrl.rollout.worker.ActionSource`) that answers at once."""
 
     def __init__(self, act: Act, desk: ObservationDesk, version: Callable[[], int]) -> None:
         """Takes what acts.

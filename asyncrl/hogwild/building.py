@@ -19,10 +19,10 @@ import torch
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.buffers.shared_tensors import RUN, ReturnUnits, SharedTensor
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import HogwildPlan, ReplayPlan
 from asyncrl.envs.making import env_seed
@@ -38,10 +38,10 @@ from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import CRITIC, OffPolicyLearner
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
-from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
+from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
 from asyncrl.models.making import make_actor_critic
 from asyncrl.models.sac import SacActor
@@ -50,7 +50,7 @@ from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit
-from asyncrl.rollout.split import Split
+from asyncrl.rollout.worker import Split
 from asyncrl.run_setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
 

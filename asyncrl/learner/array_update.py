@@ -7,28 +7,390 @@ goes to calls, nodes and fresh memory; here the passes are written out, over the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.array_losses import (
-    FloatArray,
-    LossOfSamples,
-    a2c_policy_loss,
-    clipped_value_loss,
-    ppo_policy_loss,
-    squared_value_loss,
-)
+from asyncrl.algorithms.losses import ClipRange
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.dataset import Samples
 from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
+from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.samples import Samples
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_distributions import has_array_distribution, make_array_distribution
-from asyncrl.models.array_networks import ArrayActorCritic
+from asyncrl.models.array_policy import FloatArray, array_of
+from asyncrl.models.distributions import (
+    FORBIDDEN,
+    LOG_STD_RANGE,
+    Categorical,
+    DiagonalGaussian,
+    is_forbidden,
+)
+from asyncrl.models.encoders import Layers, ObservationEncoder
 from asyncrl.models.flat import FlatParameters
+from asyncrl.models.mlp_pass import ACTIVATION_GRADIENTS
+
+
+class ArrayDistribution(Protocol):
+    """A distribution over the actions of one minibatch. `log_prob` comes first; the others are of the same samples."""
+
+    def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
+        """Log-probabilities `[B]` of actions `[B, ...]`.
+
+        Args:
+            outputs: [P, B], of the network, perhaps without log-deviations; they may be overwritten.
+            action: what was done.
+            mask: [B, P], 0 for choices that are not allowed.
+        """
+
+    def mean_entropy(self) -> float:
+        """In nats."""
+
+    def mean_kl(self, reference: FloatArray) -> float:
+        """KL(reference || policy) in nats; `reference` are the distribution's parameters `[B, P]`."""
+
+    def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
+        """Returns the gradient of the outputs, and writes that of log-deviations that are parameters.
+
+        Args:
+            log_prob_gradient: [B], derivatives of the loss by the log-probabilities.
+            entropy_coeff: derivative of the loss by the mean entropy; if it is not 0, `mean_entropy` came before.
+            kl_coeff: derivative of the loss by the mean divergence; if it is not 0, `mean_kl` came before.
+        """
+
+
+class ArrayGaussian:
+    """`DiagonalGaussian`. With s the log-deviation and z = (a - mean) / exp(s):
+
+    log p = -sum(s + z^2 / 2) + const, so d log p / d mean = z / exp(s) and d log p / ds = z^2 - 1;
+    entropy = sum(s) + const, so its derivative by s is 1;
+    KL(old || new) = sum(s - s_old + (t - 1) / 2) with t = exp(2 s_old - 2 s) + d^2 and d = (mean - mean_old) / exp(s),
+    so its derivative by the mean is d / exp(s), and that by s is 1 - t.
+    """
+
+    def __init__(self, distribution: DiagonalGaussian, log_std: Tensor | None) -> None:
+        """Takes the parameter `[A]` that log-deviations are; None where they are outputs of the network."""
+        self._num_actions = distribution.num_actions
+        self._log_normalizer = 0.5 * math.log(2.0 * math.pi) * distribution.num_actions
+        self._own = None if log_std is None else (array_of(log_std), gradient_of(log_std))
+
+    def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
+        """See `ArrayDistribution`."""
+        self._mean, self._raw = outputs[: self._num_actions], outputs[self._num_actions :]
+        low, high = LOG_STD_RANGE
+        # [A, 1] or [A, B]
+        self._log_std = self._own[0][:, None] if self._own else np.minimum(np.maximum(self._raw, low), high)
+        self._precision = np.exp(-self._log_std)
+        self._noise = action.T - self._mean
+        self._noise *= self._precision
+        self._square = self._noise * self._noise
+        log_prob: FloatArray = np.add.reduce(self._square, axis=0)
+        log_prob *= -0.5
+        log_prob -= np.add.reduce(self._log_std, axis=0) + self._log_normalizer
+        return log_prob
+
+    def mean_entropy(self) -> float:
+        """See `ArrayDistribution`."""
+        total: Any = np.add.reduce(self._log_std, axis=None)
+        constant = self._log_normalizer + 0.5 * self._num_actions
+        return float(total) / int(self._log_std.shape[1]) + constant
+
+    def mean_kl(self, reference: FloatArray) -> float:
+        """See `ArrayDistribution`."""
+        old_mean, old_log_std = reference.T[: self._num_actions], reference.T[self._num_actions :]
+        log_ratio = self._log_std - old_log_std
+        self._distance = (self._mean - old_mean) * self._precision
+        self._excess = np.exp(-2.0 * log_ratio)
+        self._excess += self._distance * self._distance
+        self._excess -= 1.0
+        total: Any = np.add.reduce(log_ratio + 0.5 * self._excess, axis=None)
+        return float(total) / len(reference)
+
+    def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
+        """See `ArrayDistribution`."""
+        num_samples = len(log_prob_gradient)
+        mean_gradient: FloatArray = self._noise
+        mean_gradient *= log_prob_gradient
+        log_std_gradient: FloatArray = self._square
+        log_std_gradient -= 1.0
+        log_std_gradient *= log_prob_gradient
+        if entropy_coeff:
+            log_std_gradient += entropy_coeff / num_samples
+        if kl_coeff:
+            mean_gradient += self._distance * (kl_coeff / num_samples)
+            log_std_gradient -= self._excess * (kl_coeff / num_samples)
+        mean_gradient *= self._precision
+        if self._own:
+            np.add.reduce(log_std_gradient, axis=1, out=self._own[1])
+            return mean_gradient
+        log_std_gradient[self._log_std != self._raw] = 0.0  # clamped
+        return np.concatenate((mean_gradient, log_std_gradient))
+
+
+class ArrayCategorical:
+    """`Categorical`. With l the normalized logits, p = exp(l), and o the network's outputs:
+
+    d log p(a) / do = onehot(a) - p; entropy H = -sum(p l), so dH/do = -p (l + H);
+    KL(old || new) = sum(p_old (l_old - l)), so its derivative by o is p - p_old.
+    """
+
+    def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
+        """See `ArrayDistribution`."""
+        self._forbidden = None if mask is None else is_forbidden(mask).T
+        if self._forbidden is not None:
+            outputs[self._forbidden] = FORBIDDEN
+        outputs -= np.maximum.reduce(outputs, axis=0)
+        outputs -= np.log(np.add.reduce(np.exp(outputs), axis=0))
+        self._logits, self._probabilities = outputs, np.exp(outputs)
+        self._chosen = action, np.arange(len(action))
+        log_prob: FloatArray = outputs[self._chosen]
+        return log_prob
+
+    def mean_entropy(self) -> float:
+        """See `ArrayDistribution`."""
+        self._entropy = -np.add.reduce(self._probabilities * self._logits, axis=0)
+        return float(np.add.reduce(self._entropy)) / len(self._entropy)
+
+    def mean_kl(self, reference: FloatArray) -> float:
+        """See `ArrayDistribution`."""
+        self._reference = np.exp(reference.T)
+        total: Any = np.add.reduce(self._reference * (reference.T - self._logits), axis=None)
+        return float(total) / len(reference)
+
+    def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
+        """See `ArrayDistribution`."""
+        num_samples = len(log_prob_gradient)
+        gradient: FloatArray = self._probabilities * -log_prob_gradient
+        gradient[self._chosen] += log_prob_gradient
+        if entropy_coeff:
+            gradient -= self._probabilities * (self._logits + self._entropy) * (entropy_coeff / num_samples)
+        if kl_coeff:
+            gradient += (self._probabilities - self._reference) * (kl_coeff / num_samples)
+        if self._forbidden is not None:
+            gradient[self._forbidden] = 0.0
+        return gradient
+
+
+def has_array_distribution(model: ActorCritic) -> bool:
+    """Whether `make_array_distribution` knows the model's distribution."""
+    return type(model.distribution) in (DiagonalGaussian, Categorical)
+
+
+def make_array_distribution(model: ActorCritic) -> ArrayDistribution:
+    """The pass through the model's distribution."""
+    if isinstance(model.distribution, DiagonalGaussian):
+        return ArrayGaussian(model.distribution, model.log_std)
+    return ArrayCategorical()
+
+
+class TrainedLayer(NamedTuple):
+    """Views of a layer's parameters and of their gradients: `[out, in]` and `[out]`."""
+
+    weight: FloatArray
+    bias: FloatArray
+    weight_gradient: FloatArray
+    bias_gradient: FloatArray
+
+
+class ArrayMlp:
+    """Hidden layers. A backward pass is that of the latest forward pass."""
+
+    def __init__(self, layers: Layers, nonlinearity: str) -> None:
+        """Views the layers' parameters and their gradients, which must be flat already (`FlatParameters`)."""
+        self._layers = [_trained(*layer) for layer in layers]
+        self._activate = _ACTIVATIONS[nonlinearity]
+        self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
+        self._features = [np.empty((0, 0), np.float32)]
+        self._gradients: list[FloatArray] = []
+        self._ones = np.empty(0, np.float32)
+
+    def forward(self, inputs: FloatArray) -> FloatArray:
+        """From `[B, in]` to features `[B, out]`, which the next pass overwrites."""
+        self._make_room(len(inputs))
+        self._features[0] = inputs
+        for depth, layer in enumerate(self._layers):
+            features = np.dot(self._features[depth], layer.weight.T, out=self._features[depth + 1])
+            features += layer.bias
+            self._activate(features)
+        return self._features[-1]
+
+    def backward(self, gradient: FloatArray) -> None:
+        """Writes the parameters' gradients; `gradient [B, out]` of the features is overwritten."""
+        for depth in reversed(range(len(self._layers))):
+            layer = self._layers[depth]
+            self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(self._features[depth + 1]))
+            np.dot(gradient.T, self._features[depth], out=layer.weight_gradient)
+            np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
+            if depth > 0:
+                gradient = np.dot(gradient, layer.weight, out=self._gradients[depth])
+
+    def _make_room(self, num_samples: int) -> None:
+        """Keeps arrays from pass to pass: fresh ones of this size would be mapped into the process page by page."""
+        if len(self._features) == 1 + len(self._layers) and len(self._features[-1]) == num_samples:
+            return
+        widths = [len(layer.bias) for layer in self._layers]
+        self._features[1:] = [np.empty((num_samples, width), np.float32) for width in widths]
+        self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in self._layers]
+        self._ones = np.ones(num_samples, np.float32)
+
+
+class ArrayEncoder:
+    """The perceptrons of an observation's keys, their features side by side."""
+
+    def __init__(self, encoder: ObservationEncoder, nonlinearity: str) -> None:
+        """Takes an encoder of numbers alone."""
+        assert encoder.vector_keys is not None
+        self._keys = [(places, ArrayMlp(layers, nonlinearity)) for places, layers in encoder.vector_keys]
+        self._ends: list[int] = []
+
+    def forward(self, floats: FloatArray) -> FloatArray:
+        """From normalized numbers `[B, F]` to features `[B, out]`."""
+        pieces = [mlp.forward(_columns(floats, places)) for places, mlp in self._keys]
+        if len(pieces) == 1:
+            return pieces[0]
+        self._ends = np.cumsum([piece.shape[1] for piece in pieces])[:-1].tolist()
+        return np.concatenate(pieces, axis=1)
+
+    def backward(self, gradient: FloatArray) -> None:
+        """Writes the parameters' gradients from that of the features, `[B, out]`, which is overwritten."""
+        pieces = [gradient] if len(self._keys) == 1 else np.split(gradient, self._ends, axis=1)
+        for piece, (_, mlp) in zip(pieces, self._keys, strict=True):
+            mlp.backward(piece)
+
+
+class ArrayActorCritic:
+    """The networks of an `ActorCritic`, whose memory it shares."""
+
+    def __init__(self, model: ActorCritic) -> None:
+        """Views parameters and gradients of `model`, which must be flat already (`FlatParameters`)."""
+        self._actor = ArrayEncoder(model.actor, model.nonlinearity)
+        self._critic = None if model.critic is None else ArrayEncoder(model.critic, model.nonlinearity)
+        self._policy_head, self._value_head = (_trained(*layer) for layer in model.heads)
+        self._features = self._critic_features = np.empty((0, 0), np.float32)
+
+    def forward(self, floats: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The policy's outputs `[P, B]` and normalized values `[B]` for normalized numbers `[B, F]`."""
+        self._features = self._critic_features = self._actor.forward(floats)
+        if self._critic is not None:
+            self._critic_features = self._critic.forward(floats)
+        outputs = np.dot(self._features, self._policy_head.weight.T).T.copy()
+        outputs += self._policy_head.bias[:, None]
+        values = np.dot(self._critic_features, self._value_head.weight[0])
+        values += self._value_head.bias
+        return outputs, values
+
+    def backward(self, outputs_gradient: FloatArray, values_gradient: FloatArray) -> None:
+        """Writes all parameters' gradients from those of the latest outputs `[P, B]` and values `[B]`."""
+        np.dot(outputs_gradient, self._features, out=self._policy_head.weight_gradient)
+        np.add.reduce(outputs_gradient, axis=1, out=self._policy_head.bias_gradient)
+        np.dot(values_gradient, self._critic_features, out=self._value_head.weight_gradient[0])
+        self._value_head.bias_gradient[0] = np.add.reduce(values_gradient)
+        actor_gradient = np.dot(outputs_gradient.T, self._policy_head.weight)
+        critic_gradient = np.dot(values_gradient[:, None], self._value_head.weight)
+        if self._critic is None:
+            actor_gradient += critic_gradient
+        else:
+            self._critic.backward(critic_gradient)
+        self._actor.backward(actor_gradient)
+
+
+def _columns(floats: FloatArray, places: list[slice]) -> FloatArray:
+    if len(places) == 1:
+        return floats[:, places[0]]
+    return np.concatenate([floats[:, place] for place in places], axis=1)
+
+
+def _tanh(features: FloatArray) -> None:
+    np.tanh(features, out=features)  # three times as fast as PyTorch's quicker way
+
+
+def _relu(features: FloatArray) -> None:
+    torch.relu_(torch.from_numpy(features))
+
+
+def _elu(features: FloatArray) -> None:
+    torch.nn.functional.elu(torch.from_numpy(features), inplace=True)
+
+
+_ACTIVATIONS: dict[str, Callable[[FloatArray], None]] = {"tanh": _tanh, "relu": _relu, "elu": _elu}
+"""By the name in the settings; in place."""
+
+
+def _trained(weight: Tensor, bias: Tensor) -> TrainedLayer:
+    return TrainedLayer(array_of(weight), array_of(bias), gradient_of(weight), gradient_of(bias))
+
+
+def gradient_of(parameter: Tensor) -> FloatArray:
+    """A view of a parameter's gradient on the CPU."""
+    if parameter.grad is None:
+        raise RuntimeError("passes in arrays write gradients: make the parameters flat with gradients first")
+    return array_of(parameter.grad)
+
+
+class LossOfSamples(NamedTuple):
+    """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
+
+    mean: float
+    gradient: FloatArray
+
+
+def ppo_policy_loss(log_ratio: FloatArray, advantages: FloatArray, clip: ClipRange) -> LossOfSamples:
+    """`losses.ppo_policy_loss`, and its gradient with respect to the log-ratios: -r A where the ratio is not clipped.
+
+    Args:
+        log_ratio: [B], log-probability of the current policy minus that of the policy that is its reference.
+        advantages: [B].
+        clip: bounds of the ratio.
+    """
+    ratio = np.exp(log_ratio)
+    surrogate = ratio * advantages
+    np.minimum(np.maximum(ratio, clip.low, out=ratio), clip.high, out=ratio)
+    clipped = np.multiply(ratio, advantages, out=ratio)
+    # A product, not a choice: as in autograd the gradient of an infinite ratio is NaN, and the step is left out.
+    gradient = surrogate * (surrogate <= clipped)
+    gradient *= -1.0 / len(gradient)
+    return LossOfSamples(-_mean(np.minimum(surrogate, clipped, out=surrogate)), gradient)
+
+
+def a2c_policy_loss(log_prob: FloatArray, advantages: FloatArray) -> LossOfSamples:
+    """`losses.a2c_policy_loss`, and its gradient with respect to the log-probabilities; both [B]."""
+    return LossOfSamples(-_mean(log_prob * advantages), advantages * (-1.0 / len(advantages)))
+
+
+def squared_value_loss(values: FloatArray, returns: FloatArray) -> LossOfSamples:
+    """`losses.squared_value_loss`, and its gradient with respect to the values; both [B]."""
+    error = values - returns
+    return LossOfSamples(_mean_square(error), error * (2.0 / len(error)))
+
+
+def clipped_value_loss(values: FloatArray, old_values: FloatArray, returns: FloatArray, clip: float) -> LossOfSamples:
+    """`losses.clipped_value_loss`, and its gradient with respect to the values; all [B].
+
+    The gradient is that of the plain error, and 0 where the clipped one is larger and does not move with the value.
+    """
+    error, change = values - returns, values - old_values
+    clipped = np.minimum(np.maximum(change, -clip), clip)
+    is_within = clipped == change
+    clipped += old_values - returns
+    square, clipped_square = error * error, np.square(clipped, out=clipped)
+    counts = is_within | (square >= clipped_square)
+    gradient = error * counts
+    gradient *= 2.0 / len(gradient)
+    return LossOfSamples(_mean(np.maximum(square, clipped_square, out=square)), gradient)
+
+
+def _mean(numbers: FloatArray) -> float:
+    """A third of the time of `numpy.mean`, whose wrapper takes longer than the sum of a minibatch."""
+    total: Any = np.add.reduce(numbers)
+    return float(total) / len(numbers)
+
+
+def _mean_square(numbers: FloatArray) -> float:
+    return float(np.dot(numbers, numbers)) / len(numbers)
 
 
 class ArrayUpdate:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from asyncrl.algorithms.gae import gae
-from asyncrl.algorithms.vtrace import vtrace
+from asyncrl.algorithms.losses import gae, vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 

@@ -17,8 +17,7 @@ from torch import Tensor
 from asyncrl.algorithms import sac
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
-from asyncrl.learner.divergence import SkippedSteps
-from asyncrl.learner.learning_rate import LearningRate
+from asyncrl.learner.optimizer import LearningRate, SkippedSteps
 from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage

@@ -13,16 +13,16 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayStripes
-from asyncrl.buffers.wake import Waker
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
+from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics, mean_metrics
 from asyncrl.runtime.checkpoint import KeptReplay

@@ -21,13 +21,11 @@ from asyncrl.algorithms.losses import (
 )
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.divergence import SkippedSteps, is_bad
+from asyncrl.learner.dataset import Dataset, Samples
 from asyncrl.learner.estimates import Estimates, estimate
-from asyncrl.learner.learning_rate import LearningRate
 from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
 from asyncrl.learner.on_policy_metrics import FIGURES, GRAD_NORM, KL, LOSS, Step, train_metrics
-from asyncrl.learner.samples import Samples
+from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
 from asyncrl.learner.state import LearnerState, Scalar
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.update_runner import Figures, UpdateRunner

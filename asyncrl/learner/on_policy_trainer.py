@@ -16,15 +16,12 @@ import torch
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, Ranks
-from asyncrl.learner.slot_exchange import SlotExchange
-from asyncrl.learner.slot_ledger import Columns
+from asyncrl.learner.slot_ledger import Columns, SlotExchange
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.stopping import StopCondition
+from asyncrl.learner.worker import StopCondition, WeightsPublisher
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LagMetrics, LearnerReport
 

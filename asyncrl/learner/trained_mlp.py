@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.divergence import is_bad
+from asyncrl.learner.optimizer import is_bad
 from asyncrl.learner.storage import Storage
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp

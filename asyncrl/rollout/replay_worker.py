@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
-from asyncrl.buffers.wake import Waker
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.rollout.env_group import StepRows
-from asyncrl.rollout.split import ActionSource, StepsEnvironments
-from asyncrl.rollout.worker import WAIT_S, WorkerReports
+from asyncrl.rollout.worker import WAIT_S, ActionSource, StepsEnvironments, WorkerReports
 
 
 class ReplaySplit:

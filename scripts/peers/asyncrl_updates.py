@@ -29,9 +29,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.actions import OwnActions
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -44,7 +42,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.rollout.env_group import EnvGroup, StepRows
-from asyncrl.rollout.split import Split
+from asyncrl.rollout.worker import Split
 
 NUM_RANDOM_STEPS = 5000
 UPDATES_AT_ONCE = 16

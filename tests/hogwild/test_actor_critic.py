@@ -13,8 +13,8 @@ import pytest
 import torch
 from small_runs import BOX, CHOICE
 
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import ReturnUnits, SharedMoments, SharedTensor
-from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve

@@ -21,9 +21,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.array_update import ArrayUpdate
-from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.dataset import Dataset, Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.samples import Samples
 from asyncrl.models.actor_critic import ActorCritic
 
 NUMBERS = spaces.Box(-1.0, 1.0, (5,))

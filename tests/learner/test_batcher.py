@@ -13,10 +13,8 @@ from small_runs import BOX, CHOICE, planned, small_arena
 
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner import batcher as batcher_module
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner import dataset as batcher_module
+from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
 from asyncrl.learner.slot_ledger import Columns
 
 PARTS = [

@@ -14,13 +14,11 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner import on_policy_trainer as trainer_module
-from asyncrl.learner import saving as saving_module
-from asyncrl.learner import stopping as stopping_module
+from asyncrl.learner import worker as worker_module
 from asyncrl.learner.on_policy_trainer import OnPolicyTrainer, SlotDatasets
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.stopping import StopCondition
-from asyncrl.learner.worker import LearnerOutcome, LearnerWorker
+from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, StopCondition
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
 from asyncrl.runtime import checkpoint
@@ -172,7 +170,7 @@ def test_training_is_over_when_asked_or_when_its_time_has_passed(
     assert asked.worker.is_over
 
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(stopping_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     timed = Fakes(tmp_path, train_for_seconds=60.0)
     clock.now += 59.0
     assert not timed.worker.is_over
@@ -185,7 +183,7 @@ def test_an_update_ends_after_the_pass_in_hand_when_the_run_is_to_stop(
     reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(stopping_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     fakes = Fakes(tmp_path, num_epochs=10, train_for_seconds=60.0)
     fakes.datasets = [DATASET]
     train = fakes.train
@@ -235,7 +233,7 @@ def test_an_update_in_one_process_looks_after_other_things(tmp_path: Path, monke
 
 def test_it_saves_when_it_is_time_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(saving_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     fakes, sent = Fakes(tmp_path, save_every_s=10.0), []
     fakes.datasets = [DATASET, None]
     fakes.worker.advance(0.0, sent.append)
@@ -260,7 +258,7 @@ def test_milestones_stay_and_the_best_gives_way_to_a_better_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(saving_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     fakes, sent = Fakes(tmp_path, save_every_s=1e9, save_milestones_s=10.0), []
     fakes.datasets = [DATASET] * 4
     for mean_return in (1.0, 2.0, 3.0, None):
@@ -295,7 +293,7 @@ def test_a_repeatable_run_that_is_stopped_keeps_the_checkpoint_of_its_last_reset
 
 def test_a_resumed_learner_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(stopping_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     resumed = {"env_steps": 500, "num_samples": 700, "elapsed_s": 50.0}
     fakes = Fakes(tmp_path, train_for_env_steps=600, train_for_seconds=60.0, resumed=resumed)
     assert fakes.log == [("publish", 0, 0.0, 500)]

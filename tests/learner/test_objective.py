@@ -11,14 +11,12 @@ import torch
 from datasets import BOX, CHOICE, CPU, MASKED, Actor, nothing
 from torch import Tensor
 
-from asyncrl.algorithms.gae import gae
-from asyncrl.algorithms.vtrace import vtrace
+from asyncrl.algorithms.losses import gae, vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.dataset import Dataset, Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.on_policy_metrics import Step
-from asyncrl.learner.samples import Samples
 from asyncrl.models.actor_critic import ActorCritic
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE, MASKED], ids=["box", "choice", "masked"])

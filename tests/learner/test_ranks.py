@@ -32,9 +32,9 @@ from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
 from asyncrl.learner.ranks import Agreement, Ranks, Turn
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.statistics import RunningMoments
-from asyncrl.learner.stopping import StopCondition
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.worker import StopCondition
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer

@@ -14,7 +14,7 @@ import torch
 from small_runs import BOX, CHOICE, FakeActions, ScriptedEnv, planned, small_arena
 
 import asyncrl
-from asyncrl.algorithms.gae import gae
+from asyncrl.algorithms.losses import gae
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
@@ -30,7 +30,7 @@ from asyncrl.rollout.failures import (
     Renewal,
     WrongObservation,
 )
-from asyncrl.rollout.split import Split
+from asyncrl.rollout.worker import Split
 
 GO, TERMINATED, TRUNCATED, BOTH = (False, False), (True, False), (False, True), (True, True)
 

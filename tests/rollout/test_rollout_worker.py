@@ -6,11 +6,10 @@ import pytest
 from small_runs import BOX, CountingWaker, FakeActions, ScriptedEnv, planned, small_arena
 
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.messages import IndexRing
 from asyncrl.buffers.slots import SlotState, SlotStateError
 from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.split import Split
-from asyncrl.rollout.worker import WAIT_S, RolloutWorker
+from asyncrl.rollout.worker import WAIT_S, RolloutWorker, Split
 
 ROLLOUT = 2
 

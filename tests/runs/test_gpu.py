@@ -18,14 +18,12 @@ from small_runs import planned, small_arena
 from unavoidable import needs_cuda
 
 from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.pinning import pin_arena
-from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.transfer import to_device
