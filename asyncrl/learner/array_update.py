@@ -36,7 +36,10 @@ from asyncrl.models.mlp_pass import ACTIVATION_GRADIENTS
 
 
 class ArrayDistribution(Protocol):
-    """A distribution over the actions of one minibatch. `log_prob` comes first; the others are of the same samples."""
+    """A distribution over the actions of one minibatch. `log_prob` comes first; the others are of the same samples.
+
+    Samples are last, `[P, B]`: NumPy is quick along long rows, and there are few actions.
+    """
 
     def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
         """Log-probabilities `[B]` of actions `[B, ...]`.
@@ -197,7 +200,7 @@ class TrainedLayer(NamedTuple):
 
 
 class ArrayMlp:
-    """Hidden layers. A backward pass is that of the latest forward pass."""
+    """Hidden layers, features `[B, F]`. A backward pass is that of the latest forward pass."""
 
     def __init__(self, layers: Layers, nonlinearity: str) -> None:
         """Views the layers' parameters and their gradients, which must be flat already (`FlatParameters`)."""
@@ -210,7 +213,12 @@ class ArrayMlp:
 
     def forward(self, inputs: FloatArray) -> FloatArray:
         """From `[B, in]` to features `[B, out]`, which the next pass overwrites."""
-        self._make_room(len(inputs))
+        if len(self._features) != 1 + len(self._layers) or len(self._features[-1]) != len(inputs):
+            # Kept from pass to pass: fresh arrays of this size would be mapped into the process page by page.
+            num_samples = len(inputs)
+            self._features[1:] = [np.empty((num_samples, len(layer.bias)), np.float32) for layer in self._layers]
+            self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in self._layers]
+            self._ones = np.ones(num_samples, np.float32)
         self._features[0] = inputs
         for depth, layer in enumerate(self._layers):
             features = np.dot(self._features[depth], layer.weight.T, out=self._features[depth + 1])
@@ -228,15 +236,6 @@ class ArrayMlp:
             if depth > 0:
                 gradient = np.dot(gradient, layer.weight, out=self._gradients[depth])
 
-    def _make_room(self, num_samples: int) -> None:
-        """Keeps arrays from pass to pass: fresh ones of this size would be mapped into the process page by page."""
-        if len(self._features) == 1 + len(self._layers) and len(self._features[-1]) == num_samples:
-            return
-        widths = [len(layer.bias) for layer in self._layers]
-        self._features[1:] = [np.empty((num_samples, width), np.float32) for width in widths]
-        self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in self._layers]
-        self._ones = np.ones(num_samples, np.float32)
-
 
 class ArrayEncoder:
     """The perceptrons of an observation's keys, their features side by side."""
@@ -249,7 +248,10 @@ class ArrayEncoder:
 
     def forward(self, floats: FloatArray) -> FloatArray:
         """From normalized numbers `[B, F]` to features `[B, out]`."""
-        pieces = [mlp.forward(_columns(floats, places)) for places, mlp in self._keys]
+        pieces = []
+        for places, mlp in self._keys:
+            columns = [floats[:, place] for place in places]
+            pieces.append(mlp.forward(columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)))
         if len(pieces) == 1:
             return pieces[0]
         self._ends = np.cumsum([piece.shape[1] for piece in pieces])[:-1].tolist()
@@ -260,48 +262,6 @@ class ArrayEncoder:
         pieces = [gradient] if len(self._keys) == 1 else np.split(gradient, self._ends, axis=1)
         for piece, (_, mlp) in zip(pieces, self._keys, strict=True):
             mlp.backward(piece)
-
-
-class ArrayActorCritic:
-    """The networks of an `ActorCritic`, whose memory it shares."""
-
-    def __init__(self, model: ActorCritic) -> None:
-        """Views parameters and gradients of `model`, which must be flat already (`FlatParameters`)."""
-        self._actor = ArrayEncoder(model.actor, model.nonlinearity)
-        self._critic = None if model.critic is None else ArrayEncoder(model.critic, model.nonlinearity)
-        self._policy_head, self._value_head = (_trained(*layer) for layer in model.heads)
-        self._features = self._critic_features = np.empty((0, 0), np.float32)
-
-    def forward(self, floats: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The policy's outputs `[P, B]` and normalized values `[B]` for normalized numbers `[B, F]`."""
-        self._features = self._critic_features = self._actor.forward(floats)
-        if self._critic is not None:
-            self._critic_features = self._critic.forward(floats)
-        outputs = np.dot(self._features, self._policy_head.weight.T).T.copy()
-        outputs += self._policy_head.bias[:, None]
-        values = np.dot(self._critic_features, self._value_head.weight[0])
-        values += self._value_head.bias
-        return outputs, values
-
-    def backward(self, outputs_gradient: FloatArray, values_gradient: FloatArray) -> None:
-        """Writes all parameters' gradients from those of the latest outputs `[P, B]` and values `[B]`."""
-        np.dot(outputs_gradient, self._features, out=self._policy_head.weight_gradient)
-        np.add.reduce(outputs_gradient, axis=1, out=self._policy_head.bias_gradient)
-        np.dot(values_gradient, self._critic_features, out=self._value_head.weight_gradient[0])
-        self._value_head.bias_gradient[0] = np.add.reduce(values_gradient)
-        actor_gradient = np.dot(outputs_gradient.T, self._policy_head.weight)
-        critic_gradient = np.dot(values_gradient[:, None], self._value_head.weight)
-        if self._critic is None:
-            actor_gradient += critic_gradient
-        else:
-            self._critic.backward(critic_gradient)
-        self._actor.backward(actor_gradient)
-
-
-def _columns(floats: FloatArray, places: list[slice]) -> FloatArray:
-    if len(places) == 1:
-        return floats[:, places[0]]
-    return np.concatenate([floats[:, place] for place in places], axis=1)
 
 
 def _tanh(features: FloatArray) -> None:
@@ -353,18 +313,20 @@ def ppo_policy_loss(log_ratio: FloatArray, advantages: FloatArray, clip: ClipRan
     # A product, not a choice: as in autograd the gradient of an infinite ratio is NaN, and the step is left out.
     gradient = surrogate * (surrogate <= clipped)
     gradient *= -1.0 / len(gradient)
-    return LossOfSamples(-_mean(np.minimum(surrogate, clipped, out=surrogate)), gradient)
+    return LossOfSamples(-float(np.add.reduce(np.minimum(surrogate, clipped, out=surrogate))) / len(gradient), gradient)
 
 
 def a2c_policy_loss(log_prob: FloatArray, advantages: FloatArray) -> LossOfSamples:
     """`losses.a2c_policy_loss`, and its gradient with respect to the log-probabilities; both [B]."""
-    return LossOfSamples(-_mean(log_prob * advantages), advantages * (-1.0 / len(advantages)))
+    return LossOfSamples(
+        -float(np.add.reduce(log_prob * advantages)) / len(advantages), advantages * (-1.0 / len(advantages))
+    )
 
 
 def squared_value_loss(values: FloatArray, returns: FloatArray) -> LossOfSamples:
     """`losses.squared_value_loss`, and its gradient with respect to the values; both [B]."""
     error = values - returns
-    return LossOfSamples(_mean_square(error), error * (2.0 / len(error)))
+    return LossOfSamples(float(np.dot(error, error)) / len(error), error * (2.0 / len(error)))
 
 
 def clipped_value_loss(values: FloatArray, old_values: FloatArray, returns: FloatArray, clip: float) -> LossOfSamples:
@@ -380,17 +342,7 @@ def clipped_value_loss(values: FloatArray, old_values: FloatArray, returns: Floa
     counts = is_within | (square >= clipped_square)
     gradient = error * counts
     gradient *= 2.0 / len(gradient)
-    return LossOfSamples(_mean(np.maximum(square, clipped_square, out=square)), gradient)
-
-
-def _mean(numbers: FloatArray) -> float:
-    """A third of the time of `numpy.mean`, whose wrapper takes longer than the sum of a minibatch."""
-    total: Any = np.add.reduce(numbers)
-    return float(total) / len(numbers)
-
-
-def _mean_square(numbers: FloatArray) -> float:
-    return float(np.dot(numbers, numbers)) / len(numbers)
+    return LossOfSamples(float(np.add.reduce(np.maximum(square, clipped_square, out=square))) / len(error), gradient)
 
 
 class ArrayUpdate:
@@ -427,7 +379,10 @@ class ArrayUpdate:
         """
         self._flat, self._gradient = flat, flat.require_grad()
         self._gradient_array: FloatArray = self._gradient.numpy()
-        self._networks, self._distribution = ArrayActorCritic(model), make_array_distribution(model)
+        self._actor = ArrayEncoder(model.actor, model.nonlinearity)
+        self._critic = None if model.critic is None else ArrayEncoder(model.critic, model.nonlinearity)
+        self._policy_head, self._value_head = (_trained(*layer) for layer in model.heads)
+        self._distribution = make_array_distribution(model)
         layout = model.layout
         self._mask = slice(layout.num_features, layout.num_floats) if layout.num_mask else None
         self._loss = loss
@@ -447,27 +402,48 @@ class ArrayUpdate:
         Returns:
             `[7]`: what `OnPolicyLoss.figures` says, and the norm of the gradient before clipping; and log-ratios `[N]`.
         """
+        figures, log_ratio = np.zeros(NUM_FIGURES + 1, np.float32), batch.log_prob
         num_samples = len(batch.log_prob)
-        figures = np.zeros(NUM_FIGURES + 1, np.float32)
-        means, log_ratio = torch.from_numpy(figures[:NUM_FIGURES]), batch.log_prob
         if num_samples == 0:
-            self._flat.zero_grad()
+            self._gradient.zero_()
         else:
             figures[:NUM_FIGURES], log_ratios = self._differentiate(batch)
             log_ratio = torch.from_numpy(log_ratios)
-        self._ranks.average([self._gradient, means], num_samples)
-        figures[NUM_FIGURES] = self._step(float(figures[0]), learning_rate)
+        if self._ranks.num_ranks > 1:
+            self._ranks.average([self._gradient, torch.from_numpy(figures[:NUM_FIGURES])], num_samples)
+        gradient, limit = self._gradient_array, self._config.max_grad_norm
+        norm = math.sqrt(np.dot(gradient, gradient))
+        if 0.0 < limit < norm + 1e-6:
+            gradient *= limit / (norm + 1e-6)
+        self._optimizer.step(learning_rate, self._found_inf[not math.isfinite(float(figures[0]) + norm)])
+        figures[NUM_FIGURES] = norm
         return torch.from_numpy(figures), log_ratio
 
     def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], FloatArray]:
         """Writes the gradient of a minibatch; returns the means of `OnPolicyLoss.figures`, and the log-ratios."""
         config, distribution = self._config, self._distribution
+        # Forward: outputs of the policy [P, B] and normalized values [B].
         floats = batch.floats.numpy()
-        outputs, values = self._networks.forward(floats)
+        features = critic_features = self._actor.forward(floats)
+        if self._critic is not None:
+            critic_features = self._critic.forward(floats)
+        outputs = np.dot(features, self._policy_head.weight.T).T.copy()
+        outputs += self._policy_head.bias[:, None]
+        values = np.dot(critic_features, self._value_head.weight[0])
+        values += self._value_head.bias
+        # Losses, each with its gradient.
         mask = None if self._mask is None else floats[:, self._mask]
         log_prob = distribution.log_prob(outputs, batch.action.numpy(), mask)
         log_ratio = log_prob - batch.log_prob.numpy()
-        policy, value = self._policy_loss(log_prob, log_ratio, batch), self._value_loss(values, batch)
+        advantage, returns = batch.advantage.numpy(), batch.normalized_return.numpy()
+        if config.algo == "ppo":
+            policy = ppo_policy_loss(log_ratio, advantage, self._loss.clip)
+        else:
+            policy = a2c_policy_loss(log_prob, advantage)
+        if config.ppo_clip_value is None:
+            value = squared_value_loss(values, returns)
+        else:
+            value = clipped_value_loss(values, batch.normalized_value.numpy(), returns, config.ppo_clip_value)
         value_loss = config.value_loss_coeff * value.mean
         entropy_loss = kl = kl_loss = 0.0
         if config.entropy_loss_coeff > 0.0:
@@ -476,27 +452,19 @@ class ArrayUpdate:
             kl = distribution.mean_kl(batch.action_parameters.numpy())
         if config.kl_loss_coeff > 0.0:
             kl_loss = config.kl_loss_coeff * kl
-        outputs_gradient = distribution.backward(policy.gradient, -config.entropy_loss_coeff, config.kl_loss_coeff)
-        self._networks.backward(outputs_gradient, config.value_loss_coeff * value.gradient)
         loss = policy.mean + value_loss + entropy_loss + kl_loss
+        # Backward: heads, then encoders.
+        outputs_gradient = distribution.backward(policy.gradient, -config.entropy_loss_coeff, config.kl_loss_coeff)
+        values_gradient = config.value_loss_coeff * value.gradient
+        np.dot(outputs_gradient, features, out=self._policy_head.weight_gradient)
+        np.add.reduce(outputs_gradient, axis=1, out=self._policy_head.bias_gradient)
+        np.dot(values_gradient, critic_features, out=self._value_head.weight_gradient[0])
+        self._value_head.bias_gradient[0] = np.add.reduce(values_gradient)
+        features_gradient = np.dot(outputs_gradient.T, self._policy_head.weight)
+        critic_gradient = np.dot(values_gradient[:, None], self._value_head.weight)
+        if self._critic is None:
+            features_gradient += critic_gradient
+        else:
+            self._critic.backward(critic_gradient)
+        self._actor.backward(features_gradient)
         return (loss, policy.mean, value_loss, entropy_loss, kl_loss, kl), log_ratio
-
-    def _policy_loss(self, log_prob: FloatArray, log_ratio: FloatArray, batch: Samples) -> LossOfSamples:
-        advantage = batch.advantage.numpy()
-        if self._config.algo == "ppo":
-            return ppo_policy_loss(log_ratio, advantage, self._loss.clip)
-        return a2c_policy_loss(log_prob, advantage)
-
-    def _value_loss(self, values: FloatArray, batch: Samples) -> LossOfSamples:
-        clip, returns = self._config.ppo_clip_value, batch.normalized_return.numpy()
-        if clip is None:
-            return squared_value_loss(values, returns)
-        return clipped_value_loss(values, batch.normalized_value.numpy(), returns, clip)
-
-    def _step(self, loss: float, learning_rate: float) -> float:
-        """Steps along the gradient that is there, unless it or `loss` is not finite; its norm before clipping."""
-        norm, limit = math.sqrt(np.dot(self._gradient_array, self._gradient_array)), self._config.max_grad_norm
-        if 0.0 < limit < norm + 1e-6:
-            self._gradient_array *= limit / (norm + 1e-6)
-        self._optimizer.step(learning_rate, self._found_inf[not math.isfinite(loss + norm)])
-        return norm
