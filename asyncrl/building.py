@@ -31,7 +31,7 @@ from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.on_policy_trainer import DatasetSource, OnPolicyTrainer, SlotDatasets
+from asyncrl.learner.on_policy_trainer import DatasetRoom, DatasetSource, OnPolicyTrainer
 from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
@@ -154,12 +154,12 @@ def build_learner(
     elif plan.replay is not None:
         trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, agreement)
     else:
-        slots = DeviceSlots(TrajectorySlots(setup.arena), device, setup.arena)
-        exchange = _build_exchange(setup, slots, workers)
-        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound)
-        datasets = SlotDatasets(exchange, batcher, phases)
+        slots = TrajectorySlots(setup.arena)
+        copies = DeviceSlots(slots, device, setup.arena) if device.type == "cuda" else None
+        exchange = _build_exchange(setup, slots, copies, workers)
+        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound, copies)
         learner = _make_on_policy_learner(setup, saved, agreement.ranks)
-        trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement, stopping, look)
+        trainer = _make_on_policy_trainer(setup, learner, exchange, batcher, saved, phases, agreement, stopping, look)
     return _make_learner_worker(setup, trainer, phases, agreement, stopping), exchange
 
 
@@ -215,7 +215,7 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[Learner
     seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
     worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
     stopping = _stop_condition(setup, saved)
-    trainer = _make_on_policy_trainer(setup, learner, worker, saved, phases, agreement, stopping, look)
+    trainer = _make_on_policy_trainer(setup, learner, worker, worker, saved, phases, agreement, stopping, look)
     return _make_learner_worker(setup, trainer, phases, agreement, stopping), None, [worker]
 
 
@@ -242,10 +242,12 @@ def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearn
     learner.load_state_dict(LearnerState(state.model, {**state.optimizer, **own}, scalars))
 
 
-def _build_exchange(setup: RunSetup, slots: DeviceSlots, workers: Sequence[Waker]) -> SlotExchange:
+def _build_exchange(
+    setup: RunSetup, slots: TrajectorySlots, copies: DeviceSlots | None, workers: Sequence[Waker]
+) -> SlotExchange:
     arena, plan = setup.arena, setup.plan
     return SlotExchange(
-        ledger=SlotLedger(slots.slots, plan, slots),
+        ledger=SlotLedger(slots, plan, copies),
         ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
         granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
         workers=workers,
@@ -273,7 +275,8 @@ def _channel_of_learner(setup: RunSetup) -> WeightsChannel:
 def _make_on_policy_trainer(
     setup: RunSetup,
     learner: OnPolicyLearner,
-    datasets: DatasetSource,
+    source: DatasetSource,
+    batcher: DatasetRoom,
     saved: LearnerState | None,
     phases: PhaseTimer,
     agreement: Agreement,
@@ -282,7 +285,8 @@ def _make_on_policy_trainer(
 ) -> OnPolicyTrainer:
     return OnPolicyTrainer(
         learner=learner,
-        datasets=datasets,
+        source=source,
+        batcher=batcher,
         publisher=WeightsPublisher(_channel_of_learner(setup), setup.plan.forced_lag),
         config=setup.config,
         phases=phases,

@@ -174,12 +174,12 @@ class VtraceResult(NamedTuple):
     Attributes:
         advantages: estimates of A(s, a) under the present policy, without the weight of the action itself.
         returns: targets of the critic, the paper's v_s.
-        weights: clipped importance weights of the actions, the paper's rho.
+        weights: clipped importance weights of the actions, the paper's rho; None without V-trace.
     """
 
     advantages: Tensor
     returns: Tensor
-    weights: Tensor
+    weights: Tensor | None
 
 
 def vtrace(

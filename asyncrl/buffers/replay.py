@@ -60,7 +60,11 @@ def replay_specs(spec: EnvSpec, num_splits: int, envs_per_split: int, replay_siz
 
 
 class ReplayStripes:
-    """All stripes of a run, indexed `[split, row, env, ...]`."""
+    """All stripes of a run, indexed `[split, row, env, ...]`.
+
+    Attributes:
+        num_splits, capacity, num_envs: stripes K, rows of each R, environments of a split E.
+    """
 
     def __init__(self, arena: Arena) -> None:
         """Views the arrays that `replay_specs` described."""
@@ -69,22 +73,11 @@ class ReplayStripes:
         self._num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
         self._mail = arena.array("mailbox.action")
+        self.num_splits: int
+        self.capacity: int
+        self.num_envs: int
+        self.num_splits, self.capacity, self.num_envs = self.reward.shape
         self._no_state = np.empty((self.num_envs, 0), dtype=np.float32)
-
-    @property
-    def num_splits(self) -> int:
-        """Number of stripes K."""
-        return len(self._num_rows)
-
-    @property
-    def num_envs(self) -> int:
-        """Environments of a split E."""
-        return int(self.reward.shape[2])
-
-    @property
-    def capacity(self) -> int:
-        """Rows R of a stripe."""
-        return int(self.reward.shape[1])
 
     def num_rows(self, split_idx: int) -> int:
         """The stripe's cursor: how many rows of it are complete; it never falls."""
@@ -132,9 +125,9 @@ class ReplayStripes:
         obs: npt.NDArray[Any] = self.obs[split_idx, row % self.capacity]
         return obs
 
-    def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """No states `[E, 0]`: a policy that learns from a replay is not recurrent."""
-        return self._no_state
+    def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The observations of a (split, row), and no states `[E, 0]`: no policy of a replay is recurrent."""
+        return self.obs[place[0], place[1] % self.capacity], self._no_state
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActionAnswer, version: int, now: float) -> None:
         """Puts a split's actions into its mailbox. Called by the worker or its inference worker.

@@ -27,7 +27,7 @@ class OwnActions:
     def request(self, split_idx: int, slot: int, row: int) -> None:
         """Answers the request."""
         place = slot, row
-        answer = self._act(self._desk.obs_at(place), self._desk.rnn_state_at(place))
+        answer = self._act(*self._desk.inputs_at(place))
         self._desk.answer(place, slice(0, self._desk.num_envs), answer, self._version(), time.monotonic())
 
     def is_answered(self, split_idx: int) -> bool:

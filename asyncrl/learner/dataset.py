@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -62,11 +62,6 @@ class Dataset:
         return torch.cat((torch.zeros_like(ends[:1]), ends))
 
     @property
-    def num_rows(self) -> int:
-        """Rows T times columns C, valid or not."""
-        return self.valid.numel()
-
-    @property
     def num_valid(self) -> int:
         """Rows that are samples: environment steps."""
         return int(self.valid.sum())
@@ -112,13 +107,13 @@ class Samples(NamedTuple):
 
     def at(self, indices: Tensor) -> Samples:
         """Some of them, `indices [K]` along the first dimension."""
-        return self._replace(**{name: field.index_select(0, indices) for name, field in self.present()})
+        return Samples._make(None if field is None else field.index_select(0, indices) for field in self)
 
-    def minibatches(self, num_batches: int) -> Iterator[Samples]:
+    def minibatches(self, num_batches: int) -> list[Samples]:
         """Parts of nearly equal size; some are empty if there are too few samples."""
-        names, fields = zip(*self.present(), strict=True)
-        for parts in zip(*(field.tensor_split(num_batches) for field in fields), strict=True):
-            yield self._replace(**dict(zip(names, parts, strict=True)))
+        missing = (None,) * num_batches
+        parts = [missing if field is None else field.tensor_split(num_batches) for field in self]
+        return [Samples._make(fields) for fields in zip(*parts, strict=True)]
 
     def filled_up(self, size: int) -> Samples:
         """The same samples in a minibatch of `size` rows, of which those that repeat others have no share."""
@@ -141,7 +136,12 @@ class Batcher:
     """Copies columns into a dataset. Owns the dataset's memory, which the next dataset overwrites."""
 
     def __init__(
-        self, slots: DeviceSlots, columns_per_dataset: int, recurrence: int | None = None, steady_lag_bound: int = 0
+        self,
+        slots: TrajectorySlots,
+        columns_per_dataset: int,
+        recurrence: int | None = None,
+        steady_lag_bound: int = 0,
+        copies: DeviceSlots | None = None,
     ) -> None:
         """Allocates room for one dataset.
 
@@ -150,30 +150,44 @@ class Batcher:
             columns_per_dataset: how many, C.
             recurrence: steps between the recurrent states that are kept; those of a whole trajectory if not given.
             steady_lag_bound: the largest lag that the plan expects while workers keep pace.
+            copies: of the slots on the device of the dataset; without them the dataset is on the CPU.
         """
         self._slots = slots
+        self._copies = copies
         self._steady_lag_bound = steady_lag_bound
-        rollout = slots.slots.rollout
-        num_rows = {"rnn_state": rollout // (recurrence or rollout), "policy_version": rollout}
-
-        def room(name: str) -> torch.Tensor:
-            field = slots.fields[name]
+        self._fields = slot_tensors(slots) if copies is None else copies.fields
+        num_rows = {"rnn_state": slots.rollout // (recurrence or slots.rollout), "policy_version": slots.rollout}
+        self._targets = {}
+        for name, field in self._fields.items():
             shape = (num_rows.get(name, field.shape[1]), columns_per_dataset, *field.shape[3:])
-            return torch.zeros(shape, dtype=field.dtype, device=slots.device)
-
-        self._targets = {field.name: room(field.name) for field in fields(Dataset)}
+            self._targets[name] = torch.zeros(shape, dtype=field.dtype, device=field.device)
         self._dataset = Dataset(**self._targets)
         self._columns: Sequence[Columns] = ()
 
     def collect(self, columns: Sequence[Columns]) -> Dataset:
-        """Copies the columns into the dataset, side by side in their order."""
-        self._slots.gather(columns, self._targets)
+        """Copies the columns into the dataset, side by side in their order.
+
+        Of recurrent states only every n-th row is kept: those before the first rows of sequences.
+        """
+        if self._copies is not None:
+            self._copies.wait_for(columns)
+        rollout = self._slots.rollout
+        for name, target in self._targets.items():
+            field, step = self._fields[name], max(1, rollout // len(target))
+            rows = slice(0, step * len(target), step)
+            if name == "policy_version":  # one for all columns of a slot
+                parts = [field[part.slot, rows, None].expand(-1, part.stop - part.start) for part in columns]
+            else:
+                parts = [field[part.slot, rows, part.start : part.stop] for part in columns]
+            torch.cat(parts, dim=1, out=target)
+        if self._copies is not None:
+            self._copies.note_read(columns)
         self._columns = columns
         return self._dataset
 
     def lag(self, learner_version: int) -> LagMetrics:
         """Age of the dataset's valid samples now that training on it begins, before its slots are given back."""
-        slots, now = self._slots.slots, time.monotonic()
+        slots, now = self._slots, time.monotonic()
         lags, ages_s = [], []
         for part in self._columns:
             rows = slots.valid[part.slot, :, part.start : part.stop].nonzero()[0]
@@ -189,90 +203,61 @@ class Batcher:
         )
 
 
-FIELDS = (
-    "obs",
-    "rnn_state",
-    "action",
-    "action_parameters",
-    "log_prob",
-    "value",
-    "reward",
-    "terminated",
-    "truncated",
-    "valid",
-    "policy_version",
-)
+def slot_tensors(slots: TrajectorySlots) -> dict[str, Tensor]:
+    """By the names in `Dataset`, the fields of all slots `[slots, T or T+1, E, ...]`; versions are `[slots, T+1]`."""
+    return {field.name: torch.from_numpy(getattr(slots, field.name)) for field in fields(Dataset)}
 
 
 class DeviceSlots:
-    """Fields of all slots as tensors on one device.
+    """Copies of all slots on a CUDA device, made on a stream of its own while the dataset before is trained on.
+
+    The thread that takes in ready slots starts their copies, out of page-locked memory. Who owns what:
+
+        slot (shared memory)   its state says; a copy only reads it, and it is freed after its copy has ended
+        copy (device)          the stream of copies writes it, after datasets that were gathered from it; datasets read
+                               it
 
     Attributes:
-        device: where they are.
-        slots: the slots in shared memory.
-        fields: by name, `[slots, T or T+1, E, ...]`; `policy_version` is `[slots, T+1]`.
+        fields: as those of `slot_tensors`, on the device.
     """
 
-    def __init__(self, slots: TrajectorySlots, device: torch.device | None = None, arena: Arena | None = None) -> None:
-        """Takes slots, and the arena that they are in, to be page-locked; `device` is a CPU if it is not given."""
-        device = device or torch.device("cpu")
-        self.device = device
-        self.slots = slots
-        self._shared = {name: torch.from_numpy(getattr(slots, name)) for name in FIELDS}
-        self.fields = self._shared
-        self._is_copied = device.type == "cuda"
-        if self._is_copied:
-            if arena is not None:
-                pin_arena(arena, self)
-            self.fields = {name: torch.zeros_like(field, device=device) for name, field in self._shared.items()}
-            self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._stream.wait_stream(torch.cuda.current_stream(device))
+    def __init__(self, slots: TrajectorySlots, device: torch.device, arena: Arena | None = None) -> None:
+        """Takes slots, and the arena that they are in, to be page-locked."""
+        self._device = device
+        self._shared = slot_tensors(slots)
+        if arena is not None:
+            pin_arena(arena, self)
+        self.fields = {name: torch.zeros_like(field, device=device) for name, field in self._shared.items()}
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))
         self._copied: dict[int, torch.cuda.Event] = {}
-        self._gathered: dict[int, torch.cuda.Event] = {}
+        self._read: dict[int, torch.cuda.Event] = {}
 
     def start_copy(self, slot: int) -> None:
         """Copies a slot that is ready; does not wait for it."""
-        if not self._is_copied:
-            return
         torch.cuda.set_device(self._stream.device)  # of this thread, which would go back to the first device otherwise
         with torch.cuda.stream(self._stream):
-            gathered = self._gathered.pop(slot, None)
-            if gathered is not None:
-                self._stream.wait_event(gathered)
+            read = self._read.pop(slot, None)
+            if read is not None:
+                self._stream.wait_event(read)
             for name, field in self._shared.items():
                 self.fields[name][slot].copy_(field[slot], non_blocking=True)
             self._copied[slot] = self._stream.record_event()
 
-    def gather(self, columns: Sequence[Columns], targets: dict[str, Tensor]) -> None:
-        """Puts columns side by side into `targets`, of the fields' names, `[rows, C, ...]` on the device.
+    def wait_for(self, columns: Sequence[Columns]) -> None:
+        """Has what the current stream does next wait for the copies of these slots."""
+        current = torch.cuda.current_stream(self._device)
+        for slot in {part.slot for part in columns}:
+            current.wait_event(self._copied[slot])
 
-        Rows are every `n`-th of the field's, where `targets` has fewer: the first ones of sequences.
-        """
-        slots = {part.slot for part in columns}
-        if self._is_copied:
-            current = torch.cuda.current_stream(self.device)
-            for slot in slots:
-                current.wait_event(self._copied[slot])
-        for name, target in targets.items():
-            torch.cat(list(self._parts(name, columns, len(target))), dim=1, out=target)
-        if self._is_copied:
-            done = torch.cuda.current_stream(self.device).record_event()
-            for slot in slots:
-                self._gathered[slot] = done
+    def note_read(self, columns: Sequence[Columns]) -> None:
+        """Notes that the current stream has read the copies of these slots, which may be written after that."""
+        done = torch.cuda.current_stream(self._device).record_event()
+        for part in columns:
+            self._read[part.slot] = done
 
     def settle(self, slot: int) -> None:
         """Waits until nothing reads the slot's shared memory any more: it is about to be freed."""
         copied = self._copied.get(slot)
         if copied is not None:
             copied.synchronize()
-
-    def _parts(self, name: str, columns: Sequence[Columns], num_rows: int) -> Iterator[Tensor]:
-        field, rollout = self.fields[name], self.slots.rollout
-        for part in columns:
-            rows = field[part.slot]
-            if name == "policy_version":
-                yield rows[:rollout, None].expand(-1, part.stop - part.start)
-            elif num_rows < rollout:
-                yield rows[: rollout : rollout // num_rows, part.start : part.stop]
-            else:
-                yield rows[:num_rows, part.start : part.stop]

@@ -23,7 +23,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.trained_mlp import LayerCopy, TrainedMlp
 from asyncrl.learner.transitions import Transitions
-from asyncrl.learner.update_runner import Figures, UpdateRunner
+from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.flat import block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
@@ -42,6 +42,8 @@ class OffPolicyLearner:
 
     Attributes:
         policy_version: updates so far.
+        skipped_steps: steps of critics and policy that were left out since this learner was made.
+        notice: what the user should know of how updates are run, until it is taken.
         model: the actor, its statistics the newest.
         critic: the twin critics.
         device: where all of it is.
@@ -62,7 +64,8 @@ class OffPolicyLearner:
         self.ranks = storage.ranks
         self.model = actor.to(device)
         self.critic = TwinCritic(spec, config).to(actor.statistics)
-        self.policy_version = 0
+        self.policy_version = self.skipped_steps = 0
+        self.notice: str | None = None
         self._config = config
         self.device = device
         self._target_entropy = _target_entropy(config, spec)
@@ -88,12 +91,9 @@ class OffPolicyLearner:
         self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)
         self._inputs = torch.empty(0)
         self._rate = torch.zeros((), dtype=own, device=device)
-        self._update_runner = UpdateRunner(self._update, config.compile if storage.is_capturable else "off", device)
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps of critics and policy that were left out since this learner was made."""
-        return self._skipped_critic.total + self._skipped_actor.total
+        self._graphs: UpdateRunner | None = None
+        if storage.is_capturable and makes_graphs(config.compile, device):
+            self._graphs = UpdateRunner(self._update, config.compile, device)
 
     @property
     def block_size(self) -> int:
@@ -153,12 +153,10 @@ class OffPolicyLearner:
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
             noise = self._noise(batch, trains_actor)
-            figures.append(self._update_runner([*batch.tensors, noise], trains_actor))
+            figures.append((self._graphs or self._update)([*batch.tensors, noise], trains_actor))
+        if self._graphs is not None:
+            self.notice = self.notice or self._graphs.take_notice()
         return self._metrics(figures, batches[-1])
-
-    def take_notice(self) -> str | None:
-        """What the user should know of how updates are run, once."""
-        return self._update_runner.take_notice()
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another.
@@ -338,9 +336,15 @@ class OffPolicyLearner:
         flags = torch.cat((critic_taken, actor_taken)).to(critic_mean)
         figures = torch.cat((actor_mean, critic_mean, flags)).tolist()
         were_taken = [flag == 1.0 for flag in figures[len(_ACTOR_FIGURES) + len(_CRITIC_FIGURES) :]]
-        self._skipped_critic.note(were_taken[: len(critic)])
-        self._skipped_actor.note(were_taken[len(critic) :])
-        self._end_if_diverged(critic, actor, last_batch)
+        for skipped, names, of_part, taken in (
+            (self._skipped_critic, _CRITIC_FIGURES, critic, were_taken[: len(critic)]),
+            (self._skipped_actor, _ACTOR_FIGURES, actor, were_taken[len(critic) :]),
+        ):
+            if skipped.note(taken):
+                samples = {field.name: getattr(last_batch, field.name) for field in dataclasses.fields(last_batch)}
+                weights = {"policy's weights": self._actor.flat.data, "critics' weights": self._critic.flat.data}
+                raise skipped.diagnosis(dict(zip(names, of_part[-1].tolist(), strict=True)), {**samples, **weights})
+        self.skipped_steps = self._skipped_critic.total + self._skipped_actor.total
         if not any(were_taken[: len(critic)]):
             return None
         actor_loss, ent_coef, ent_coef_loss, entropy, grad_norm_actor, critic_loss, q_mean, _, grad_norm_critic = (
@@ -357,18 +361,6 @@ class OffPolicyLearner:
             grad_norm_actor=grad_norm_actor,
             grad_norm_critic=grad_norm_critic,
         )
-
-    def _end_if_diverged(self, critic: Tensor, actor: Tensor, last_batch: Transitions) -> None:
-        """Ends the run where too many steps in a row were left out; figures of critics and actor are `[U, K]`."""
-        for skipped, names, figures in (
-            (self._skipped_critic, _CRITIC_FIGURES, critic),
-            (self._skipped_actor, _ACTOR_FIGURES, actor),
-        ):
-            if skipped.are_too_many:
-                samples = {field.name: getattr(last_batch, field.name) for field in dataclasses.fields(last_batch)}
-                weights = {"policy's weights": self._actor.flat.data, "critics' weights": self._critic.flat.data}
-                last = dict(zip(names, figures[-1].tolist(), strict=True))
-                raise skipped.diagnosis(last, {**samples, **weights})
 
 
 def _mean_of_finite(rows: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:

@@ -161,9 +161,9 @@ class OffPolicyTrainer:
                 updates_per_env_step=self._limiter.achieved_ratio,
             ),
             phases=phases,
-            notice=self._learner.take_notice(),
+            notice=self._learner.notice,
         )
-        self._report_started, self._unreported = now, []
+        self._report_started, self._unreported, self._learner.notice = now, [], None
         return report
 
     def state(self) -> LearnerState:

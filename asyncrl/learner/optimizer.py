@@ -107,15 +107,15 @@ class LearningRate:
         """The rate without the factor that `scale_lr` gives it for the number of ranks."""
         return self.value / self._scale
 
-    def after_minibatch(self, kl: Tensor | None) -> None:
+    def after_minibatch(self, kl: Tensor) -> None:
         """Adapt to the KL divergence of one minibatch."""
-        if self._config.lr_schedule == "kl_adaptive_minibatch" and kl is not None:
+        if self._config.lr_schedule == "kl_adaptive_minibatch":
             self._adapt(kl)
 
-    def after_epoch(self, kls: list[Tensor | None]) -> None:
+    def after_epoch(self, kls: list[Tensor]) -> None:
         """Adapt to the mean KL divergence of an epoch's minibatches."""
         if self._config.lr_schedule == "kl_adaptive_epoch":
-            self._adapt(torch.stack([kl for kl in kls if kl is not None]).mean())
+            self._adapt(torch.stack(kls).mean())
 
     def _adapt(self, kl: Tensor) -> None:
         divergence, target = float(kl), self._config.lr_schedule_kl_threshold
@@ -146,15 +146,11 @@ class SkippedSteps:
         self._most_in_a_row = most_in_a_row
         self._in_a_row = 0
 
-    def note(self, were_taken: Sequence[bool]) -> None:
-        """Adds steps in their order; True for those that were taken."""
+    def note(self, were_taken: Sequence[bool]) -> bool:
+        """Adds steps in their order, True for those that were taken; returns whether training does not recover."""
         for was_taken in were_taken:
             self._in_a_row = 0 if was_taken else self._in_a_row + 1
             self.total += not was_taken
-
-    @property
-    def are_too_many(self) -> bool:
-        """Whether training does not recover."""
         return self._in_a_row >= self._most_in_a_row
 
     def diagnosis(self, figures: Mapping[str, float], samples: Mapping[str, Tensor]) -> RunFailed:

@@ -158,23 +158,17 @@ class Agreement:
 
     Attributes:
         ranks: who agrees.
+        is_over: whether some rank has ended.
+        was_interrupted: whether some rank was asked to stop before the run had come to its end.
+        env_steps: what the ranks named last, added up.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         """Nothing is agreed on yet."""
         self.ranks = ranks
         self._wants_to_save = self._are_to_save = False
-        self._last: Turn | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether some rank has ended."""
-        return self._last is not None and self._last.is_over
-
-    @property
-    def was_interrupted(self) -> bool:
-        """Whether some rank was asked to stop before the run had come to its end."""
-        return self._last is not None and self._last.is_interrupted
+        self.is_over = self.was_interrupted = False
+        self.env_steps = 0
 
     def take_turn(self, num_updates: int, env_steps: int, is_done: bool = False) -> Turn:
         """Waits until every rank is ready for its next iteration, or one of them wants to end.
@@ -185,11 +179,6 @@ class Agreement:
             is_done: it has nothing left to do, and goes on only because others have.
         """
         return self._exchange(False, False, is_done, num_updates, env_steps)
-
-    @property
-    def env_steps(self) -> int:
-        """What the ranks named last, added up."""
-        return 0 if self._last is None else self._last.env_steps
 
     def should_stop(self, wants_to: bool) -> bool:
         """Whether some rank wants to stop; every rank asks at the same place between two of its turns."""
@@ -218,5 +207,6 @@ class Agreement:
         all_end, all_interrupted, saves, all_done, all_updates, steps = zip(*rows, strict=True)
         updates = [count for count, done in zip(all_updates, all_done, strict=True) if not done]
         self._are_to_save, self._wants_to_save = self._are_to_save or any(saves), False
-        self._last = Turn(any(all_end) or not updates, any(all_interrupted), min(updates, default=0), sum(steps))
-        return self._last
+        turn = Turn(any(all_end) or not updates, any(all_interrupted), min(updates, default=0), sum(steps))
+        self.is_over, self.was_interrupted, self.env_steps = turn.is_over, turn.is_interrupted, turn.env_steps
+        return turn

@@ -113,6 +113,7 @@ class LearnerWorker:
             saves: whether checkpoints are written here.
         """
         self._agreement = agreement or Agreement(Ranks())
+        self._num_ranks = self._agreement.ranks.num_ranks
         self._saves = saves
         self._trainer = trainer
         self._control = control
@@ -139,13 +140,17 @@ class LearnerWorker:
             send(report)
         self._phases.charge(Phase.OTHER)
         env_steps, saved = self._trainer.env_steps, []
-        if self._agreement.should_save(self._saver.is_due(env_steps)) and self._saves:
+        is_due = self._saver.is_due(env_steps)
+        if self._num_ranks > 1:
+            is_due = self._agreement.should_save(is_due)
+        if is_due and self._saves:
             saved.append(self._saver.save(env_steps, self._content_with_replay))
-        if self._saver.is_milestone_due:
+        if self._config.save_milestones_s is not None and self._saver.is_milestone_due:
             saved.append(self._saver.save_milestone(env_steps, self._content))
         for checkpoint_report in saved:
             send(checkpoint_report)
-        self.save_best_if_asked(send)
+        if self._control.num_best != self._num_best:
+            self.save_best_if_asked(send)
         self._phases.charge(Phase.SAVE)
         return saved[0] if saved and saved[0].kind == "newest" else None
 
@@ -306,7 +311,9 @@ class StopCondition:
     @property
     def is_met(self) -> bool:
         """Whether the run is to end as soon as its update allows."""
-        return self._control.stop_requested or (self._limit_s is not None and self.elapsed_s >= self._limit_s)
+        if self._control.stop_requested:
+            return True
+        return self._limit_s is not None and time.monotonic() - self._started_at >= self._limit_s
 
 
 class WeightsPublisher:

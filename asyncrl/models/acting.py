@@ -108,7 +108,7 @@ class ActingPolicy:
             places: of each split in the batch, as the desk names them.
         """
         desk, num_envs = self._desk, self._desk.num_envs
-        self._actor.gather([(desk.obs_at(place), desk.rnn_state_at(place)) for place in places])
+        self._actor.gather([desk.inputs_at(place) for place in places])
         self._phases.charge(Phase.GATHER)
         result = self._act() if self._version > 0 else self._act_untrained()
         self._phases.charge(Phase.FORWARD)

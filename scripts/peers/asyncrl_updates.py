@@ -29,7 +29,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.actions import OwnActions
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
-from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
+from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -107,7 +107,8 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
         def update_shared() -> None:
             hogwild.begin(storage.pull)
             dataset.policy_version.fill_(hogwild.policy_version)
-            hogwild.train(dataset, 0, after_epoch=lambda _: None)
+            for _ in hogwild.updates(dataset, 0):
+                pass
 
         return update_shared, 1
     learner = OnPolicyLearner(model, once, CPU)
@@ -115,7 +116,9 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
 
     def update() -> None:
         dataset.policy_version.fill_(learner.policy_version)
-        learner.train(dataset, 0, after_epoch=lambda _: learner.publication(block))
+        for progress in learner.updates(dataset, 0):
+            if progress.ends_pass:
+                learner.publication(block)
 
     return update, 1
 
@@ -135,7 +138,7 @@ def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
     while split.advance()[1] is None:
         pass
     slots.take(0)
-    return Batcher(DeviceSlots(slots), slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
+    return Batcher(slots, slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
 
 
 def shared_arena(spec: EnvSpec, config: TrainConfig, begin: Callable[[Storage], object]) -> Arena:

@@ -228,7 +228,7 @@ def check(run: Run, columns: list[dict[str, np.ndarray]]) -> None:
     for _ in range(40):  # while nobody trains all slots fill up
         run.turn()
     assert [run.slots.state(slot) for slot in range(run.slots.num_slots)] == [SlotState.READY] * run.slots.num_slots
-    assert run.ledger.num_ready == run.slots.num_slots
+    assert len(run.ledger.ready) == run.slots.num_slots
     run.arena.close()
 
 

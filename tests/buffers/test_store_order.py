@@ -24,6 +24,7 @@ class RecordedArray:
         self._array = array
         self._name = name
         self._log = log
+        self.shape = getattr(array, "shape", ())
 
     def __len__(self) -> int:
         return len(self._array)

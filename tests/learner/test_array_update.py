@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from critics import with_values
-from datasets import CPU, nothing
+from datasets import CPU, train_on
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -159,7 +159,7 @@ def train_noting(learner: OnPolicyLearner, dataset: Dataset, steps: list[tuple[T
 
     learner._take_step = noting
     try:
-        metrics = learner.train(dataset, 0, nothing)  # type: ignore[arg-type]
+        metrics = train_on(learner, dataset)  # type: ignore[arg-type]
     finally:
         learner._take_step = take_step
     assert metrics is not None

@@ -420,7 +420,7 @@ def assert_updates_are_the_same(plain: OffPolicyLearner, fast: OffPolicyLearner,
         assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-5)
         torch.testing.assert_close(fast.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(targets_of(fast), targets_of(plain), rtol=1e-4, atol=1e-5)
-    assert fast.take_notice() is None
+    assert fast.notice is None
 
 
 EVERY_KIND: dict[str, Any] = {
