@@ -27,8 +27,8 @@ _SPARE_ROWS = 2  # the row that is being written, and the one whose observation 
 _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
 
-class RowFields(NamedTuple):
-    """What a step writes, all views of a row: `[E]`, and `next_obs [E, D]`."""
+class StepRows(NamedTuple):
+    """Where one step of a split goes, all views of a slot or a stripe: `[E]`, and `next_obs [E, D]`."""
 
     reward: npt.NDArray[np.float32]
     terminated: npt.NDArray[np.bool_]
@@ -97,10 +97,10 @@ class ReplayStripes:
         rows = (self._num_rows[split] - self.first_whole_row(split) for split in range(self.num_splits))
         return sum(rows) * self.num_envs
 
-    def rows(self, split_idx: int, row: int) -> RowFields:
+    def rows(self, split_idx: int, row: int) -> StepRows:
         """Where the step of a row goes (worker)."""
         at, after = row % self.capacity, (row + 1) % self.capacity
-        return RowFields(
+        return StepRows(
             reward=self.reward[split_idx, at],
             terminated=self.terminated[split_idx, at],
             truncated=self.truncated[split_idx, at],

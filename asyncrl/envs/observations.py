@@ -172,6 +172,7 @@ class ObservationWriter:
     Attributes:
         shape, dtype: of an observation that is the row itself and can be assigned to it without a further look; `dtype`
             is None where there are none, and another one from the spaces' where another was found to fit.
+        warning: what there is to say of a dtype that is not the promised one, once for each, until it is taken.
     """
 
     def __init__(self, layout: ObservationLayout) -> None:
@@ -182,7 +183,7 @@ class ObservationWriter:
         self.shape = layout.parts[0].shape
         self.dtype: np.dtype[Any] | None = np.dtype(self._promised) if layout.is_vector else None
         self._seen = {self._promised}
-        self._news: str | None = None
+        self.warning: str | None = None
 
     def write(self, obs: Any, row: npt.NDArray[Any]) -> None:
         """Writes one observation into `row [row_size]`.
@@ -213,11 +214,6 @@ class ObservationWriter:
         """The numbers of rows `[E, row_size]`, as a view: all but the bytes of images."""
         return split_rows(self._layout, rows)[0]
 
-    def take_news(self) -> str | None:
-        """What there is to say of a dtype that is not the promised one, once for each."""
-        news, self._news = self._news, None
-        return news
-
     def _fitting(self, obs: Any, stored: np.dtype[Any]) -> npt.NDArray[Any]:
         try:
             array = np.asarray(obs)
@@ -232,7 +228,7 @@ class ObservationWriter:
             self.dtype = array.dtype
             if array.dtype.name not in self._seen:
                 self._seen.add(array.dtype.name)
-                self._news = (
+                self.warning = (
                     f"of {array.dtype.name}, but its observation_space says {self._promised}: they are converted"
                 )
         return array

@@ -55,6 +55,7 @@ class ActionDistribution(ABC):
         action_shape: shape of one stored action: (A,) or ().
         action_dtype: float32, or int64 for a single choice.
         num_deviations: how many of the parameters are log-deviations.
+        deviation_positions: which they are.
         num_logits: how many are logits.
     """
 
@@ -64,11 +65,7 @@ class ActionDistribution(ABC):
 
     num_deviations = 0
     num_logits = 0
-
-    @property
-    def deviation_positions(self) -> list[int]:
-        """Which of the parameters are log-deviations."""
-        return []
+    deviation_positions: Sequence[int] = ()
 
     @abstractmethod
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
@@ -128,11 +125,8 @@ class DiagonalGaussian(ActionDistribution):
         self.num_parameters = 2 * num_actions
         self.action_shape = (num_actions,)
         self.num_deviations = num_actions
+        self.deviation_positions = range(num_actions, 2 * num_actions)
         self._log_normalizer = num_actions * _HALF_LOG_TWO_PI
-
-    @property
-    def deviation_positions(self) -> list[int]:  # noqa: D102
-        return list(range(self.num_actions, 2 * self.num_actions))
 
     def parameters_of(  # noqa: D102
         self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
@@ -339,13 +333,10 @@ class Joint(ActionDistribution):
         self.num_parameters = sum(self._num_parameters)
         self.action_shape = (sum(self._num_actions),)
         self.num_deviations = sum(part.num_deviations for part in parts)
-        self.num_logits = sum(part.num_logits for part in parts)
-
-    @property
-    def deviation_positions(self) -> list[int]:  # noqa: D102
         starts = itertools.accumulate(self._num_parameters, initial=0)
-        each = zip(starts, self._parts, strict=False)
-        return [start + position for start, part in each for position in part.deviation_positions]
+        each = zip(starts, parts, strict=False)
+        self.deviation_positions = [start + position for start, part in each for position in part.deviation_positions]
+        self.num_logits = sum(part.num_logits for part in parts)
 
     def parameters_of(  # noqa: D102
         self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.buffers.replay import StepRows
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.interface import without_bookkeeping
@@ -97,12 +97,6 @@ class EnvironmentGroup:
         text = f"returned an observation from {call} that does not match its space"
         return WrongObservation(self._first_env_idx + env, step, text, str(error))
 
-    def _tell_news(self, env: int) -> None:
-        """Warns of observations that are converted."""
-        news = self._writer.take_news()
-        if news is not None and self._renewal is not None:
-            self._renewal.failures.warn(f"environment {self._first_env_idx + env} gives observations {news}")
-
     def _call_failed(self, env: int, step: int, call: str, error: Exception) -> EnvironmentCallFailed:
         failed = EnvironmentCallFailed(self._first_env_idx + env, step, f"failed in {call}")
         failed.__cause__ = error
@@ -113,17 +107,6 @@ FloatArray = npt.NDArray[np.float32]
 ObsArray = npt.NDArray[Any]
 """Rows of observations, see `asyncrl.envs.spec.ObservationLayout`."""
 BoolArray = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """Where one step of a split goes, all views of a slot: `[E]`, and `next_obs [E, D]`."""
-
-    reward: FloatArray
-    terminated: BoolArray
-    truncated: BoolArray
-    valid: BoolArray
-    next_obs: ObsArray
 
 
 class EnvGroup(EnvironmentGroup):
@@ -196,7 +179,10 @@ class EnvGroup(EnvironmentGroup):
         writer, array_type = self._writer, np.ndarray
         for env, action in enumerate(self._adapter.to_env_batch(actions)):
             if holds_final_obs[env]:
-                self._skip_final_row(env, rows)
+                # The row holds a final observation: the reset observation goes into the next one.
+                rows.valid[env] = holds_final_obs[env] = False
+                self._reset_one(env, next_obs)
+                self._begin_episode(env)
                 num_skipped += 1
                 continue
             try:
@@ -260,12 +246,6 @@ class EnvGroup(EnvironmentGroup):
         else:
             rows.truncated[env] = True
             self._holds_final_obs[env] = True
-
-    def _skip_final_row(self, env: int, rows: StepRows) -> None:
-        rows.valid[env] = False
-        self._holds_final_obs[env] = False
-        self._reset_one(env, rows.next_obs)
-        self._begin_episode(env)
 
     def _begin_episode(self, env: int, steps_before: int = 0) -> None:
         """The episode's first step is that of the next row; the one before had `steps_before` that count from now."""
@@ -339,7 +319,7 @@ class EnvGroup(EnvironmentGroup):
             raise self._failed(env, "reset", error) from error
         self._returns[env] = 0.0
         self._store_obs(env, obs, obs_rows, "reset")
-        floats = self._writer.floats(obs_rows[env : env + 1])[0]
+        floats = obs_rows[env] if self._writer.dtype is not None else self._writer.floats(obs_rows[env : env + 1])[0]
         if not np.isfinite(floats).all():
             raise self._not_finite(env, "first observation", floats)
 
@@ -348,7 +328,9 @@ class EnvGroup(EnvironmentGroup):
             self._writer.write(obs, obs_rows[env])
         except ObservationMismatch as error:
             raise self._wrong_observation(env, self._steps_made(env), call, error) from None
-        self._tell_news(env)
+        warning, self._writer.warning = self._writer.warning, None
+        if warning is not None and self._renewal is not None:
+            self._renewal.failures.warn(f"environment {self._first_env_idx + env} gives observations {warning}")
 
     def _episode_steps(self, env: int) -> int:
         return self._num_rows - self._first_rows[env]

@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from asyncrl.buffers.replay import StepRows
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.observations import ObservationMismatch, describe_not_finite, is_surely_finite, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import BoolArray, EnvironmentGroup, FloatArray, ObsArray, StepRows
+from asyncrl.rollout.env_group import BoolArray, EnvironmentGroup, FloatArray, ObsArray
 from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Renewal
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
+from asyncrl.buffers.replay import StepRows
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
@@ -28,7 +29,7 @@ from asyncrl.monitoring.reports import (
     TrainMetrics,
     mean_metrics,
 )
-from asyncrl.rollout.env_group import ObsArray, StepRows
+from asyncrl.rollout.env_group import ObsArray
 from asyncrl.rollout.failures import LostStep
 
 WAIT_S = 0.1
@@ -69,6 +70,7 @@ class WorkerReports:
     def report(self) -> RolloutReport:
         """What was done since the last report."""
         now, phases = time.monotonic(), self.phases.take()
+        failures = [group.take_failures() for group in self._groups]
         episodes = tuple(episode for group in self._groups for episode in group.take_episodes())
         report = RolloutReport(
             worker_idx=self.worker_idx,
@@ -79,7 +81,12 @@ class WorkerReports:
             phases=phases,
             train=mean_metrics(self._trained),
             skipped_steps=self._skipped_steps - self._skipped_steps_reported,
-            failures=_sum_failures([group.take_failures() for group in self._groups]),
+            failures=EnvironmentFailures(
+                num_failures=sum(part.num_failures for part in failures),
+                num_not_finite=sum(part.num_not_finite for part in failures),
+                num_dropped=sum(part.num_dropped for part in failures),
+                warnings=tuple(warning for part in failures for warning in part.warnings),
+            ),
         )
         self._report_started, self._env_steps, self._trained = now, 0, []
         self._skipped_steps_reported = self._skipped_steps
@@ -94,15 +101,6 @@ class WorkerReports:
         """Closes the environments."""
         for group in self._groups:
             group.close()
-
-
-def _sum_failures(parts: Sequence[EnvironmentFailures]) -> EnvironmentFailures:
-    return EnvironmentFailures(
-        num_failures=sum(part.num_failures for part in parts),
-        num_not_finite=sum(part.num_not_finite for part in parts),
-        num_dropped=sum(part.num_dropped for part in parts),
-        warnings=tuple(warning for part in parts for warning in part.warnings),
-    )
 
 
 class RolloutWorker(WorkerReports):
@@ -138,11 +136,16 @@ class RolloutWorker(WorkerReports):
             self._waiting_slots[self._slots.owner(slot)].append(slot)
         worked = False
         for split_idx, split in self._splits.items():
-            if split.needs_slot and self._waiting_slots[split_idx]:
+            if split.slot is None and self._waiting_slots[split_idx]:
                 split.begin(self._waiting_slots[split_idx].pop(0))
                 worked = True
             elif split.can_advance:
-                self._advance(split)
+                num_steps, ready_slot = split.advance()
+                if ready_slot is None:
+                    self.count_steps(num_steps)
+                else:
+                    self._ready.push(ready_slot)
+                    self._learner.wake()
                 worked = True
         self.phases.charge(Phase.OTHER)
         return 0.0 if worked else WAIT_S
@@ -150,24 +153,16 @@ class RolloutWorker(WorkerReports):
     @property
     def waiting_for(self) -> Phase:
         """What keeps the worker from going on when `poll` did nothing."""
-        if all(split.needs_slot for split in self._splits.values()):
+        if all(split.slot is None for split in self._splits.values()):
             return Phase.WAIT_SLOTS
         return Phase.WAIT_ACTIONS
-
-    def _advance(self, split: Split) -> None:
-        num_steps, ready_slot = split.advance()
-        if ready_slot is not None:
-            self._ready.push(ready_slot)
-            self._learner.wake()
-            return
-        self.count_steps(num_steps)
 
 
 class ActionSource(Protocol):
     """Where actions come from: this process's policy, or an inference worker."""
 
-    def request(self, split_idx: int, slot: int, row: int) -> None:
-        """Asks for actions, values and log-probs on a row of observations."""
+    def request(self, split_idx: int, slot: int, row: int) -> bool:
+        """Asks for actions, values and log-probs on a row of observations; returns whether they are there already."""
 
     def is_answered(self, split_idx: int) -> bool:
         """Whether the last request of the split was answered."""
@@ -210,7 +205,11 @@ class StepsEnvironments(KeepsRecords, Protocol):
 
 
 class Split:
-    """A split's environments and the slot that they fill."""
+    """A split's environments and the slot that they fill.
+
+    Attributes:
+        slot: the slot; None while the split waits for room to write into.
+    """
 
     def __init__(
         self,
@@ -226,31 +225,27 @@ class Split:
         self._slots = slots
         self._actions = actions
         self._phases = phases or PhaseTimer()
-        self._slot: int | None = None
+        self.slot: int | None = None
+        self._is_answered = False
         self._row = 0
         self._last_obs = np.zeros(slots.obs.shape[2:], dtype=slots.obs.dtype)
         self._last_state = np.zeros(slots.rnn_state.shape[2:], dtype=np.float32)
         group.reset(self._last_obs)
 
     @property
-    def needs_slot(self) -> bool:
-        """Whether the split waits for room to write into."""
-        return self._slot is None
-
-    @property
     def can_advance(self) -> bool:
         """Whether the split has actions to take."""
-        return self._slot is not None and self._actions.is_answered(self.split_idx)
+        return self.slot is not None and (self._is_answered or self._actions.is_answered(self.split_idx))
 
     def begin(self, slot: int) -> None:
         """Starts to fill a slot that was granted to this split."""
-        self._slot, self._row = slot, 0
+        self.slot, self._row = slot, 0
         begun = self.group.start_slot(self._last_obs, self._slots.obs[slot, 0])
         if self._slots.is_recurrent:
             state = self._slots.rnn_state[slot, 0]
             np.copyto(state, self._last_state)
             state[begun] = 0.0
-        self._actions.request(self.split_idx, slot, 0)
+        self._is_answered = self._actions.request(self.split_idx, slot, 0)
 
     def advance(self) -> tuple[int, int | None]:
         """Takes the actions of the present row, or hands the slot over if it was the last row.
@@ -258,14 +253,14 @@ class Split:
         Returns:
             (environment steps made, slot that is now ready or None).
         """
-        slot, row, slots = self._slot, self._row, self._slots
+        slot, row, slots = self.slot, self._row, self._slots
         if slot is None:
             raise RuntimeError(f"split {self.split_idx} has no slot to fill")
         if row == slots.rollout:
             np.copyto(self._last_obs, slots.obs[slot, row])
             np.copyto(self._last_state, slots.rnn_state[slot, row])
             slots.finish(slot, self.split_idx)
-            self._slot = None
+            self.slot = None
             return 0, slot
         rows = StepRows(
             reward=slots.reward[slot, row],
@@ -281,7 +276,7 @@ class Split:
             slots.rnn_state[slot, row + 1][rows.terminated | ~rows.valid] = 0.0  # the next row begins an episode
         self._phases.charge(Phase.STEP)
         self._row = row + 1
-        self._actions.request(self.split_idx, slot, row + 1)
+        self._is_answered = self._actions.request(self.split_idx, slot, row + 1)
         return num_steps, None
 
     def _take_back(self, slot: int, row: int) -> None:
@@ -308,10 +303,11 @@ class LocalActions:
         """Takes the policy that answers."""
         self._policy = policy
 
-    def request(self, split_idx: int, slot: int, row: int) -> None:
+    def request(self, split_idx: int, slot: int, row: int) -> bool:
         """Answers the request of any split on the spot."""
         self._policy.refresh()
         self._policy.answer([(slot, row)])
+        return True
 
     def is_answered(self, split_idx: int) -> bool:
         """Always: the answer came with the request."""
@@ -327,11 +323,12 @@ class RemoteActions:
         self._ring = ring
         self._server = server
 
-    def request(self, split_idx: int, slot: int, row: int) -> None:
+    def request(self, split_idx: int, slot: int, row: int) -> bool:
         """Sends the request."""
         self._table.ask(split_idx, slot, row)
         self._ring.push(split_idx)
         self._server.wake()
+        return False
 
     def is_answered(self, split_idx: int) -> bool:
         """Whether the inference worker has written the actions."""

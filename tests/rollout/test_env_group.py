@@ -77,7 +77,7 @@ class Filled:
         self.slots.grant(slot, 0)
         self.split.begin(slot)
         num_steps = 0
-        while not self.split.needs_slot:
+        while self.split.slot is not None:
             num_steps += self.split.advance()[0]
         self.slots.take(slot)
         return num_steps
