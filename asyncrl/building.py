@@ -40,8 +40,7 @@ from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, StopCondition, Trainer, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.making import make_acting_model, make_actor_critic
-from asyncrl.models.sac import SacActor
+from asyncrl.models.making import make_acting_model, make_actor_critic, make_sac_actor
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.worker import DeviceWorker
@@ -311,7 +310,7 @@ def _build_off_policy_trainer(
     config, plan, stripes = setup.config, setup.plan, ReplayStripes(setup.arena)
     ranks = agreement.ranks
     learner = OffPolicyLearner(
-        SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
+        make_sac_actor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
     )
     sampler = ReplaySampler(
         stripes,

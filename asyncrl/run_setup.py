@@ -60,7 +60,8 @@ class RunSetup:
         """
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
-        arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config)))
+        shared = None if plan.hogwild is None else shared_sizes(spec, config)
+        arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared))
         # Hogwild workers have private slots and replays.
         if plan.num_slots > 0:
             TrajectorySlots(arena).reset()

@@ -1,4 +1,4 @@
-"""Losses of on-policy algorithms over minibatches of valid samples. Every loss is to be minimized."""
+"""Advantages and losses of on-policy algorithms. Every loss is to be minimized."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> GaeResult:
-    """Estimate advantages of trajectories in which episodes end and begin.
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438) where episodes end and begin.
 
     The value of row t+1 is what follows row t, be it the next observation of the episode, the final one of a truncated
     episode (a row that is not valid), or the one after the last row. Only termination makes it 0. What comes after
@@ -194,7 +194,9 @@ def vtrace(
     max_rho: float,
     max_c: float,
 ) -> VtraceResult:
-    """Estimate values and advantages of the present policy on trajectories that an older one collected.
+    """V-trace: the present policy's values and advantages on an older one's trajectories (arXiv:1802.01561).
+
+    Espeholt et al. 2018, "IMPALA".
 
     Without lag the weights are 1 and the result is that of generalized advantage estimation; with `gae_lambda` 1 it
     is the paper's. Rows follow one another as in `gae`: the chain is cut at either end of an episode,

@@ -1,4 +1,18 @@
-"""Words by which a run is told to stop and by which its progress is seen."""
+"""Words by which a run is told to stop, by which its progress is seen, and by which deaths of workers are settled.
+
+A rollout worker that dies leaves memory behind: rings of which it was one end, slots that it was filling, requests
+whose answers nobody will read. Its successor starts with all of it in order, because everyone else acts first, each
+once:
+
+    runner             the process has ended for certain         died[w] += 1
+    inference worker   drops its ring, closes its requests       server[w] = died[w]     (central inference only)
+    learner            takes both rings and its slots over       learner[w] = died[w]    (trajectories only)
+    runner             all have answered                         starts the next process
+
+Each word has one writer. The learner waits for the inference worker, because that may still be writing an answer into
+a slot of the dead worker until it has let go. An inference worker or learner that is restarted itself finds in the
+words what it has to do.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,18 @@
-"""Lock-free ring of integers from one producer to one consumer.
+"""How processes tell each other of work: rings of numbers, wake-ups, and requests for actions.
 
-`tail` is written by the producer alone and `head` by the consumer alone; an item is written before the tail that
-covers it. Each store is one aligned 8-byte write, and x86-64 keeps the order of stores, so the consumer never sees a
-tail whose items are not there. A process killed at any instruction leaves the ring usable by the other side.
+**Rings.** A lock-free ring of integers has one producer and one consumer. `tail` is written by the producer alone and
+`head` by the consumer alone; an item is written before the tail that covers it. Each store is one aligned 8-byte write,
+and x86-64 keeps the order of stores, so the consumer never sees a tail whose items are not there. A process killed at
+any instruction leaves the ring usable by the other side.
+
+**Wake-ups.** One eventfd (elsewhere a pipe) for each consumer, made before any process starts, so a restarted process
+needs nothing from its peers. A wake-up is a hint: it is sent after the data was written, and a waiting process looks at
+its rings again when it was woken and when its timeout has passed.
+
+**Requests.** They say which split waits for an action on which row of which slot. The worker writes slot and row, then
+the request's number; the server writes the action into the slot, then the answer's number. A request is open exactly
+while the answer's number is smaller, so after any death both sides can tell from these words alone what is open, and no
+request is answered twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Observations as environments give them, to and from rows of numbers (`asyncrl.envs.spec.ObservationLayout`)."""
+"""Observations as environments give them, to and from rows of numbers (`asyncrl.envs.spec.ObservationLayout`).
+
+`ObservationWriter` checks what an environment gave before it writes it, and says whether numbers are finite.
+"""
 
 from __future__ import annotations
 

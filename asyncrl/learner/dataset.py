@@ -1,4 +1,4 @@
-"""A dataset: the columns that one training iteration learns from, as tensors."""
+"""From columns of slots to a dataset on the learner's device, and from its rows to samples and minibatches."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ every `policy_delay`-th update the policy and the entropy coefficient (Haarnoja 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -16,15 +17,16 @@ from torch import Tensor
 
 from asyncrl.algorithms import sac
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import LearningRate, SkippedSteps
 from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
-from asyncrl.learner.trained_mlp import LayerCopy, TrainedMlp
+from asyncrl.learner.trained_mlp import LayerCopy, TrainedNetwork
 from asyncrl.learner.transitions import Transitions
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
-from asyncrl.models.flat import block_size, write_block
+from asyncrl.models.encoders import Inputs, split_tensor
+from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.reports import SacMetrics
@@ -63,25 +65,35 @@ class OffPolicyLearner:
         self._storage = storage
         self.ranks = storage.ranks
         self.model = actor.to(device)
-        self.critic = TwinCritic(spec, config).to(actor.statistics)
+        self.critic = actor.make_critic(spec, config).to(actor.statistics)
+        self.target_critic = copy.deepcopy(self.critic)
         self.policy_version = self.skipped_steps = 0
         self.notice: str | None = None
         self._config = config
         self.device = device
-        self._target_entropy = _target_entropy(config, spec)
+        self._parts = actor.parts.to(device)
+        self._target_entropy = None if config.target_entropy == "auto" else config.target_entropy
         own = actor.statistics.dtype
         reduced = matmul_dtype(config.precision, device)
-        self._dtype = own if reduced == torch.float32 else reduced
+        self._is_reduced = reduced != torch.float32
+        self._dtype = reduced if self._is_reduced else own
         ent_coef = 1.0 if config.ent_coef == "auto" else config.ent_coef
         log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=own, device=device)
         self._log_ent_coef = storage.hold(LOG_ENT_COEF, log_ent_coef)
         self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)
         adapted = {LOG_ENT_COEF: (self._log_ent_coef, self._ent_coef_gradient)} if config.ent_coef == "auto" else {}
-        self._actor = TrainedMlp(ACTOR, self.model, actor.mlp, config, self._dtype, storage, adapted)
-        self._critic = TrainedMlp(CRITIC, self.critic, self.critic.mlp, config, self._dtype, storage)
-        self._target = storage.hold(TARGET_CRITIC, self._critic.flat.data.clone())
-        self._target_weights = LayerCopy(self.critic.mlp, self._target, self._dtype)
+        # Passes by hand make more updates of perceptrons than autograd; what they compute is the same.
+        has_passes = actor.has_passes and isinstance(self.critic, TwinCritic)
+        actor_mlp, critic_mlp = (actor.mlp, self.critic.mlp) if has_passes else (None, None)
+        self._actor = TrainedNetwork(ACTOR, self.model, actor_mlp, config, self._dtype, storage, adapted)
+        self._critic = TrainedNetwork(CRITIC, self.critic, critic_mlp, config, self._dtype, storage)
+        self._target = FlatParameters(
+            self.target_critic, with_grad=False, hold=lambda initial: storage.hold(TARGET_CRITIC, initial)
+        ).data
+        self._target_weights = None if critic_mlp is None else LayerCopy(critic_mlp, self._target, self._dtype)
+        self._target_layers = () if self._target_weights is None else self._target_weights.layers
         self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
+        self._update = self._update_by_passes if has_passes else self._update_by_autograd
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", actor.observation_size, device)
         own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
@@ -119,10 +131,10 @@ class OffPolicyLearner:
             self._take_statistics()
 
     def observe(self, obs: Tensor) -> None:
-        """Add observations `[N, D]`, raw, to the statistics, those of a replay as often as they are drawn."""
+        """Add raw rows of observations `[N, row_size]` to the statistics, those of a replay as often as drawn."""
         if not self._config.normalize_input:
             return
-        self._obs_moments.update(obs.to(self.device, torch.float32))
+        self._obs_moments.update(split_tensor(self.model.layout, obs.to(self.device)).floats.float())
         self._obs_moments.merge()
         self._take_statistics()
 
@@ -153,7 +165,8 @@ class OffPolicyLearner:
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
             noise = self._noise(batch, trains_actor)
-            figures.append((self._graphs or self._update)([*batch.tensors, noise], trains_actor))
+            update = self._graphs or self._update
+            figures.append(update([*batch.tensors, noise], trains_actor))
         if self._graphs is not None:
             self.notice = self.notice or self._graphs.take_notice()
         return self._metrics(figures, batches[-1])
@@ -198,8 +211,9 @@ class OffPolicyLearner:
 
     def _refresh_copies(self) -> None:
         for network in (self._actor, self._critic):
-            network.loaded()
-        self._target_weights.refresh()
+            network.refresh()
+        if self._target_weights is not None:
+            self._target_weights.refresh()
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors themselves, by their names in a checkpoint."""
@@ -214,17 +228,62 @@ class OffPolicyLearner:
         }
 
     def _noise(self, batch: Transitions, trains_actor: bool) -> Tensor:
-        """For actions at all observations, but for the first ones unless the policy is trained; none if discrete."""
+        """For continuous actions at all observations, but for the first ones unless the policy is trained."""
+        rows, num_between = batch.between_discount.shape
+        shape = ((num_between + (2 if trains_actor else 1)) * rows, self._parts.num_continuous)
         own = self.model.statistics
-        if not self.model.is_gaussian:
-            return own.new_empty(0)
-        rows, num_actions = batch.action.shape
-        num_between = batch.between_discount.shape[1]
-        shape = ((num_between + (2 if trains_actor else 1)) * rows, num_actions)
         return torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
-    def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        """Figures of the critics `[C]`, and of the policy `[A]` if it was trained."""
+    def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+        """One update of any networks. Figures of the critics `[C]`, and of the policy `[A]` if it was trained."""
+        batch, noise = Transitions(*inputs[:-1]), inputs[-1]
+        size = len(batch.reward)
+        ent_coef = self._log_ent_coef.exp()[0]
+        obs = self.model.inputs_of(batch.obs)
+        # Target: what the policy is expected to get from the next observation on, by the smaller of the target critics.
+        after = torch.cat((batch.between_obs.transpose(0, 1).flatten(0, 1), batch.next_obs))
+        later = self.model.inputs_of(after)
+        action, log_prob, log_probs = self._draw(later, noise[-len(after) :])
+        last = Inputs(later.floats[-size:], None if later.pixels is None else later.pixels[-size:])
+        next_values = self._values(self.target_critic, last, action[-size:])
+        next_value = sac.soft_value_of_parts(next_values, log_probs[-size:], log_prob[-size:], ent_coef)
+        target = self._target_of(batch, next_value, log_prob + _expected(log_probs, log_probs), ent_coef)
+        # Critics, and targets that follow them.
+        with torch.enable_grad():
+            values = self._values(self.critic, obs, self._parts.continuous_of(batch.action))
+            values = self._parts.chosen_values(values, batch.action)
+            loss = 0.5 * (values - target).square().mean(1).sum()
+            self._critic.flat.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+        figures = torch.stack((loss.detach(), values.detach().mean(), obs.floats.sum() + later.floats.sum()))
+        critic_figures = self._critic.step(self._rate, figures)
+        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
+        if not trains_actor:
+            return critic_figures, None
+        # Policy and entropy coefficient.
+        with torch.enable_grad():
+            action, log_prob, log_probs = self._draw(obs, noise[:size])
+            values = self._values(self.critic, obs, action)
+            loss = -sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef).mean()
+            self._actor.flat.zero_grad()
+            loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
+        entropy = -(log_prob + _expected(log_probs, log_probs)).detach().mean()
+        return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, obs)
+
+    def _draw(self, inputs: Inputs, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Continuous actions `[B, C]`, their log-probability `[B]`, log-probabilities of choices `[B, N]`."""
+        with torch.autocast(self.device.type, self._dtype, enabled=self._is_reduced, cache_enabled=False):
+            parameters = self.model(*inputs)
+        sample = sac.draw_squashed(self._parts.gaussian_of(parameters), noise)
+        return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
+
+    def _values(self, critic: TwinCritic, inputs: Inputs, action: Tensor) -> Tensor:
+        """Values `[2, B, N]` of continuous actions with all combinations of choices."""
+        with torch.autocast(self.device.type, self._dtype, enabled=self._is_reduced, cache_enabled=False):
+            return critic.values(inputs, action)
+
+    def _update_by_passes(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+        """The same without autograd, for perceptrons and actions that are either continuous or one choice."""
         batch, noise = Transitions(*inputs[:-1]), inputs[-1]
         size = batch.reward.shape[0]
         ent_coef = self._log_ent_coef.exp()[0]
@@ -242,7 +301,7 @@ class OffPolicyLearner:
         size, num_obs = batch.reward.shape[0], self.model.observation_size
         sample = sac.draw_squashed(parameters, noise)
         inputs = torch.cat((obs[-size:], sample.action[-size:].to(obs.dtype)), dim=1)
-        next_values = self._critic_pass.forward(self._target_weights.layers, inputs).squeeze(-1)
+        next_values = self._critic_pass.forward(self._target_layers, inputs).squeeze(-1)
         next_value = sac.soft_value(next_values, sample.log_prob[-size:], ent_coef)
         target = self._target_of(batch, next_value, sample.log_prob, ent_coef)
         inputs = torch.cat((obs[:size], batch.action.tanh().to(obs.dtype)), dim=1)
@@ -266,7 +325,7 @@ class OffPolicyLearner:
         self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
     ) -> Figures:
         size, choice = batch.reward.shape[0], batch.action.expand(2, -1).unsqueeze(-1)
-        next_values = self._critic_pass.forward(self._target_weights.layers, obs[-size:])
+        next_values = self._critic_pass.forward(self._target_layers, obs[-size:])
         next_value = sac.soft_value_of_choices(next_values, parameters[-size:], ent_coef)
         target = self._target_of(batch, next_value, -self.model.distribution.entropy(parameters), ent_coef)
         all_values = self._critic_pass.forward(self._critic.layers, obs[:size])
@@ -310,7 +369,8 @@ class OffPolicyLearner:
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
         self._storage.move(self._target, self._critic.flat.data, self._config.tau)
-        self._target_weights.refresh()
+        if self._target_weights is not None:
+            self._target_weights.refresh()
         return figures
 
     def _train_actor(
@@ -319,9 +379,26 @@ class OffPolicyLearner:
         """Step the policy down `gradient` of its distributions' parameters, and the entropy coefficient; figures."""
         outputs_gradient = self.model.outputs_gradient(parameters, gradient).unsqueeze(0)
         self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
-        adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, self._target_entropy)
+        return self._step_actor(loss, entropy, ent_coef, None)
+
+    def _step_actor(self, loss: Tensor, entropy: Tensor, ent_coef: Tensor, obs: Inputs | None) -> Tensor:
+        """Steps the policy down the gradient that is there, and the entropy coefficient; returns figures."""
+        target: Tensor | float | None = self._target_entropy
+        if target is None:
+            target = -float(self._parts.num_continuous) + 0.5 * self._max_entropy_of_choices(obs)
+        adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, target)
         self._ent_coef_gradient.copy_(adapting.gradient)
         return self._actor.step(self._rate, torch.stack((loss, ent_coef, adapting.value, entropy)))
+
+    def _max_entropy_of_choices(self, obs: Inputs | None) -> Tensor | float:
+        """The largest entropy of choices, in the mean over observations: masks allow fewer choices in some of them."""
+        num_features = self.model.layout.num_features
+        if obs is None or not self.model.layout.num_mask:
+            return self._parts.max_entropy
+        allowed = obs.floats[:, num_features:] != 0
+        counts = torch.stack([part.sum(1) for part in torch.split(allowed, self._parts.sizes, dim=1)], 1)
+        sizes = torch.tensor(self._parts.sizes, device=counts.device)
+        return torch.where(counts > 0, counts, sizes).log().sum(1).mean()  # a mask of nothing allows everything
 
     def _metrics(self, figures_of_updates: Sequence[Figures], last_batch: Transitions) -> SacMetrics | None:
         """Bring every figure to the host in one transfer; those of steps that were left out do not count."""
@@ -370,7 +447,6 @@ def _mean_of_finite(rows: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(is_finite.any(), mean, otherwise), is_finite
 
 
-def _target_entropy(config: TrainConfig, spec: EnvSpec) -> float:
-    if config.target_entropy != "auto":
-        return config.target_entropy
-    return 0.5 * math.log(spec.action.n) if isinstance(spec.action, DiscreteAction) else -float(spec.action.size)
+def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
+    """Sum over groups `[B]` of the expectation of `values: [B, N]`."""
+    return (log_probs.exp() * values).sum(-1)

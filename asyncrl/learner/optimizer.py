@@ -1,4 +1,4 @@
-"""Adam on flat tensors, by PyTorch's fused kernel."""
+"""Adam on flat tensors, the schedules of its learning rate, and the steps that are left out."""
 
 from __future__ import annotations
 

@@ -177,7 +177,11 @@ WAIT_S = 0.1
 
 
 class SlotExchange:
-    """Moves slots between the rings and the ledger; safe to call from both of the learner's threads."""
+    """Moves slots between the rings and the ledger; safe to call from both of the learner's threads.
+
+    One thread keeps the slots moving while the other one trains, so no split waits for a minibatch to end. Both work on
+    the ledger under one lock, and whoever holds it is the one producer of the granting rings.
+    """
 
     def __init__(
         self,

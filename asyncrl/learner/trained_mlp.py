@@ -1,4 +1,4 @@
-"""A network that is trained by passes without autograd: flat weights, their optimizer, and copies for the products."""
+"""A network that SAC trains: flat weights, their optimizer, and for passes without autograd copies for the products."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class LayerCopy:
             self._flat[: self._size].copy_(self._copy[: self._size])
 
 
-class TrainedMlp:
-    """A module whose parameters are those of one `StackedMlp`, with its gradient and Adam.
+class TrainedNetwork:
+    """A module with its gradient and Adam.
 
     Attributes:
         flat: all parameters and their gradients.
-        layers: the weights that passes run on.
+        layers: the weights that passes run on; empty without passes.
         gradients: where passes write gradients.
     """
 
@@ -56,7 +56,7 @@ class TrainedMlp:
         self,
         name: str,
         module: nn.Module,
-        mlp: StackedMlp,
+        mlp: StackedMlp | None,
         config: TrainConfig,
         dtype: torch.dtype,
         storage: Storage,
@@ -67,7 +67,7 @@ class TrainedMlp:
         Args:
             name: of the module's weights in `storage`.
             module: on its device already.
-            mlp: the part of it that has the parameters, all of them.
+            mlp: what passes run, which has all parameters of the module; None for one that is trained by autograd.
             config: Adam's settings and `max_grad_norm`.
             dtype: of the hidden layers' matrix products.
             storage: where they live.
@@ -76,9 +76,15 @@ class TrainedMlp:
         others = others or {}
         self.flat = FlatParameters(module, hold=lambda initial: storage.hold(name, initial))
         self._gradient = self.flat.require_grad()
-        self._weights = LayerCopy(mlp, self.flat.data, dtype)
-        self._weight_gradients = LayerCopy(mlp, self._gradient, dtype)
-        self.layers, self.gradients = self._weights.layers, self._weight_gradients.layers
+        self._weights: LayerCopy | None = None
+        self._weight_gradients: LayerCopy | None = None
+        self.layers: tuple[StackedLayer, ...] = ()
+        self.gradients: tuple[StackedLayer, ...] = ()
+        if mlp is not None:
+            self._weights, self._weight_gradients = (
+                LayerCopy(mlp, flat, dtype) for flat in (self.flat.data, self._gradient)
+            )
+            self.layers, self.gradients = self._weights.layers, self._weight_gradients.layers
         self._max_grad_norm = config.max_grad_norm
         self._ranks = storage.ranks
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
@@ -95,18 +101,20 @@ class TrainedMlp:
         Returns:
             [K + 1]: the figures, and the norm before clipping.
         """
-        self._weight_gradients.write_back()
-        self._ranks.average([*self._gradients, figures])
+        if self._weight_gradients is not None:
+            self._weight_gradients.write_back()
+        if self._ranks.num_ranks > 1:
+            self._ranks.average([*self._gradients, figures])
         norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._max_grad_norm > 0.0:
             self._gradient.mul_((self._max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         figures = torch.cat((figures, norm.unsqueeze(0)))
         self._optimizer.step(learning_rate, is_bad(figures))
-        self._weights.refresh()
+        self.refresh()
         return figures
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that continues the training, the tensors themselves: call `loaded` after writing to them."""
+        """All that continues the training, the tensors themselves: call `refresh` after writing to them."""
         kinds = {
             "value": self._optimizer.parameters,
             "exp_avg": self._optimizer.exp_avgs,
@@ -115,6 +123,7 @@ class TrainedMlp:
         }
         return {f"{name}.{number}": tensor for name, kind in kinds.items() for number, tensor in enumerate(kind)}
 
-    def loaded(self) -> None:
-        """Follow weights that were written from outside."""
-        self._weights.refresh()
+    def refresh(self) -> None:
+        """Takes weights over into the copies for the products."""
+        if self._weights is not None:
+            self._weights.refresh()

@@ -73,7 +73,7 @@ class ActingPolicy:
         self._act = self._act_untrained = self._actor.act
         if isinstance(model, SacActor):
             # The replay is filled with actions of the whole range until the first update.
-            uniform = UniformPolicy(model.distribution, seed)
+            uniform = UniformPolicy(model.distribution, seed, model.layout)
             self._act_untrained = lambda: uniform.act(self._actor.obs)
 
     @property

@@ -158,7 +158,7 @@ class ArraySacPolicy(_ArrayMlp):
 
 def runs_in_arrays(model: ActorCritic | SacActor) -> bool:
     """Whether `make_array_policy` knows such a model."""
-    return isinstance(model, SacActor) or model.runs_in_arrays
+    return model.has_passes if isinstance(model, SacActor) else model.runs_in_arrays
 
 
 def make_array_policy(model: ActorCritic | SacActor, seed: int) -> ArrayPolicy | ArraySacPolicy:
