@@ -158,7 +158,9 @@ class OffPolicyLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
         figures = []
-        for batch in [batch.to(self.device) for batch in batches]:  # all of them first: a transfer waits for updates
+        if batches[0].obs.device != self.device:
+            batches = [batch.to(self.device) for batch in batches]  # all of them first: a transfer waits for updates
+        for batch in batches:
             if self._storage.is_shared:
                 self._storage.pull()
                 self._refresh_copies()

@@ -111,12 +111,17 @@ class OffPolicyTrainer:
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
-        num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
-        if num_updates == 0 and not (self._is_done and self._agreement.ranks.num_ranks > 1):
+        num_updates, agreement = min(self._limiter.due, MOST_UPDATES_AT_ONCE), self._agreement
+        if num_updates == 0 and not (agreement.ranks.num_ranks > 1 and self._is_done):
             self._release()
             self._waker.wait(timeout_s)
             self._phases.charge(Phase.WAIT_SAMPLES)
-        elif (num_updates := self._agree_on(num_updates)) > 0:
+        elif agreement.ranks.num_ranks > 1:
+            # How many updates all ranks make now. A rank that has none due goes on with the others.
+            turn = agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
+            self._phases.charge(Phase.WAIT_RANKS)
+            num_updates = 0 if turn.is_over else turn.num_updates
+        if num_updates > 0:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
@@ -126,19 +131,14 @@ class OffPolicyTrainer:
             if metrics is not None:
                 self._unreported.append(metrics)
             self._phases.charge(Phase.TRAIN)
-            self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
+            if agreement.ranks.num_ranks > 1:
+                self._phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
             self._limiter.count(num_updates)
             self._publish()
             self._release()
         if time.monotonic() - self._report_started < _REPORT_EVERY_S:
             return None
         return self.take_report()
-
-    def _agree_on(self, num_updates: int) -> int:
-        """How many updates all ranks make now; 0 if the run is over. Who has none due goes on with the others."""
-        turn = self._agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
-        self._phases.charge(Phase.WAIT_RANKS)
-        return 0 if turn.is_over else turn.num_updates
 
     def settle(self) -> None:
         """Nothing: nobody else trains."""

@@ -65,9 +65,15 @@ def train_metrics(
         first_deviation = steps[0].log_ratio.expm1().abs().amax(0)
         sample_size = effective_sample_size(steps[0].log_ratio if weights is None else weights.log())
         variance = explained_variance(raw_values, raw_returns)
-        entropy, std = _spread_of(behaviour, distribution)
+        # Of evenly spaced distributions where there are many.
+        spaced = behaviour[:: -(-len(behaviour) // _MOST_DISTRIBUTIONS)]
+        with torch.no_grad():
+            entropy = distribution.entropy(spaced).mean()
+        positions = distribution.deviation_positions
+        std = spaced[:, list(positions)].exp().mean() if positions else torch.zeros_like(entropy)
         own = torch.stack((approximate_kl(log_ratio), clipped, sample_size, variance, first_deviation, entropy, std))
-    ranks.average([own], log_ratio.numel())
+    if ranks.num_ranks > 1:
+        ranks.average([own], log_ratio.numel())
     figures: list[float] = torch.cat((means, own)).tolist()
     loss, policy, value, entropy_loss, kl_loss, _, grad_norm, *rest = figures
     approx_kl, clip_fraction, effective_size, explained, ratio_deviation, mean_entropy, mean_std = rest
@@ -87,12 +93,3 @@ def train_metrics(
         entropy=mean_entropy,
         std=mean_std if distribution.num_deviations > 0 else None,
     )
-
-
-@torch.no_grad()
-def _spread_of(parameters: Tensor, distribution: ActionDistribution) -> tuple[Tensor, Tensor]:
-    """Mean entropy and mean standard deviation of distributions, of evenly spaced ones where there are many."""
-    parameters = parameters[:: -(-len(parameters) // _MOST_DISTRIBUTIONS)]
-    entropy = distribution.entropy(parameters).mean()
-    positions = distribution.deviation_positions
-    return entropy, parameters[:, positions].exp().mean() if positions else torch.zeros_like(entropy)

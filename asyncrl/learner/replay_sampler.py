@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -74,8 +73,11 @@ class ReplaySampler:
                 whole[lost] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        moved = to_device([torch.from_numpy(array) for array in drawn], self._device)
-        return _as_batches(moved, num_batches, batch_size)
+        tensors = [torch.from_numpy(array) for array in drawn]
+        if self._device.type != "cpu":
+            tensors = to_device(tensors, self._device)
+        parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
+        return [Transitions(*fields) for fields in zip(*parts, strict=True)]
 
     def _spans(self) -> tuple[IntArray, IntArray]:
         """The first row of each stripe that may be drawn, and how many may."""
@@ -148,8 +150,3 @@ class ReplaySampler:
 def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A view `[splits * rows * envs, ...]`."""
     return field.reshape(-1, *field.shape[3:])
-
-
-def _as_batches(drawn: Sequence[torch.Tensor], num_batches: int, batch_size: int) -> list[Transitions]:
-    parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in drawn)
-    return [Transitions(*fields) for fields in zip(*parts, strict=True)]

@@ -60,7 +60,7 @@ class SlotLedger:
         self.dropped_samples = 0
         self._next_column = 0
         self._may_begin_dataset = True
-        self._columns_per_dataset = plan.columns_per_dataset
+        self._columns_per_dataset, self._num_splits = plan.columns_per_dataset, plan.num_splits
 
     def add_ready(self, slot: int) -> None:
         """Notes that a split has handed over its slot."""
@@ -109,8 +109,8 @@ class SlotLedger:
                 return []
             self._may_begin_dataset = not plan.fixed_lag
             self._waiting_splits.clear()
-            each = num_slots // plan.num_splits
-            splits = [split_idx for split_idx in range(plan.num_splits) for _ in range(each)]
+            each = num_slots // self._num_splits
+            splits = [split_idx for split_idx in range(self._num_splits) for _ in range(each)]
         grants = [(split_idx, free.popleft()) for split_idx in splits]
         for split_idx, slot in grants:
             self._slots.grant(slot, split_idx)
