@@ -12,8 +12,7 @@ from probe_envs import Sentinel
 
 from asyncrl import runner
 from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.run_setup import RunSetup
 

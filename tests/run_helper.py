@@ -35,8 +35,7 @@ from asyncrl.hogwild.sac_worker import HogwildSacWorker
 from asyncrl.learner import on_policy
 from asyncrl.learner.dataset import Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import write_block

@@ -155,7 +155,7 @@ class ActorCritic(nn.Module):
             statistics: [2F] means and deviations to use in place of the model's own.
         """
         if not self.normalizes_obs:
-            return unchanged(obs, out)
+            return obs if out is None or out is obs else out.copy_(obs)
         mean, std = (self.obs_mean, self.obs_std) if statistics is None else statistics.chunk(2)
         return normalize(obs, mean, std, out)
 
@@ -276,11 +276,6 @@ class ActorCritic(nn.Module):
 def normalize(obs: Tensor, mean: Tensor, std: Tensor, out: Tensor | None = None) -> Tensor:
     """Numbers `[..., F]` in units of their deviation, clipped to +-10, into `out` if given."""
     return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
-
-
-def unchanged(obs: Tensor, out: Tensor | None = None) -> Tensor:
-    """Numbers as they are, in `out` if given."""
-    return obs if out is None or out is obs else out.copy_(obs)
 
 
 def neutral_statistics(observation_size: int, num_others: int = 0) -> Tensor:

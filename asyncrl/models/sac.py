@@ -12,7 +12,7 @@ from torch.nn.functional import log_softmax
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, EnvSpec
-from asyncrl.models.actor_critic import normalize, unchanged
+from asyncrl.models.actor_critic import normalize
 from asyncrl.models.distributions import ActionDistribution, ActionParts, FloatArray, make_distribution
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.registry import DEFAULT, make_encoder
@@ -142,7 +142,9 @@ class SacActor(nn.Module):
             obs: raw observations.
             out: where to write them, which may be `obs` itself; a new tensor if not given.
         """
-        return normalize(obs, self.obs_mean, self.obs_std, out) if self.normalizes_obs else unchanged(obs, out)
+        if self.normalizes_obs:
+            return normalize(obs, self.obs_mean, self.obs_std, out)
+        return obs if out is None or out is obs else out.copy_(obs)
 
     def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Puts new statistics `[D]` in force; choices and flags stay as they are."""

@@ -15,8 +15,7 @@ from asyncrl.algorithms.losses import gae, vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset, Samples
-from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.on_policy_metrics import Step
+from asyncrl.learner.on_policy import OnPolicyLearner, Step
 from asyncrl.models.actor_critic import ActorCritic
 
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE, MASKED], ids=["box", "choice", "masked"])

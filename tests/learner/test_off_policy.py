@@ -21,7 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.precision import matmul_dtype
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.models.distributions import SquashedGaussian
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor

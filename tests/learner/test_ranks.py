@@ -30,10 +30,10 @@ from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
 from asyncrl.learner.ranks import Agreement, Ranks, Turn
+from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.statistics import RunningMoments
 from asyncrl.learner.storage import Storage
-from asyncrl.learner.transitions import Transitions
 from asyncrl.learner.worker import StopCondition
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor

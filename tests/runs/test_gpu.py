@@ -25,8 +25,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.replay_sampler import to_device
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.learner.transfer import to_device
 from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.device_acting import DeviceActor
