@@ -41,7 +41,7 @@ from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
 from asyncrl.models.uniform import UniformPolicy
-from asyncrl.rollout.env_group import EnvGroup, StepRows
+from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.worker import Split
 
 NUM_RANDOM_STEPS = 5000
@@ -80,9 +80,7 @@ def make_sac_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
     group.reset(stripes.obs_at((0, 0)))
     for row in range(NUM_RANDOM_STEPS):
         stripes.answer((0, row), slice(0, 1), policy.act(stripes.obs_at((0, row))), version=0, now=0.0)
-        fields = stripes.rows(0, row)
-        rows = StepRows(fields.reward, fields.terminated, fields.truncated, fields.valid, fields.next_obs)
-        stripes.publish(0, group.step(stripes.store_action(0, row), rows))
+        stripes.publish(0, group.step(stripes.store_action(0, row), stripes.rows(0, row)))
     storage = Storage()
     if is_shared:
         arena = shared_arena(spec, config, lambda begun: OffPolicyLearner(actor, config, spec, CPU, begun))
