@@ -296,9 +296,9 @@ class OnPolicyLearner:
             steps_of_pass = self._steps_taken(steps_of_pass, samples)
             steps += steps_of_pass
             self._trained = _Trained(dataset, prepared, samples.weight, steps, learning_rates)
-            is_last = epoch == config.num_epochs
-            if config.target_kl is not None and self._exceeds_target_kl(steps_of_pass):
-                is_last = True
+            is_last = epoch == config.num_epochs or (
+                config.target_kl is not None and self._exceeds_target_kl(steps_of_pass)
+            )
             yield Progress(len(learning_rates), num_total, ends_pass=True, is_last=is_last)
             if is_last:
                 break
