@@ -37,7 +37,7 @@ from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
 from asyncrl.rollout import env_group
-from asyncrl.rollout.split import Split
+from asyncrl.rollout.worker import Split
 
 _SLOT = 0
 

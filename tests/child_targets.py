@@ -14,8 +14,7 @@ import psutil
 import torch
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.rings import IndexRing
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.learner.ranks import ProcessGroupRanks
 from asyncrl.monitoring.reports import EpisodeRecord, RolloutReport

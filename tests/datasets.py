@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from critics import with_values
@@ -16,6 +17,7 @@ from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, read_block
+from asyncrl.monitoring.reports import TrainMetrics
 
 MASKED = spec_of_spaces(
     spaces.Dict({"action_mask": spaces.MultiBinary(3), "state": spaces.Box(-9.0, 9.0, (3,))}),
@@ -76,5 +78,14 @@ class Actor:
         )
 
 
-def nothing(is_last: bool) -> None:
-    """For `after_epoch` where nobody waits for weights."""
+def train_on(
+    learner: OnPolicyLearner,
+    dataset: Dataset,
+    env_steps_before: int = 0,
+    after_pass: Callable[[bool], Any] | None = None,
+) -> TrainMetrics | None:
+    """One whole update; `after_pass` gets whether the pass was the last, and ends the update by returning True."""
+    for progress in learner.updates(dataset, env_steps_before):
+        if progress.ends_pass and after_pass is not None and after_pass(progress.is_last) is True:
+            break
+    return learner.take_metrics()

@@ -11,8 +11,7 @@ import numpy as np
 from probe_envs import Sentinel
 
 from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.run import runner
 from asyncrl.run.setup import RunSetup

@@ -10,7 +10,7 @@ import numpy as np
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.replay import ReplayStripes, replay_specs
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.replay_sampler import Transitions
 
 SPEC = EnvSpec("Tagged", vector_observation(4), DiscreteAction(2, 0), None)
 RESET = -1.0

@@ -18,9 +18,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-from asyncrl.algorithms.gae import GaeResult
+from asyncrl.algorithms.losses import GaeResult
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.requests import RequestTable
+from asyncrl.buffers.messages import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
@@ -31,11 +31,10 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.sac_worker import HogwildSacWorker
-from asyncrl.learner import estimates
+from asyncrl.learner import on_policy
+from asyncrl.learner.dataset import Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.samples import Samples
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import write_block
@@ -239,7 +238,7 @@ def recording(folder: Path) -> Iterator[None]:
     datasets, publications, batches = folder / "datasets", folder / "publications", folder / "batches"
     for subfolder in (datasets, publications, batches):
         subfolder.mkdir(exist_ok=True)
-    train, train_minibatch, gae = OnPolicyLearner.train, OnPolicyLearner._train_minibatch, estimates.gae
+    updates, train_minibatch, gae = OnPolicyLearner.updates, OnPolicyLearner._train_minibatch, on_policy.gae
     publish, sample, close = WeightsChannel.publish, ReplaySampler.sample, HogwildSacWorker.close
     made_of_dataset: dict[str, list[np.ndarray]] = {}
     numbers = itertools.count()
@@ -247,19 +246,18 @@ def recording(folder: Path) -> Iterator[None]:
     def keep(name: str, tensor: torch.Tensor) -> None:
         made_of_dataset.setdefault(name, []).append(tensor.detach().numpy().copy())
 
-    def recording_train(learner: OnPolicyLearner, dataset: Any, *args: Any, **more: Any) -> Any:
+    def recording_updates(learner: OnPolicyLearner, dataset: Any, env_steps: int) -> Iterator[Any]:
         made_of_dataset.clear()
         fields = {field.name: getattr(dataset, field.name).numpy().copy() for field in dataclasses.fields(dataset)}
         fields["learner_version"] = np.array(learner.policy_version)
         block = torch.empty(learner.block_size)
         write_block(learner.model, learner._flat, block)
-        metrics = train(learner, dataset, *args, **more)
+        yield from updates(learner, dataset, env_steps)
         fields |= {name: np.concatenate(parts) for name, parts in made_of_dataset.items()}
         name = f"{os.getpid()}-{next(numbers):08}"
         with (datasets / f"{name}.unfinished").open("wb") as file:
             np.savez(file, **fields, block=block.numpy())
         (datasets / f"{name}.unfinished").rename(datasets / f"{name}.npz")
-        return metrics
 
     def recording_train_minibatch(learner: OnPolicyLearner, batch: Samples) -> Any:
         is_sample = torch.ones_like(batch.log_prob, dtype=torch.bool) if batch.valid is None else batch.valid
@@ -296,8 +294,8 @@ def recording(folder: Path) -> Iterator[None]:
         close(worker)
 
     with (
-        mock.patch.multiple(OnPolicyLearner, train=recording_train, _train_minibatch=recording_train_minibatch),
-        mock.patch.object(estimates, "gae", recording_gae),
+        mock.patch.multiple(OnPolicyLearner, updates=recording_updates, _train_minibatch=recording_train_minibatch),
+        mock.patch.object(on_policy, "gae", recording_gae),
         mock.patch.object(WeightsChannel, "publish", recording_publish),
         mock.patch.object(ReplaySampler, "sample", recording_sample),
         mock.patch.object(HogwildSacWorker, "close", recording_close),

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.departures import Departures
+from asyncrl.buffers.control import Departures, RunControl
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.replay_sampler import Transitions
 
 BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)
 CHOICE = EnvSpec("Choice", vector_observation(3, "float64"), DiscreteAction(4, 0), None)

@@ -1,4 +1,4 @@
-"""Losses of on-policy algorithms over minibatches of valid samples. Every loss is to be minimized."""
+"""Advantages and losses of on-policy algorithms. Every loss is to be minimized."""
 
 from __future__ import annotations
 
@@ -118,3 +118,110 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """1 - Var[returns - values] / Var[returns], both [N]; 0 where the returns do not vary."""
     variance = returns.var(correction=0)
     return torch.where(variance > 0, 1.0 - (returns - values).var(correction=0) / variance, torch.zeros_like(variance))
+
+
+class GaeResult(NamedTuple):
+    """Both [T, C] float32; where `valid` is False the advantage is 0 and the return is the value.
+
+    Attributes:
+        advantages: estimates of A(s, a).
+        returns: advantages + values, the lambda-returns that the critic learns.
+    """
+
+    advantages: Tensor
+    returns: Tensor
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> GaeResult:
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438) where episodes end and begin.
+
+    The value of row t+1 is what follows row t, be it the next observation of the episode, the final one of a truncated
+    episode (a row that is not valid), or the one after the last row. Only termination makes it 0. What comes after
+    the end of an episode, of either kind, never reaches back across it.
+
+    Args:
+        rewards: [T, C] float32.
+        values: [T+1, C] float32, in units of rewards.
+        terminated: [T, C] bool, the episode reached an end of its own.
+        truncated: [T, C] bool, the episode was cut off; the next row is its final observation.
+        valid: [T, C] bool, False for rows without an action; what they hold is not read, but for `values`.
+        gamma: discount factor.
+        gae_lambda: weight of longer returns, 0 (one step) to 1 (Monte Carlo).
+    """
+    next_values = values[1:].masked_fill(terminated, 0.0)
+    deltas = torch.where(valid, rewards + gamma * next_values - values[:-1], 0.0)
+    decay = (valid & ~(terminated | truncated)).to(values.dtype).mul_(gamma * gae_lambda)
+    advantages = torch.empty_like(deltas)
+    following = torch.zeros_like(deltas[0])
+    # One operation a row: this loop runs T times for each dataset.
+    steps = zip(reversed(deltas.unbind()), reversed(decay.unbind()), reversed(advantages.unbind()), strict=True)
+    for delta, weight, advantage in steps:
+        following = torch.addcmul(delta, weight, following, out=advantage)
+    return GaeResult(advantages, advantages + values[:-1])
+
+
+class VtraceResult(NamedTuple):
+    """All [T, C] float32; where `valid` is False the advantage is 0, the return is the value, the weight is 0.
+
+    Attributes:
+        advantages: estimates of A(s, a) under the present policy, without the weight of the action itself.
+        returns: targets of the critic, the paper's v_s.
+        weights: clipped importance weights of the actions, the paper's rho; None without V-trace.
+    """
+
+    advantages: Tensor
+    returns: Tensor
+    weights: Tensor | None
+
+
+def vtrace(
+    log_ratios: Tensor,
+    rewards: Tensor,
+    values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float,
+    gae_lambda: float,
+    max_rho: float,
+    max_c: float,
+) -> VtraceResult:
+    """V-trace: the present policy's values and advantages on an older one's trajectories (arXiv:1802.01561).
+
+    Espeholt et al. 2018, "IMPALA".
+
+    Without lag the weights are 1 and the result is that of generalized advantage estimation; with `gae_lambda` 1 it
+    is the paper's. Rows follow one another as in `gae`: the chain is cut at either end of an episode,
+    and only termination makes the next value 0. No gradient flows through any of it.
+
+    Args:
+        log_ratios: [T, C] float32, log-probability of each action now minus that when it was chosen.
+        rewards: [T, C] float32.
+        values: [T+1, C] float32, of the present critic, in units of rewards.
+        terminated: [T, C] bool.
+        truncated: [T, C] bool.
+        valid: [T, C] bool, False for rows without an action.
+        gamma: discount factor.
+        gae_lambda: weight of longer returns; multiplies c.
+        max_rho: where the weights of the temporal differences are clipped; it decides whose values are learned.
+        max_c: where the weights of the trace are clipped; it decides how fast.
+    """
+    ratios = torch.where(valid, log_ratios, 0.0).exp()
+    weights = torch.where(valid, ratios.clamp(max=max_rho), 0.0)
+    next_values = values[1:].masked_fill(terminated, 0.0)
+    deltas = torch.where(valid, rewards + gamma * next_values - values[:-1], 0.0)
+    goes_on = (valid & ~(terminated | truncated)).to(values.dtype).mul_(gamma * gae_lambda)
+    decay = goes_on * ratios.clamp(max=max_c)
+    corrections = torch.zeros_like(values)
+    for row in reversed(range(len(rewards))):
+        torch.addcmul(weights[row] * deltas[row], decay[row], corrections[row + 1], out=corrections[row])
+    advantages = torch.addcmul(deltas, goes_on, corrections[1:])
+    return VtraceResult(advantages, corrections[:-1] + values[:-1], weights)

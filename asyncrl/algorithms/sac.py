@@ -1,4 +1,4 @@
-"""Losses of SAC over minibatches, each with its gradient in closed form. Every loss is to be minimized.
+"""Losses of SAC over minibatches; those for the passes by hand with their gradients. Every loss is to be minimized.
 
 Continuous actions: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905). Discrete
 ones: Christodoulou 2019 (arXiv:1910.07207), where expectations over actions are sums. K is the number of critics.
@@ -45,7 +45,7 @@ def draw_squashed(parameters: Tensor, noise: Tensor) -> SquashedSample:
         noise: [B, A], standard normal.
     """
     mean, log_std = parameters.chunk(2, dim=-1)
-    deviation = log_std.exp().mul_(noise)
+    deviation = log_std.exp() * noise
     raw = mean + deviation
     # -log_prob, term by term: noise^2 / 2 + log_std + 2 (log 2 - raw - softplus(-2 raw)), and constants
     terms = torch.addcmul(log_std, noise, noise, value=0.5).sub_(raw, alpha=2.0)
@@ -74,6 +74,22 @@ def soft_value_of_choices(values: Tensor, log_probs: Tensor, ent_coef: Tensor) -
         ent_coef: scalar alpha.
     """
     return (log_probs.exp() * (values.amin(0) - ent_coef * log_probs)).sum(-1)
+
+
+def soft_value_of_parts(values: Tensor, log_probs: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
+    """Soft state value `[B]` of actions with continuous dimensions and choices.
+
+    The expectation over choices is exact, as in `soft_value_of_choices`; over continuous actions it is one sample, as
+    in `soft_value`. With choices in several groups both the value and the entropy are sums over groups. The negative
+    mean is the loss of the policy (equation 9, and Christodoulou, equation 12).
+
+    Args:
+        values: [K, B, N], of all combinations of choices, with the continuous numbers that were drawn.
+        log_probs: [B, N], of the combinations; in each group they add up to 1.
+        log_prob: [B], of the continuous numbers.
+        ent_coef: scalar alpha.
+    """
+    return (log_probs.exp() * (values.amin(0) - ent_coef * log_probs)).sum(-1) - ent_coef * log_prob
 
 
 def soft_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
@@ -144,7 +160,7 @@ def choices_actor_loss(log_probs: Tensor, values: Tensor, ent_coef: Tensor) -> L
     return Loss((weights * cost).sum(), weights * (cost + ent_coef))
 
 
-def ent_coef_loss(log_ent_coef: Tensor, entropy: Tensor, target_entropy: float) -> Loss:
+def ent_coef_loss(log_ent_coef: Tensor, entropy: Tensor, target_entropy: Tensor | float) -> Loss:
     """Adapt the entropy coefficient until the policy's entropy is the target (equation 18, on log alpha).
 
     On log alpha rather than alpha the coefficient stays positive and its step does not shrink with it, as in the

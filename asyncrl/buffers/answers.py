@@ -45,11 +45,8 @@ class ObservationDesk(Protocol):
     def num_envs(self) -> int:
         """Environments of a split E."""
 
-    def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The observations `[E, row_size]` that wait there."""
-
-    def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The recurrent states `[E, S]` before these observations; S is 0 without a recurrent core."""
+    def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The observations `[E, row_size]` that wait there, and the recurrent states `[E, S]` before them."""
 
     def answer(self, place: tuple[int, int], envs: slice, answer: Any, version: int, now: float) -> None:
         """Writes the split's part `envs` of a policy's answer where the split looks for it.

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncrl.buffers.arena import ArraySpec, arena_size
-from asyncrl.buffers.control import control_specs
-from asyncrl.buffers.departures import departure_specs
+from asyncrl.buffers.control import control_specs, departure_specs
 from asyncrl.buffers.gradients import gradient_specs
+from asyncrl.buffers.messages import ring_specs
 from asyncrl.buffers.replay import replay_specs
-from asyncrl.buffers.rings import ring_specs
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.buffers.weights import weights_specs
 from asyncrl.config.plan import ResourcePlan

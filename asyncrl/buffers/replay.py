@@ -27,8 +27,8 @@ _SPARE_ROWS = 2  # the row that is being written, and the one whose observation 
 _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
 
-class RowFields(NamedTuple):
-    """What a step writes, all views of a row: `[E]`, and `next_obs [E, D]`."""
+class StepRows(NamedTuple):
+    """Where one step of a split goes, all views of a slot or a stripe: `[E]`, and `next_obs [E, D]`."""
 
     reward: npt.NDArray[np.float32]
     terminated: npt.NDArray[np.bool_]
@@ -60,7 +60,11 @@ def replay_specs(spec: EnvSpec, num_splits: int, envs_per_split: int, replay_siz
 
 
 class ReplayStripes:
-    """All stripes of a run, indexed `[split, row, env, ...]`."""
+    """All stripes of a run, indexed `[split, row, env, ...]`.
+
+    Attributes:
+        num_splits, capacity, num_envs: stripes K, rows of each R, environments of a split E.
+    """
 
     def __init__(self, arena: Arena) -> None:
         """Views the arrays that `replay_specs` described."""
@@ -69,22 +73,11 @@ class ReplayStripes:
         self._num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
         self._mail = arena.array("mailbox.action")
+        self.num_splits: int
+        self.capacity: int
+        self.num_envs: int
+        self.num_splits, self.capacity, self.num_envs = self.reward.shape
         self._no_state = np.empty((self.num_envs, 0), dtype=np.float32)
-
-    @property
-    def num_splits(self) -> int:
-        """Number of stripes K."""
-        return len(self._num_rows)
-
-    @property
-    def num_envs(self) -> int:
-        """Environments of a split E."""
-        return int(self.reward.shape[2])
-
-    @property
-    def capacity(self) -> int:
-        """Rows R of a stripe."""
-        return int(self.reward.shape[1])
 
     def num_rows(self, split_idx: int) -> int:
         """The stripe's cursor: how many rows of it are complete; it never falls."""
@@ -104,10 +97,10 @@ class ReplayStripes:
         rows = (self._num_rows[split] - self.first_whole_row(split) for split in range(self.num_splits))
         return sum(rows) * self.num_envs
 
-    def rows(self, split_idx: int, row: int) -> RowFields:
+    def rows(self, split_idx: int, row: int) -> StepRows:
         """Where the step of a row goes (worker)."""
         at, after = row % self.capacity, (row + 1) % self.capacity
-        return RowFields(
+        return StepRows(
             reward=self.reward[split_idx, at],
             terminated=self.terminated[split_idx, at],
             truncated=self.truncated[split_idx, at],
@@ -132,9 +125,9 @@ class ReplayStripes:
         obs: npt.NDArray[Any] = self.obs[split_idx, row % self.capacity]
         return obs
 
-    def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """No states `[E, 0]`: a policy that learns from a replay is not recurrent."""
-        return self._no_state
+    def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The observations of a (split, row), and no states `[E, 0]`: no policy of a replay is recurrent."""
+        return self.obs[place[0], place[1] % self.capacity], self._no_state
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActionAnswer, version: int, now: float) -> None:
         """Puts a split's actions into its mailbox. Called by the worker or its inference worker.

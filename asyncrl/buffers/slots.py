@@ -4,7 +4,7 @@
 
 The learner owns a slot that is FREE or TRAINING, and gives FILLING to a split; the worker of that split owns it until
 it is READY. The words are the truth; rings only carry the news. When the worker dies the learner owns its FILLING slots
-too, as soon as nobody answers its requests any more (`asyncrl.buffers.departures`), and grants them anew.
+too, as soon as nobody answers its requests any more (`asyncrl.buffers.control`), and grants them anew.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ class SlotStateError(RuntimeError):
 
 
 class TrajectorySlots:
-    """All slots of a run. Arrays are indexed `[slot, row, env, ...]`, see `asyncrl.buffers.layout`."""
+    """All slots of a run. Arrays are indexed `[slot, row, env, ...]`, see `asyncrl.buffers.layout`.
+
+    Attributes:
+        num_slots, rollout, num_envs: slots S, step rows T, environments of a split E.
+        is_recurrent: whether the slots keep recurrent states.
+    """
 
     def __init__(self, arena: Arena) -> None:
         """Views the arrays that `slot_specs` described."""
@@ -54,26 +59,11 @@ class TrajectorySlots:
         self._state = arena.words("slots.state")
         self._owner = arena.words("slots.owner")
         self._generation = arena.words("slots.generation")
-
-    @property
-    def num_slots(self) -> int:
-        """Number of slots S."""
-        return len(self._state)
-
-    @property
-    def rollout(self) -> int:
-        """Number of step rows T."""
-        return int(self.reward.shape[1])
-
-    @property
-    def num_envs(self) -> int:
-        """Environments of a split E."""
-        return int(self.reward.shape[2])
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether the slots keep recurrent states."""
-        return bool(self.rnn_state.shape[3])
+        self.num_slots: int
+        self.rollout: int
+        self.num_envs: int
+        self.num_slots, self.rollout, self.num_envs = self.reward.shape
+        self.is_recurrent = self.rnn_state.shape[3] > 0
 
     def state(self, slot: int) -> SlotState:
         """Present state of a slot."""
@@ -135,15 +125,9 @@ class TrajectorySlots:
         self._owner[slot] = NOBODY
         self._state[slot] = SlotState.FREE
 
-    def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The observations `[E, row_size]` of a (slot, row)."""
-        obs: npt.NDArray[Any] = self.obs[place]
-        return obs
-
-    def rnn_state_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The recurrent states `[E, S]` before the observations of a (slot, row)."""
-        state: npt.NDArray[Any] = self.rnn_state[place]
-        return state
+    def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The observations `[E, row_size]` of a (slot, row), and the recurrent states `[E, S]` before them."""
+        return self.obs[place], self.rnn_state[place]
 
     def answer(self, place: tuple[int, int], envs: slice, answer: CriticizedAnswer, version: int, now: float) -> None:
         """Writes beside the observations of a (slot, row) what a policy says of them.
@@ -181,10 +165,9 @@ class TrajectorySlots:
             field[slot] = np.nan
 
     def _require(self, slot: int, expected: SlotState, split_idx: int | None = None) -> None:
-        found = self.state(slot)
-        if found != expected:
+        if self._state[slot] != expected:
             raise SlotStateError(
-                f"slot {slot} is {found.name}, expected {expected.name}; owner: split {self.owner(slot)}"
+                f"slot {slot} is {self.state(slot).name}, expected {expected.name}; owner: split {self.owner(slot)}"
             )
         if split_idx is not None and self.owner(slot) != split_idx:
             raise SlotStateError(f"slot {slot} belongs to split {self.owner(slot)}, not to split {split_idx}")

@@ -7,7 +7,6 @@ overwrite buffer n % 2 and is begun only after the count became n + 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -108,23 +107,22 @@ class WeightsChannel:
         Returns:
             What was copied, or None if there is nothing new.
         """
-        return self._read(seen, lambda place: np.copyto(out, self._buffers[place]))
+        while (count := self._count[0]) != seen:
+            np.copyto(out, self._buffers[count % 2])
+            version, env_steps = self._versions[count % 2], self._env_steps[count % 2]
+            if self._count[0] == count:
+                return Publication(count, version, env_steps)
+        return None
 
     def read_on_device(self, out: Tensor, seen: int) -> Publication | None:
         """The same into memory of the device that was found."""
         assert self._on_device is not None
-        on_device = self._on_device
-        return self._read(seen, lambda place: on_device.read(place, out))
-
-    def _read(self, seen: int, copy: Callable[[int], None]) -> Publication | None:
-        while True:
-            count = self._count[0]
-            if count == seen:
-                return None
-            copy(count % 2)
+        while (count := self._count[0]) != seen:
+            self._on_device.read(count % 2, out)
             version, env_steps = self._versions[count % 2], self._env_steps[count % 2]
             if self._count[0] == count:
                 return Publication(count, version, env_steps)
+        return None
 
 
 def weights_specs(num_values: int) -> list[ArraySpec]:

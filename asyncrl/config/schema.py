@@ -347,8 +347,8 @@ class TrainConfig(BaseModel):
     target_entropy: Annotated[float, Field(allow_inf_nan=False)] | Auto = _setting(
         "auto",
         "replay",
-        "target entropy of ent_coef=auto in nats, of actions in [-1, 1]; auto is minus the number of action "
-        "dimensions, or half of the largest possible entropy for discrete actions",
+        "target entropy of ent_coef=auto in nats, of actions in [-1, 1]; auto is minus the number of continuous "
+        "dimensions, plus half of the largest possible entropy of choices, of those that a mask allows",
     )
     policy_delay: PositiveInt = _setting(1, "replay", "updates of the critics for each update of the policy")
     critic_layer_norm: bool = _setting(False, "replay", "layer normalization in the critics")

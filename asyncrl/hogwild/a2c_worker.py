@@ -16,12 +16,10 @@ from collections.abc import Callable
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner.dataset import Batcher
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.monitoring.phases import Phase
-from asyncrl.rollout.split import Split
-from asyncrl.rollout.worker import WAIT_S
+from asyncrl.rollout.worker import WAIT_S, Split
 
 _SLOT = _SPLIT = 0  # a worker has one of each, in memory of its own
 
@@ -53,7 +51,7 @@ class HogwildA2cWorker(HogwildWorker):
         super().__init__(parts, split.group)
         self._split = split
         self._slots = slots
-        self._batcher = Batcher(DeviceSlots(slots), slots.num_envs, recurrence)
+        self._batcher = Batcher(slots, slots.num_envs, recurrence)
         self._learner = learner
         self._pull = pull
         self._has_room = has_room
@@ -72,8 +70,9 @@ class HogwildA2cWorker(HogwildWorker):
         self.phases.charge(Phase.COPY)
         if dataset.num_valid > 0:  # otherwise all of it was of environments that failed
             self._learner.follow_units()
-            metrics = self._learner.train(dataset, self._clock.env_steps, after_epoch=_goes_on)
-            self.note_training(metrics, self._learner.skipped_steps)
+            for _ in self._learner.updates(dataset, self._clock.env_steps):
+                pass  # nobody waits for weights
+            self.note_training(self._learner.take_metrics(), self._learner.skipped_steps)
         self._clock.settle_steps(self.worker_idx)
         self._slots.free(_SLOT)
         self.phases.charge(Phase.TRAIN)
@@ -86,7 +85,3 @@ class HogwildA2cWorker(HogwildWorker):
         while ready is None:
             num_steps, ready = self._split.advance()
             self.count_steps(num_steps)
-
-
-def _goes_on(_: bool) -> bool:
-    return False

@@ -10,7 +10,7 @@ from asyncrl.models.acting import Act
 
 
 class OwnActions:
-    """An action source (`asyncrl.rollout.split.ActionSource`) that answers at once."""
+    """An action source (`asyncrl.rollout.worker.ActionSource`) that answers at once."""
 
     def __init__(self, act: Act, desk: ObservationDesk, version: Callable[[], int]) -> None:
         """Takes what acts.
@@ -24,11 +24,12 @@ class OwnActions:
         self._desk = desk
         self._version = version
 
-    def request(self, split_idx: int, slot: int, row: int) -> None:
+    def request(self, split_idx: int, slot: int, row: int) -> bool:
         """Answers the request."""
         place = slot, row
-        answer = self._act(self._desk.obs_at(place), self._desk.rnn_state_at(place))
+        answer = self._act(*self._desk.inputs_at(place))
         self._desk.answer(place, slice(0, self._desk.num_envs), answer, self._version(), time.monotonic())
+        return True
 
     def is_answered(self, split_idx: int) -> bool:
         """Always: the answer came with the request."""

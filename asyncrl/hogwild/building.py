@@ -19,10 +19,10 @@ import torch
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.buffers.shared_tensors import RUN, ReturnUnits, SharedTensor
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import HogwildPlan, ReplayPlan
 from asyncrl.envs.making import env_seed
@@ -38,19 +38,18 @@ from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import CRITIC, OffPolicyLearner
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
-from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
+from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
-from asyncrl.models.making import make_actor_critic
-from asyncrl.models.sac import SacActor
+from asyncrl.models.making import make_actor_critic, make_sac_actor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit
-from asyncrl.rollout.split import Split
+from asyncrl.rollout.worker import Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
 
@@ -76,7 +75,7 @@ def build_hogwild_keeper(
     storage = SharedStorage(setup.arena, RUN)
     publisher = WeightsPublisher(WeightsChannel(setup.arena), 0)
     if config.is_off_policy:
-        sac = OffPolicyLearner(SacActor(setup.spec, config), config, setup.spec, _CPU, storage)
+        sac = OffPolicyLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
 
         def follow_sac() -> int:
             storage.refresh()
@@ -164,14 +163,14 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
 def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, parts: WorkerParts) -> HogwildSacWorker:
     config, worker_idx = setup.config, parts.worker_idx
     config = config.model_copy(update={"seed": _acting_seed(setup, worker_idx)})  # noise of its own
-    actor = SacActor(setup.spec, config)
+    actor = make_sac_actor(setup.spec, config)
     device = torch.device(setup.plan.device)
     storage = SharedStorage(setup.arena, worker_idx + 1, _copies_on(device))
     learner = OffPolicyLearner(actor, config, setup.spec, device, storage)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
     act_trained = make_act(actor, device, config.seed)
-    untrained = UniformPolicy(actor.distribution, config.seed)
+    untrained = UniformPolicy(actor.distribution, config.seed, actor.layout)
     actions = OwnActions(
         lambda obs, state: act_trained(obs, state) if learner.policy_version > 0 else untrained.act(obs),
         stripes,
@@ -198,7 +197,7 @@ def _initialize(setup: RunSetup) -> None:
     config, storage = setup.config, InitialStorage(setup.arena)
     saved: LearnerState | None = state_to_begin_with(setup)
     if config.is_off_policy:
-        sac = OffPolicyLearner(SacActor(setup.spec, config), config, setup.spec, _CPU, storage)
+        sac = OffPolicyLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
         if saved is not None:
             sac.load_state_dict(saved)
     else:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from asyncrl.buffers.gradients import GradientPlaces
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.messages import Waker
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.statistics import RunningMoments
 from asyncrl.learner.storage import Storage
 

@@ -16,13 +16,13 @@ from typing import Protocol
 import torch
 
 from asyncrl.buffers.gradients import GradientPlaces
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.messages import Waker
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import KeptActorCritic
 from asyncrl.hogwild.clock import GlobalClock
 from asyncrl.hogwild.gradients import combine
-from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.state import LearnerState
+from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asyncrl.buffers.shared_tensors import SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.optimizer import FlatAdam
 
 _RMSPROP_ALPHA = 0.99
 

@@ -13,7 +13,7 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
-from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.statistics import RunningMoments
 from asyncrl.learner.storage import Storage
 

@@ -9,8 +9,7 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.hogwild.clock import GlobalClock
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.rollout.split import StepsEnvironments
-from asyncrl.rollout.worker import WAIT_S, WorkerReports
+from asyncrl.rollout.worker import WAIT_S, StepsEnvironments, WorkerReports
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 consumes  requests (one ring from each rollout worker, and the request table), published weights
 produces  actions and what goes with them (slot rows, or the mailbox), answers (request table)
-settles   deaths of rollout workers that it serves (see `asyncrl.buffers.departures`)
+settles   deaths of rollout workers that it serves (see `asyncrl.buffers.control`)
 waits     for requests until woken or for WAIT_S, then looks again; for company as `batching` says
 stops     when the run has ended
 
@@ -15,10 +15,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from asyncrl.buffers.departures import Departures
-from asyncrl.buffers.requests import RequestTable
-from asyncrl.buffers.rings import IndexRing
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.control import Departures
+from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.inference.batching import RequestBatcher
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s

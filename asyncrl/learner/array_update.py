@@ -7,28 +7,342 @@ goes to calls, nodes and fresh memory; here the passes are written out, over the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.array_losses import (
-    FloatArray,
-    LossOfSamples,
-    a2c_policy_loss,
-    clipped_value_loss,
-    ppo_policy_loss,
-    squared_value_loss,
-)
+from asyncrl.algorithms.losses import ClipRange
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.dataset import Samples
 from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
+from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.samples import Samples
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_distributions import has_array_distribution, make_array_distribution
-from asyncrl.models.array_networks import ArrayActorCritic
+from asyncrl.models.array_policy import FloatArray, array_of
+from asyncrl.models.distributions import (
+    FORBIDDEN,
+    LOG_STD_RANGE,
+    Categorical,
+    DiagonalGaussian,
+    is_forbidden,
+)
+from asyncrl.models.encoders import Layers, ObservationEncoder
 from asyncrl.models.flat import FlatParameters
+from asyncrl.models.mlp_pass import ACTIVATION_GRADIENTS
+
+
+class ArrayDistribution(Protocol):
+    """A distribution over the actions of one minibatch. `log_prob` comes first; the others are of the same samples.
+
+    Samples are last, `[P, B]`: NumPy is quick along long rows, and there are few actions.
+    """
+
+    def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
+        """Log-probabilities `[B]` of actions `[B, ...]`.
+
+        Args:
+            outputs: [P, B], of the network, perhaps without log-deviations; they may be overwritten.
+            action: what was done.
+            mask: [B, P], 0 for choices that are not allowed.
+        """
+
+    def mean_entropy(self) -> float:
+        """In nats."""
+
+    def mean_kl(self, reference: FloatArray) -> float:
+        """KL(reference || policy) in nats; `reference` are the distribution's parameters `[B, P]`."""
+
+    def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
+        """Returns the gradient of the outputs, and writes that of log-deviations that are parameters.
+
+        Args:
+            log_prob_gradient: [B], derivatives of the loss by the log-probabilities.
+            entropy_coeff: derivative of the loss by the mean entropy; if it is not 0, `mean_entropy` came before.
+            kl_coeff: derivative of the loss by the mean divergence; if it is not 0, `mean_kl` came before.
+        """
+
+
+class ArrayGaussian:
+    """`DiagonalGaussian`. With s the log-deviation and z = (a - mean) / exp(s):
+
+    log p = -sum(s + z^2 / 2) + const, so d log p / d mean = z / exp(s) and d log p / ds = z^2 - 1;
+    entropy = sum(s) + const, so its derivative by s is 1;
+    KL(old || new) = sum(s - s_old + (t - 1) / 2) with t = exp(2 s_old - 2 s) + d^2 and d = (mean - mean_old) / exp(s),
+    so its derivative by the mean is d / exp(s), and that by s is 1 - t.
+    """
+
+    def __init__(self, distribution: DiagonalGaussian, log_std: Tensor | None) -> None:
+        """Takes the parameter `[A]` that log-deviations are; None where they are outputs of the network."""
+        self._num_actions = distribution.num_actions
+        self._log_normalizer = 0.5 * math.log(2.0 * math.pi) * distribution.num_actions
+        self._own = None if log_std is None else (array_of(log_std), gradient_of(log_std))
+
+    def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
+        """See `ArrayDistribution`."""
+        self._mean, self._raw = outputs[: self._num_actions], outputs[self._num_actions :]
+        low, high = LOG_STD_RANGE
+        # [A, 1] or [A, B]
+        self._log_std = self._own[0][:, None] if self._own else np.minimum(np.maximum(self._raw, low), high)
+        self._precision = np.exp(-self._log_std)
+        self._noise = action.T - self._mean
+        self._noise *= self._precision
+        self._square = self._noise * self._noise
+        log_prob: FloatArray = np.add.reduce(self._square, axis=0)
+        log_prob *= -0.5
+        log_prob -= np.add.reduce(self._log_std, axis=0) + self._log_normalizer
+        return log_prob
+
+    def mean_entropy(self) -> float:
+        """See `ArrayDistribution`."""
+        total: Any = np.add.reduce(self._log_std, axis=None)
+        constant = self._log_normalizer + 0.5 * self._num_actions
+        return float(total) / int(self._log_std.shape[1]) + constant
+
+    def mean_kl(self, reference: FloatArray) -> float:
+        """See `ArrayDistribution`."""
+        old_mean, old_log_std = reference.T[: self._num_actions], reference.T[self._num_actions :]
+        log_ratio = self._log_std - old_log_std
+        self._distance = (self._mean - old_mean) * self._precision
+        self._excess = np.exp(-2.0 * log_ratio)
+        self._excess += self._distance * self._distance
+        self._excess -= 1.0
+        total: Any = np.add.reduce(log_ratio + 0.5 * self._excess, axis=None)
+        return float(total) / len(reference)
+
+    def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
+        """See `ArrayDistribution`."""
+        num_samples = len(log_prob_gradient)
+        mean_gradient: FloatArray = self._noise
+        mean_gradient *= log_prob_gradient
+        log_std_gradient: FloatArray = self._square
+        log_std_gradient -= 1.0
+        log_std_gradient *= log_prob_gradient
+        if entropy_coeff:
+            log_std_gradient += entropy_coeff / num_samples
+        if kl_coeff:
+            mean_gradient += self._distance * (kl_coeff / num_samples)
+            log_std_gradient -= self._excess * (kl_coeff / num_samples)
+        mean_gradient *= self._precision
+        if self._own:
+            np.add.reduce(log_std_gradient, axis=1, out=self._own[1])
+            return mean_gradient
+        log_std_gradient[self._log_std != self._raw] = 0.0  # clamped
+        return np.concatenate((mean_gradient, log_std_gradient))
+
+
+class ArrayCategorical:
+    """`Categorical`. With l the normalized logits, p = exp(l), and o the network's outputs:
+
+    d log p(a) / do = onehot(a) - p; entropy H = -sum(p l), so dH/do = -p (l + H);
+    KL(old || new) = sum(p_old (l_old - l)), so its derivative by o is p - p_old.
+    """
+
+    def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
+        """See `ArrayDistribution`."""
+        self._forbidden = None if mask is None else is_forbidden(mask).T
+        if self._forbidden is not None:
+            outputs[self._forbidden] = FORBIDDEN
+        outputs -= np.maximum.reduce(outputs, axis=0)
+        outputs -= np.log(np.add.reduce(np.exp(outputs), axis=0))
+        self._logits, self._probabilities = outputs, np.exp(outputs)
+        self._chosen = action, np.arange(len(action))
+        log_prob: FloatArray = outputs[self._chosen]
+        return log_prob
+
+    def mean_entropy(self) -> float:
+        """See `ArrayDistribution`."""
+        self._entropy = -np.add.reduce(self._probabilities * self._logits, axis=0)
+        return float(np.add.reduce(self._entropy)) / len(self._entropy)
+
+    def mean_kl(self, reference: FloatArray) -> float:
+        """See `ArrayDistribution`."""
+        self._reference = np.exp(reference.T)
+        total: Any = np.add.reduce(self._reference * (reference.T - self._logits), axis=None)
+        return float(total) / len(reference)
+
+    def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
+        """See `ArrayDistribution`."""
+        num_samples = len(log_prob_gradient)
+        gradient: FloatArray = self._probabilities * -log_prob_gradient
+        gradient[self._chosen] += log_prob_gradient
+        if entropy_coeff:
+            gradient -= self._probabilities * (self._logits + self._entropy) * (entropy_coeff / num_samples)
+        if kl_coeff:
+            gradient += (self._probabilities - self._reference) * (kl_coeff / num_samples)
+        if self._forbidden is not None:
+            gradient[self._forbidden] = 0.0
+        return gradient
+
+
+def has_array_distribution(model: ActorCritic) -> bool:
+    """Whether `make_array_distribution` knows the model's distribution."""
+    return type(model.distribution) in (DiagonalGaussian, Categorical)
+
+
+def make_array_distribution(model: ActorCritic) -> ArrayDistribution:
+    """The pass through the model's distribution."""
+    if isinstance(model.distribution, DiagonalGaussian):
+        return ArrayGaussian(model.distribution, model.log_std)
+    return ArrayCategorical()
+
+
+class TrainedLayer(NamedTuple):
+    """Views of a layer's parameters and of their gradients: `[out, in]` and `[out]`."""
+
+    weight: FloatArray
+    bias: FloatArray
+    weight_gradient: FloatArray
+    bias_gradient: FloatArray
+
+
+class ArrayMlp:
+    """Hidden layers, features `[B, F]`. A backward pass is that of the latest forward pass."""
+
+    def __init__(self, layers: Layers, nonlinearity: str) -> None:
+        """Views the layers' parameters and their gradients, which must be flat already (`FlatParameters`)."""
+        self._layers = [_trained(*layer) for layer in layers]
+        self._activate = _ACTIVATIONS[nonlinearity]
+        self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
+        self._features = [np.empty((0, 0), np.float32)]
+        self._gradients: list[FloatArray] = []
+        self._ones = np.empty(0, np.float32)
+
+    def forward(self, inputs: FloatArray) -> FloatArray:
+        """From `[B, in]` to features `[B, out]`, which the next pass overwrites."""
+        if len(self._features) != 1 + len(self._layers) or len(self._features[-1]) != len(inputs):
+            # Kept from pass to pass: fresh arrays of this size would be mapped into the process page by page.
+            num_samples = len(inputs)
+            self._features[1:] = [np.empty((num_samples, len(layer.bias)), np.float32) for layer in self._layers]
+            self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in self._layers]
+            self._ones = np.ones(num_samples, np.float32)
+        self._features[0] = inputs
+        for depth, layer in enumerate(self._layers):
+            features = np.dot(self._features[depth], layer.weight.T, out=self._features[depth + 1])
+            features += layer.bias
+            self._activate(features)
+        return self._features[-1]
+
+    def backward(self, gradient: FloatArray) -> None:
+        """Writes the parameters' gradients; `gradient [B, out]` of the features is overwritten."""
+        for depth in reversed(range(len(self._layers))):
+            layer = self._layers[depth]
+            self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(self._features[depth + 1]))
+            np.dot(gradient.T, self._features[depth], out=layer.weight_gradient)
+            np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
+            if depth > 0:
+                gradient = np.dot(gradient, layer.weight, out=self._gradients[depth])
+
+
+class ArrayEncoder:
+    """The perceptrons of an observation's keys, their features side by side."""
+
+    def __init__(self, encoder: ObservationEncoder, nonlinearity: str) -> None:
+        """Takes an encoder of numbers alone."""
+        assert encoder.vector_keys is not None
+        self._keys = [(places, ArrayMlp(layers, nonlinearity)) for places, layers in encoder.vector_keys]
+        self._ends: list[int] = []
+
+    def forward(self, floats: FloatArray) -> FloatArray:
+        """From normalized numbers `[B, F]` to features `[B, out]`."""
+        pieces = []
+        for places, mlp in self._keys:
+            columns = [floats[:, place] for place in places]
+            pieces.append(mlp.forward(columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)))
+        if len(pieces) == 1:
+            return pieces[0]
+        self._ends = np.cumsum([piece.shape[1] for piece in pieces])[:-1].tolist()
+        return np.concatenate(pieces, axis=1)
+
+    def backward(self, gradient: FloatArray) -> None:
+        """Writes the parameters' gradients from that of the features, `[B, out]`, which is overwritten."""
+        pieces = [gradient] if len(self._keys) == 1 else np.split(gradient, self._ends, axis=1)
+        for piece, (_, mlp) in zip(pieces, self._keys, strict=True):
+            mlp.backward(piece)
+
+
+def _tanh(features: FloatArray) -> None:
+    np.tanh(features, out=features)  # three times as fast as PyTorch's quicker way
+
+
+def _relu(features: FloatArray) -> None:
+    torch.relu_(torch.from_numpy(features))
+
+
+def _elu(features: FloatArray) -> None:
+    torch.nn.functional.elu(torch.from_numpy(features), inplace=True)
+
+
+_ACTIVATIONS: dict[str, Callable[[FloatArray], None]] = {"tanh": _tanh, "relu": _relu, "elu": _elu}
+"""By the name in the settings; in place."""
+
+
+def _trained(weight: Tensor, bias: Tensor) -> TrainedLayer:
+    return TrainedLayer(array_of(weight), array_of(bias), gradient_of(weight), gradient_of(bias))
+
+
+def gradient_of(parameter: Tensor) -> FloatArray:
+    """A view of a parameter's gradient on the CPU."""
+    if parameter.grad is None:
+        raise RuntimeError("passes in arrays write gradients: make the parameters flat with gradients first")
+    return array_of(parameter.grad)
+
+
+class LossOfSamples(NamedTuple):
+    """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
+
+    mean: float
+    gradient: FloatArray
+
+
+def ppo_policy_loss(log_ratio: FloatArray, advantages: FloatArray, clip: ClipRange) -> LossOfSamples:
+    """`losses.ppo_policy_loss`, and its gradient with respect to the log-ratios: -r A where the ratio is not clipped.
+
+    Args:
+        log_ratio: [B], log-probability of the current policy minus that of the policy that is its reference.
+        advantages: [B].
+        clip: bounds of the ratio.
+    """
+    ratio = np.exp(log_ratio)
+    surrogate = ratio * advantages
+    np.minimum(np.maximum(ratio, clip.low, out=ratio), clip.high, out=ratio)
+    clipped = np.multiply(ratio, advantages, out=ratio)
+    # A product, not a choice: as in autograd the gradient of an infinite ratio is NaN, and the step is left out.
+    gradient = surrogate * (surrogate <= clipped)
+    gradient *= -1.0 / len(gradient)
+    return LossOfSamples(-float(np.add.reduce(np.minimum(surrogate, clipped, out=surrogate))) / len(gradient), gradient)
+
+
+def a2c_policy_loss(log_prob: FloatArray, advantages: FloatArray) -> LossOfSamples:
+    """`losses.a2c_policy_loss`, and its gradient with respect to the log-probabilities; both [B]."""
+    return LossOfSamples(
+        -float(np.add.reduce(log_prob * advantages)) / len(advantages), advantages * (-1.0 / len(advantages))
+    )
+
+
+def squared_value_loss(values: FloatArray, returns: FloatArray) -> LossOfSamples:
+    """`losses.squared_value_loss`, and its gradient with respect to the values; both [B]."""
+    error = values - returns
+    return LossOfSamples(float(np.dot(error, error)) / len(error), error * (2.0 / len(error)))
+
+
+def clipped_value_loss(values: FloatArray, old_values: FloatArray, returns: FloatArray, clip: float) -> LossOfSamples:
+    """`losses.clipped_value_loss`, and its gradient with respect to the values; all [B].
+
+    The gradient is that of the plain error, and 0 where the clipped one is larger and does not move with the value.
+    """
+    error, change = values - returns, values - old_values
+    clipped = np.minimum(np.maximum(change, -clip), clip)
+    is_within = clipped == change
+    clipped += old_values - returns
+    square, clipped_square = error * error, np.square(clipped, out=clipped)
+    counts = is_within | (square >= clipped_square)
+    gradient = error * counts
+    gradient *= 2.0 / len(gradient)
+    return LossOfSamples(float(np.add.reduce(np.maximum(square, clipped_square, out=square))) / len(error), gradient)
 
 
 class ArrayUpdate:
@@ -65,7 +379,10 @@ class ArrayUpdate:
         """
         self._flat, self._gradient = flat, flat.require_grad()
         self._gradient_array: FloatArray = self._gradient.numpy()
-        self._networks, self._distribution = ArrayActorCritic(model), make_array_distribution(model)
+        self._actor = ArrayEncoder(model.actor, model.nonlinearity)
+        self._critic = None if model.critic is None else ArrayEncoder(model.critic, model.nonlinearity)
+        self._policy_head, self._value_head = (_trained(*layer) for layer in model.heads)
+        self._distribution = make_array_distribution(model)
         layout = model.layout
         self._mask = slice(layout.num_features, layout.num_floats) if layout.num_mask else None
         self._loss = loss
@@ -85,27 +402,48 @@ class ArrayUpdate:
         Returns:
             `[7]`: what `OnPolicyLoss.figures` says, and the norm of the gradient before clipping; and log-ratios `[N]`.
         """
+        figures, log_ratio = np.zeros(NUM_FIGURES + 1, np.float32), batch.log_prob
         num_samples = len(batch.log_prob)
-        figures = np.zeros(NUM_FIGURES + 1, np.float32)
-        means, log_ratio = torch.from_numpy(figures[:NUM_FIGURES]), batch.log_prob
         if num_samples == 0:
-            self._flat.zero_grad()
+            self._gradient.zero_()
         else:
             figures[:NUM_FIGURES], log_ratios = self._differentiate(batch)
             log_ratio = torch.from_numpy(log_ratios)
-        self._ranks.average([self._gradient, means], num_samples)
-        figures[NUM_FIGURES] = self._step(float(figures[0]), learning_rate)
+        if self._ranks.num_ranks > 1:
+            self._ranks.average([self._gradient, torch.from_numpy(figures[:NUM_FIGURES])], num_samples)
+        gradient, limit = self._gradient_array, self._config.max_grad_norm
+        norm = math.sqrt(np.dot(gradient, gradient))
+        if 0.0 < limit < norm + 1e-6:
+            gradient *= limit / (norm + 1e-6)
+        self._optimizer.step(learning_rate, self._found_inf[not math.isfinite(float(figures[0]) + norm)])
+        figures[NUM_FIGURES] = norm
         return torch.from_numpy(figures), log_ratio
 
     def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], FloatArray]:
         """Writes the gradient of a minibatch; returns the means of `OnPolicyLoss.figures`, and the log-ratios."""
         config, distribution = self._config, self._distribution
+        # Forward: outputs of the policy [P, B] and normalized values [B].
         floats = batch.floats.numpy()
-        outputs, values = self._networks.forward(floats)
+        features = critic_features = self._actor.forward(floats)
+        if self._critic is not None:
+            critic_features = self._critic.forward(floats)
+        outputs = np.dot(features, self._policy_head.weight.T).T.copy()
+        outputs += self._policy_head.bias[:, None]
+        values = np.dot(critic_features, self._value_head.weight[0])
+        values += self._value_head.bias
+        # Losses, each with its gradient.
         mask = None if self._mask is None else floats[:, self._mask]
         log_prob = distribution.log_prob(outputs, batch.action.numpy(), mask)
         log_ratio = log_prob - batch.log_prob.numpy()
-        policy, value = self._policy_loss(log_prob, log_ratio, batch), self._value_loss(values, batch)
+        advantage, returns = batch.advantage.numpy(), batch.normalized_return.numpy()
+        if config.algo == "ppo":
+            policy = ppo_policy_loss(log_ratio, advantage, self._loss.clip)
+        else:
+            policy = a2c_policy_loss(log_prob, advantage)
+        if config.ppo_clip_value is None:
+            value = squared_value_loss(values, returns)
+        else:
+            value = clipped_value_loss(values, batch.normalized_value.numpy(), returns, config.ppo_clip_value)
         value_loss = config.value_loss_coeff * value.mean
         entropy_loss = kl = kl_loss = 0.0
         if config.entropy_loss_coeff > 0.0:
@@ -114,27 +452,19 @@ class ArrayUpdate:
             kl = distribution.mean_kl(batch.action_parameters.numpy())
         if config.kl_loss_coeff > 0.0:
             kl_loss = config.kl_loss_coeff * kl
-        outputs_gradient = distribution.backward(policy.gradient, -config.entropy_loss_coeff, config.kl_loss_coeff)
-        self._networks.backward(outputs_gradient, config.value_loss_coeff * value.gradient)
         loss = policy.mean + value_loss + entropy_loss + kl_loss
+        # Backward: heads, then encoders.
+        outputs_gradient = distribution.backward(policy.gradient, -config.entropy_loss_coeff, config.kl_loss_coeff)
+        values_gradient = config.value_loss_coeff * value.gradient
+        np.dot(outputs_gradient, features, out=self._policy_head.weight_gradient)
+        np.add.reduce(outputs_gradient, axis=1, out=self._policy_head.bias_gradient)
+        np.dot(values_gradient, critic_features, out=self._value_head.weight_gradient[0])
+        self._value_head.bias_gradient[0] = np.add.reduce(values_gradient)
+        features_gradient = np.dot(outputs_gradient.T, self._policy_head.weight)
+        critic_gradient = np.dot(values_gradient[:, None], self._value_head.weight)
+        if self._critic is None:
+            features_gradient += critic_gradient
+        else:
+            self._critic.backward(critic_gradient)
+        self._actor.backward(features_gradient)
         return (loss, policy.mean, value_loss, entropy_loss, kl_loss, kl), log_ratio
-
-    def _policy_loss(self, log_prob: FloatArray, log_ratio: FloatArray, batch: Samples) -> LossOfSamples:
-        advantage = batch.advantage.numpy()
-        if self._config.algo == "ppo":
-            return ppo_policy_loss(log_ratio, advantage, self._loss.clip)
-        return a2c_policy_loss(log_prob, advantage)
-
-    def _value_loss(self, values: FloatArray, batch: Samples) -> LossOfSamples:
-        clip, returns = self._config.ppo_clip_value, batch.normalized_return.numpy()
-        if clip is None:
-            return squared_value_loss(values, returns)
-        return clipped_value_loss(values, batch.normalized_value.numpy(), returns, clip)
-
-    def _step(self, loss: float, learning_rate: float) -> float:
-        """Steps along the gradient that is there, unless it or `loss` is not finite; its norm before clipping."""
-        norm, limit = math.sqrt(np.dot(self._gradient_array, self._gradient_array)), self._config.max_grad_norm
-        if 0.0 < limit < norm + 1e-6:
-            self._gradient_array *= limit / (norm + 1e-6)
-        self._optimizer.step(learning_rate, self._found_inf[not math.isfinite(loss + norm)])
-        return norm

@@ -1,11 +1,24 @@
-"""A dataset: the columns that one training iteration learns from, as tensors."""
+"""From columns of slots to a dataset on the learner's device, and from its rows to samples and minibatches."""
 
 from __future__ import annotations
 
+import functools
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from asyncrl.algorithms.losses import Mean
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.pinning import pin_arena
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.learner.slot_ledger import Columns
+from asyncrl.models.encoders import Inputs
+from asyncrl.monitoring.reports import LagMetrics
 
 
 @dataclass(frozen=True)
@@ -49,11 +62,6 @@ class Dataset:
         return torch.cat((torch.zeros_like(ends[:1]), ends))
 
     @property
-    def num_rows(self) -> int:
-        """Rows T times columns C, valid or not."""
-        return self.valid.numel()
-
-    @property
     def num_valid(self) -> int:
         """Rows that are samples: environment steps."""
         return int(self.valid.sum())
@@ -61,3 +69,195 @@ class Dataset:
     def to(self, device: torch.device) -> Dataset:
         """The same dataset on `device`; what is there already is not copied."""
         return Dataset(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+
+class Samples(NamedTuple):
+    """Rows of a dataset, as the losses take them, or sequences of rows for a recurrent policy.
+
+    Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
+    are samples, with the states before them, `[N, S]`.
+
+    `log_prob` and `action_parameters` are of the policy that the trained one is compared with. `weight` multiplies the
+    advantage once that is normalized, and is not part of minibatches. `share` is what each row counts in a mean, `[N]`
+    float32 of sum 1; without it all count the same.
+    """
+
+    floats: Tensor
+    action: Tensor
+    action_parameters: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    normalized_return: Tensor
+    normalized_value: Tensor
+    weight: Tensor | None = None
+    pixels: Tensor | None = None
+    rnn_state: Tensor | None = None
+    begins: Tensor | None = None
+    valid: Tensor | None = None
+    share: Tensor | None = None
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the networks see."""
+        return Inputs(self.floats, self.pixels)
+
+    def of_samples(self, field: Tensor) -> Tensor:
+        """One of the fields, without rows of sequences that are no samples."""
+        return field if self.valid is None else field[self.valid]
+
+    def at(self, indices: Tensor) -> Samples:
+        """Some of them, `indices [K]` along the first dimension."""
+        return Samples._make(None if field is None else field.index_select(0, indices) for field in self)
+
+    def minibatches(self, num_batches: int) -> list[Samples]:
+        """Parts of nearly equal size; some are empty if there are too few samples."""
+        missing = (None,) * num_batches
+        parts = [missing if field is None else field.tensor_split(num_batches) for field in self]
+        return [Samples._make(fields) for fields in zip(*parts, strict=True)]
+
+    def filled_up(self, size: int) -> Samples:
+        """The same samples in a minibatch of `size` rows, of which those that repeat others have no share."""
+        num_samples = len(self.log_prob)
+        rows = torch.arange(size, device=self.log_prob.device)
+        share = (rows < num_samples).float() / num_samples
+        return self.at(rows % num_samples)._replace(share=share)
+
+    @property
+    def mean(self) -> Mean:
+        """Over the samples of a minibatch."""
+        return torch.mean if self.share is None else functools.partial(torch.dot, self.share)
+
+    def present(self) -> list[tuple[str, Tensor]]:
+        """The fields that there are."""
+        return [(name, field) for name, field in zip(self._fields, self, strict=True) if field is not None]
+
+
+class Batcher:
+    """Copies columns into a dataset. Owns the dataset's memory, which the next dataset overwrites."""
+
+    def __init__(
+        self,
+        slots: TrajectorySlots,
+        columns_per_dataset: int,
+        recurrence: int | None = None,
+        steady_lag_bound: int = 0,
+        copies: DeviceSlots | None = None,
+    ) -> None:
+        """Allocates room for one dataset.
+
+        Args:
+            slots: where the columns come from.
+            columns_per_dataset: how many, C.
+            recurrence: steps between the recurrent states that are kept; those of a whole trajectory if not given.
+            steady_lag_bound: the largest lag that the plan expects while workers keep pace.
+            copies: of the slots on the device of the dataset; without them the dataset is on the CPU.
+        """
+        self._slots = slots
+        self._copies = copies
+        self._steady_lag_bound = steady_lag_bound
+        self._fields = slot_tensors(slots) if copies is None else copies.fields
+        num_rows = {"rnn_state": slots.rollout // (recurrence or slots.rollout), "policy_version": slots.rollout}
+        self._targets = {}
+        for name, field in self._fields.items():
+            shape = (num_rows.get(name, field.shape[1]), columns_per_dataset, *field.shape[3:])
+            self._targets[name] = torch.zeros(shape, dtype=field.dtype, device=field.device)
+        self._dataset = Dataset(**self._targets)
+        self._columns: Sequence[Columns] = ()
+
+    def collect(self, columns: Sequence[Columns]) -> Dataset:
+        """Copies the columns into the dataset, side by side in their order.
+
+        Of recurrent states only every n-th row is kept: those before the first rows of sequences.
+        """
+        if self._copies is not None:
+            self._copies.wait_for(columns)
+        rollout = self._slots.rollout
+        for name, target in self._targets.items():
+            field, step = self._fields[name], max(1, rollout // len(target))
+            rows = slice(0, step * len(target), step)
+            if name == "policy_version":  # one for all columns of a slot
+                parts = [field[part.slot, rows, None].expand(-1, part.stop - part.start) for part in columns]
+            else:
+                parts = [field[part.slot, rows, part.start : part.stop] for part in columns]
+            torch.cat(parts, dim=1, out=target)
+        if self._copies is not None:
+            self._copies.note_read(columns)
+        self._columns = columns
+        return self._dataset
+
+    def lag(self, learner_version: int) -> LagMetrics:
+        """Age of the dataset's valid samples now that training on it begins, before its slots are given back."""
+        slots, now = self._slots, time.monotonic()
+        lags, ages_s = [], []
+        for part in self._columns:
+            rows = slots.valid[part.slot, :, part.start : part.stop].nonzero()[0]
+            lags.append(learner_version - slots.policy_version[part.slot, rows])
+            ages_s.append(now - slots.chosen_at[part.slot, rows])
+        lag = np.concatenate(lags)
+        return LagMetrics(
+            mean=float(lag.mean()),
+            p95=float(np.percentile(lag, 95)),
+            max=int(lag.max()),
+            age_ms=1000.0 * float(np.concatenate(ages_s).mean()),
+            over_bound=float((lag > self._steady_lag_bound).mean()),
+        )
+
+
+def slot_tensors(slots: TrajectorySlots) -> dict[str, Tensor]:
+    """By the names in `Dataset`, the fields of all slots `[slots, T or T+1, E, ...]`; versions are `[slots, T+1]`."""
+    return {field.name: torch.from_numpy(getattr(slots, field.name)) for field in fields(Dataset)}
+
+
+class DeviceSlots:
+    """Copies of all slots on a CUDA device, made on a stream of its own while the dataset before is trained on.
+
+    The thread that takes in ready slots starts their copies, out of page-locked memory. Who owns what:
+
+        slot (shared memory)   its state says; a copy only reads it, and it is freed after its copy has ended
+        copy (device)          the stream of copies writes it, after datasets that were gathered from it; datasets read
+                               it
+
+    Attributes:
+        fields: as those of `slot_tensors`, on the device.
+    """
+
+    def __init__(self, slots: TrajectorySlots, device: torch.device, arena: Arena | None = None) -> None:
+        """Takes slots, and the arena that they are in, to be page-locked."""
+        self._device = device
+        self._shared = slot_tensors(slots)
+        if arena is not None:
+            pin_arena(arena, self)
+        self.fields = {name: torch.zeros_like(field, device=device) for name, field in self._shared.items()}
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._copied: dict[int, torch.cuda.Event] = {}
+        self._read: dict[int, torch.cuda.Event] = {}
+
+    def start_copy(self, slot: int) -> None:
+        """Copies a slot that is ready; does not wait for it."""
+        torch.cuda.set_device(self._stream.device)  # of this thread, which would go back to the first device otherwise
+        with torch.cuda.stream(self._stream):
+            read = self._read.pop(slot, None)
+            if read is not None:
+                self._stream.wait_event(read)
+            for name, field in self._shared.items():
+                self.fields[name][slot].copy_(field[slot], non_blocking=True)
+            self._copied[slot] = self._stream.record_event()
+
+    def wait_for(self, columns: Sequence[Columns]) -> None:
+        """Has what the current stream does next wait for the copies of these slots."""
+        current = torch.cuda.current_stream(self._device)
+        for slot in {part.slot for part in columns}:
+            current.wait_event(self._copied[slot])
+
+    def note_read(self, columns: Sequence[Columns]) -> None:
+        """Notes that the current stream has read the copies of these slots, which may be written after that."""
+        done = torch.cuda.current_stream(self._device).record_event()
+        for part in columns:
+            self._read[part.slot] = done
+
+    def settle(self, slot: int) -> None:
+        """Waits until nothing reads the slot's shared memory any more: it is about to be freed."""
+        copied = self._copied.get(slot)
+        if copied is not None:
+            copied.synchronize()

@@ -7,30 +7,147 @@ every `policy_delay`-th update the policy and the entropy coefficient (Haarnoja 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asyncrl.algorithms import sac
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
-from asyncrl.learner.divergence import SkippedSteps
-from asyncrl.learner.learning_rate import LearningRate
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
 from asyncrl.learner.precision import matmul_dtype
+from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
-from asyncrl.learner.trained_mlp import LayerCopy, TrainedMlp
-from asyncrl.learner.transitions import Transitions
-from asyncrl.learner.update_runner import Figures, UpdateRunner
-from asyncrl.models.flat import block_size, write_block
+from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
+from asyncrl.models.encoders import Inputs, split_tensor
+from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SacActor, TwinCritic
+from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
 from asyncrl.monitoring.reports import SacMetrics
 from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
+
+
+def mixed_layers(mlp: StackedMlp, hidden: Tensor, head: Tensor) -> tuple[StackedLayer, ...]:
+    """Layers as views of flat tensors: hidden ones of `hidden`, the last one of `head`, both `[N]`."""
+    return (*mlp.layers_in(hidden)[:-1], mlp.layers_in(head)[-1])
+
+
+class LayerCopy:
+    """A flat tensor's hidden layers in the dtype of the matrix products; the tensor itself where that is its own.
+
+    Attributes:
+        layers: what passes run on.
+    """
+
+    def __init__(self, mlp: StackedMlp, flat: Tensor, dtype: torch.dtype) -> None:
+        self._size = mlp.num_hidden_parameters
+        self._flat = flat
+        self._copy = flat if flat.dtype == dtype else flat.to(dtype)
+        self.layers = mixed_layers(mlp, self._copy, flat)
+
+    def refresh(self) -> None:
+        """Take over what has become of the flat tensor."""
+        if self._copy is not self._flat:
+            self._copy[: self._size].copy_(self._flat[: self._size])
+
+    def write_back(self) -> None:
+        """Bring what was written to the copies of hidden layers to the flat tensor."""
+        if self._copy is not self._flat:
+            self._flat[: self._size].copy_(self._copy[: self._size])
+
+
+class TrainedNetwork:
+    """A module with its gradient and Adam.
+
+    Attributes:
+        flat: all parameters and their gradients.
+        layers: the weights that passes run on; empty without passes.
+        gradients: where passes write gradients.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        mlp: StackedMlp | None,
+        config: TrainConfig,
+        dtype: torch.dtype,
+        storage: Storage,
+        others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        """Makes the module's parameters flat.
+
+        Args:
+            name: of the module's weights in `storage`.
+            module: on its device already.
+            mlp: what passes run, which has all parameters of the module; None for one that is trained by autograd.
+            config: Adam's settings and `max_grad_norm`.
+            dtype: of the hidden layers' matrix products.
+            storage: where they live.
+            others: by name in `storage`, further tensors that are stepped along, and their gradients, never clipped.
+        """
+        others = others or {}
+        self.flat = FlatParameters(module, hold=lambda initial: storage.hold(name, initial))
+        self._gradient = self.flat.require_grad()
+        self._weights: LayerCopy | None = None
+        self._weight_gradients: LayerCopy | None = None
+        self.layers: tuple[StackedLayer, ...] = ()
+        self.gradients: tuple[StackedLayer, ...] = ()
+        if mlp is not None:
+            self._weights, self._weight_gradients = (
+                LayerCopy(mlp, flat, dtype) for flat in (self.flat.data, self._gradient)
+            )
+            self.layers, self.gradients = self._weights.layers, self._weight_gradients.layers
+        self._max_grad_norm = config.max_grad_norm
+        self._ranks = storage.ranks
+        tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
+        self._gradients = list(gradients)
+        self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
+
+    def step(self, learning_rate: float | Tensor, figures: Tensor) -> Tensor:
+        """Take one step down the gradients, or leave it out if a figure or the gradients' norm is not finite.
+
+        Args:
+            learning_rate: as a scalar tensor on the parameters' device it may change between replays of a CUDA graph.
+            figures: [K], means over the batch, losses and what else must be finite; means over all ranks afterwards.
+
+        Returns:
+            [K + 1]: the figures, and the norm before clipping.
+        """
+        if self._weight_gradients is not None:
+            self._weight_gradients.write_back()
+        if self._ranks.num_ranks > 1:
+            self._ranks.average([*self._gradients, figures])
+        norm: Tensor = torch.linalg.vector_norm(self._gradient)
+        if self._max_grad_norm > 0.0:
+            self._gradient.mul_((self._max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        figures = torch.cat((figures, norm.unsqueeze(0)))
+        self._optimizer.step(learning_rate, is_bad(figures))
+        self.refresh()
+        return figures
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that continues the training, the tensors themselves: call `refresh` after writing to them."""
+        kinds = {
+            "value": self._optimizer.parameters,
+            "exp_avg": self._optimizer.exp_avgs,
+            "exp_avg_sq": self._optimizer.exp_avg_sqs,
+            "step": self._optimizer.steps,
+        }
+        return {f"{name}.{number}": tensor for name, kind in kinds.items() for number, tensor in enumerate(kind)}
+
+    def refresh(self) -> None:
+        """Takes weights over into the copies for the products."""
+        if self._weights is not None:
+            self._weights.refresh()
+
 
 _CRITIC_FIGURES = ("critic_loss", "q_mean", "sum of inputs", "grad_norm_critic")
 _ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
@@ -44,6 +161,8 @@ class OffPolicyLearner:
 
     Attributes:
         policy_version: updates so far.
+        skipped_steps: steps of critics and policy that were left out since this learner was made.
+        notice: what the user should know of how updates are run, until it is taken.
         model: the actor, its statistics the newest.
         critic: the twin critics.
         device: where all of it is.
@@ -63,24 +182,35 @@ class OffPolicyLearner:
         self._storage = storage
         self.ranks = storage.ranks
         self.model = actor.to(device)
-        self.critic = TwinCritic(spec, config).to(actor.statistics)
-        self.policy_version = 0
+        self.critic = actor.make_critic(spec, config).to(actor.statistics)
+        self.target_critic = copy.deepcopy(self.critic)
+        self.policy_version = self.skipped_steps = 0
+        self.notice: str | None = None
         self._config = config
         self.device = device
-        self._target_entropy = _target_entropy(config, spec)
+        self._parts = actor.parts.to(device)
+        self._target_entropy = None if config.target_entropy == "auto" else config.target_entropy
         own = actor.statistics.dtype
         reduced = matmul_dtype(config.precision, device)
-        self._dtype = own if reduced == torch.float32 else reduced
+        self._is_reduced = reduced != torch.float32
+        self._dtype = reduced if self._is_reduced else own
         ent_coef = 1.0 if config.ent_coef == "auto" else config.ent_coef
         log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=own, device=device)
         self._log_ent_coef = storage.hold(LOG_ENT_COEF, log_ent_coef)
         self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)
         adapted = {LOG_ENT_COEF: (self._log_ent_coef, self._ent_coef_gradient)} if config.ent_coef == "auto" else {}
-        self._actor = TrainedMlp(ACTOR, self.model, actor.mlp, config, self._dtype, storage, adapted)
-        self._critic = TrainedMlp(CRITIC, self.critic, self.critic.mlp, config, self._dtype, storage)
-        self._target = storage.hold(TARGET_CRITIC, self._critic.flat.data.clone())
-        self._target_weights = LayerCopy(self.critic.mlp, self._target, self._dtype)
+        # Passes by hand make more updates of perceptrons than autograd; what they compute is the same.
+        has_passes = actor.has_passes and isinstance(self.critic, TwinCritic)
+        actor_mlp, critic_mlp = (actor.mlp, self.critic.mlp) if has_passes else (None, None)
+        self._actor = TrainedNetwork(ACTOR, self.model, actor_mlp, config, self._dtype, storage, adapted)
+        self._critic = TrainedNetwork(CRITIC, self.critic, critic_mlp, config, self._dtype, storage)
+        self._target = FlatParameters(
+            self.target_critic, with_grad=False, hold=lambda initial: storage.hold(TARGET_CRITIC, initial)
+        ).data
+        self._target_weights = None if critic_mlp is None else LayerCopy(critic_mlp, self._target, self._dtype)
+        self._target_layers = () if self._target_weights is None else self._target_weights.layers
         self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
+        self._update = self._update_by_passes if has_passes else self._update_by_autograd
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", actor.observation_size, device)
         own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
@@ -90,19 +220,17 @@ class OffPolicyLearner:
         self._last_actor_figures = torch.zeros(len(_ACTOR_FIGURES), dtype=own, device=device)
         self._inputs = torch.empty(0)
         self._rate = torch.zeros((), dtype=own, device=device)
-        self._compile = config.compile if storage.is_capturable else "off"
-        self._update_runner = UpdateRunner(self._update, self._compile, device)
+        self._graphs: UpdateRunner | None = None
+        self._has_graphs = storage.is_capturable and makes_graphs(config.compile, device)
+        if self._has_graphs:
+            self._graphs = UpdateRunner(self._update, config.compile, device)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next update on; a captured graph holds the old ones."""
         self._config = new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
-        self._update_runner = UpdateRunner(self._update, self._compile, self.device)
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps of critics and policy that were left out since this learner was made."""
-        return self._skipped_critic.total + self._skipped_actor.total
+        if self._has_graphs:
+            self._graphs = UpdateRunner(self._update, self._config.compile, self.device)
 
     @property
     def block_size(self) -> int:
@@ -128,10 +256,10 @@ class OffPolicyLearner:
             self._take_statistics()
 
     def observe(self, obs: Tensor) -> None:
-        """Add observations `[N, D]`, raw, to the statistics, those of a replay as often as they are drawn."""
+        """Add raw rows of observations `[N, row_size]` to the statistics, those of a replay as often as drawn."""
         if not self._config.normalize_input:
             return
-        self._obs_moments.update(obs.to(self.device, torch.float32))
+        self._obs_moments.update(split_tensor(self.model.layout, obs.to(self.device)).floats.float())
         self._obs_moments.merge()
         self._take_statistics()
 
@@ -155,19 +283,20 @@ class OffPolicyLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
         figures = []
-        for batch in [batch.to(self.device) for batch in batches]:  # all of them first: a transfer waits for updates
+        if batches[0].obs.device != self.device:
+            batches = [batch.to(self.device) for batch in batches]  # all of them first: a transfer waits for updates
+        for batch in batches:
             if self._storage.is_shared:
                 self._storage.pull()
                 self._refresh_copies()
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
             noise = self._noise(batch, trains_actor)
-            figures.append(self._update_runner([*batch.tensors, noise], trains_actor))
+            update = self._graphs or self._update
+            figures.append(update([*batch.tensors, noise], trains_actor))
+        if self._graphs is not None:
+            self.notice = self.notice or self._graphs.take_notice()
         return self._metrics(figures, batches[-1])
-
-    def take_notice(self) -> str | None:
-        """What the user should know of how updates are run, once."""
-        return self._update_runner.take_notice()
 
     def state_dict(self) -> LearnerState:
         """Copy all that continues this learner; the tensors share no memory with it or with one another.
@@ -209,8 +338,9 @@ class OffPolicyLearner:
 
     def _refresh_copies(self) -> None:
         for network in (self._actor, self._critic):
-            network.loaded()
-        self._target_weights.refresh()
+            network.refresh()
+        if self._target_weights is not None:
+            self._target_weights.refresh()
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors themselves, by their names in a checkpoint."""
@@ -225,17 +355,62 @@ class OffPolicyLearner:
         }
 
     def _noise(self, batch: Transitions, trains_actor: bool) -> Tensor:
-        """For actions at all observations, but for the first ones unless the policy is trained; none if discrete."""
+        """For continuous actions at all observations, but for the first ones unless the policy is trained."""
+        rows, num_between = batch.between_discount.shape
+        shape = ((num_between + (2 if trains_actor else 1)) * rows, self._parts.num_continuous)
         own = self.model.statistics
-        if not self.model.is_gaussian:
-            return own.new_empty(0)
-        rows, num_actions = batch.action.shape
-        num_between = batch.between_discount.shape[1]
-        shape = ((num_between + (2 if trains_actor else 1)) * rows, num_actions)
         return torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
-    def _update(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        """Figures of the critics `[C]`, and of the policy `[A]` if it was trained."""
+    def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+        """One update of any networks. Figures of the critics `[C]`, and of the policy `[A]` if it was trained."""
+        batch, noise = Transitions(*inputs[:-1]), inputs[-1]
+        size = len(batch.reward)
+        ent_coef = self._log_ent_coef.exp()[0]
+        obs = self.model.inputs_of(batch.obs)
+        # Target: what the policy is expected to get from the next observation on, by the smaller of the target critics.
+        after = torch.cat((batch.between_obs.transpose(0, 1).flatten(0, 1), batch.next_obs))
+        later = self.model.inputs_of(after)
+        action, log_prob, log_probs = self._draw(later, noise[-len(after) :])
+        last = Inputs(later.floats[-size:], None if later.pixels is None else later.pixels[-size:])
+        next_values = self._values(self.target_critic, last, action[-size:])
+        next_value = sac.soft_value_of_parts(next_values, log_probs[-size:], log_prob[-size:], ent_coef)
+        target = self._target_of(batch, next_value, log_prob + _expected(log_probs, log_probs), ent_coef)
+        # Critics, and targets that follow them.
+        with torch.enable_grad():
+            values = self._values(self.critic, obs, self._parts.continuous_of(batch.action))
+            values = self._parts.chosen_values(values, batch.action)
+            loss = 0.5 * (values - target).square().mean(1).sum()
+            self._critic.flat.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+        figures = torch.stack((loss.detach(), values.detach().mean(), obs.floats.sum() + later.floats.sum()))
+        critic_figures = self._critic.step(self._rate, figures)
+        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
+        if not trains_actor:
+            return critic_figures, None
+        # Policy and entropy coefficient.
+        with torch.enable_grad():
+            action, log_prob, log_probs = self._draw(obs, noise[:size])
+            values = self._values(self.critic, obs, action)
+            loss = -sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef).mean()
+            self._actor.flat.zero_grad()
+            loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
+        entropy = -(log_prob + _expected(log_probs, log_probs)).detach().mean()
+        return critic_figures, self._step_actor(loss.detach(), entropy, ent_coef, obs)
+
+    def _draw(self, inputs: Inputs, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Continuous actions `[B, C]`, their log-probability `[B]`, log-probabilities of choices `[B, N]`."""
+        with torch.autocast(self.device.type, self._dtype, enabled=self._is_reduced, cache_enabled=False):
+            parameters = self.model(*inputs)
+        sample = sac.draw_squashed(self._parts.gaussian_of(parameters), noise)
+        return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
+
+    def _values(self, critic: TwinCritic, inputs: Inputs, action: Tensor) -> Tensor:
+        """Values `[2, B, N]` of continuous actions with all combinations of choices."""
+        with torch.autocast(self.device.type, self._dtype, enabled=self._is_reduced, cache_enabled=False):
+            return critic.values(inputs, action)
+
+    def _update_by_passes(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+        """The same without autograd, for perceptrons and actions that are either continuous or one choice."""
         batch, noise = Transitions(*inputs[:-1]), inputs[-1]
         size = batch.reward.shape[0]
         ent_coef = self._log_ent_coef.exp()[0]
@@ -253,7 +428,7 @@ class OffPolicyLearner:
         size, num_obs = batch.reward.shape[0], self.model.observation_size
         sample = sac.draw_squashed(parameters, noise)
         inputs = torch.cat((obs[-size:], sample.action[-size:].to(obs.dtype)), dim=1)
-        next_values = self._critic_pass.forward(self._target_weights.layers, inputs).squeeze(-1)
+        next_values = self._critic_pass.forward(self._target_layers, inputs).squeeze(-1)
         next_value = sac.soft_value(next_values, sample.log_prob[-size:], ent_coef)
         target = self._target_of(batch, next_value, sample.log_prob, ent_coef)
         inputs = torch.cat((obs[:size], batch.action.tanh().to(obs.dtype)), dim=1)
@@ -277,7 +452,7 @@ class OffPolicyLearner:
         self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
     ) -> Figures:
         size, choice = batch.reward.shape[0], batch.action.expand(2, -1).unsqueeze(-1)
-        next_values = self._critic_pass.forward(self._target_weights.layers, obs[-size:])
+        next_values = self._critic_pass.forward(self._target_layers, obs[-size:])
         next_value = sac.soft_value_of_choices(next_values, parameters[-size:], ent_coef)
         target = self._target_of(batch, next_value, -self.model.distribution.entropy(parameters), ent_coef)
         all_values = self._critic_pass.forward(self._critic.layers, obs[:size])
@@ -321,7 +496,8 @@ class OffPolicyLearner:
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
         self._storage.move(self._target, self._critic.flat.data, self._config.tau)
-        self._target_weights.refresh()
+        if self._target_weights is not None:
+            self._target_weights.refresh()
         return figures
 
     def _train_actor(
@@ -330,9 +506,26 @@ class OffPolicyLearner:
         """Step the policy down `gradient` of its distributions' parameters, and the entropy coefficient; figures."""
         outputs_gradient = self.model.outputs_gradient(parameters, gradient).unsqueeze(0)
         self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
-        adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, self._target_entropy)
+        return self._step_actor(loss, entropy, ent_coef, None)
+
+    def _step_actor(self, loss: Tensor, entropy: Tensor, ent_coef: Tensor, obs: Inputs | None) -> Tensor:
+        """Steps the policy down the gradient that is there, and the entropy coefficient; returns figures."""
+        target: Tensor | float | None = self._target_entropy
+        if target is None:
+            target = -float(self._parts.num_continuous) + 0.5 * self._max_entropy_of_choices(obs)
+        adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, target)
         self._ent_coef_gradient.copy_(adapting.gradient)
         return self._actor.step(self._rate, torch.stack((loss, ent_coef, adapting.value, entropy)))
+
+    def _max_entropy_of_choices(self, obs: Inputs | None) -> Tensor | float:
+        """The largest entropy of choices, in the mean over observations: masks allow fewer choices in some of them."""
+        num_features = self.model.layout.num_features
+        if obs is None or not self.model.layout.num_mask:
+            return self._parts.max_entropy
+        allowed = obs.floats[:, num_features:] != 0
+        counts = torch.stack([part.sum(1) for part in torch.split(allowed, self._parts.sizes, dim=1)], 1)
+        sizes = torch.tensor(self._parts.sizes, device=counts.device)
+        return torch.where(counts > 0, counts, sizes).log().sum(1).mean()  # a mask of nothing allows everything
 
     def _metrics(self, figures_of_updates: Sequence[Figures], last_batch: Transitions) -> SacMetrics | None:
         """Bring every figure to the host in one transfer; those of steps that were left out do not count."""
@@ -347,9 +540,15 @@ class OffPolicyLearner:
         flags = torch.cat((critic_taken, actor_taken)).to(critic_mean)
         figures = torch.cat((actor_mean, critic_mean, flags)).tolist()
         were_taken = [flag == 1.0 for flag in figures[len(_ACTOR_FIGURES) + len(_CRITIC_FIGURES) :]]
-        self._skipped_critic.note(were_taken[: len(critic)])
-        self._skipped_actor.note(were_taken[len(critic) :])
-        self._end_if_diverged(critic, actor, last_batch)
+        for skipped, names, of_part, taken in (
+            (self._skipped_critic, _CRITIC_FIGURES, critic, were_taken[: len(critic)]),
+            (self._skipped_actor, _ACTOR_FIGURES, actor, were_taken[len(critic) :]),
+        ):
+            if skipped.note(taken):
+                samples = {field.name: getattr(last_batch, field.name) for field in dataclasses.fields(last_batch)}
+                weights = {"policy's weights": self._actor.flat.data, "critics' weights": self._critic.flat.data}
+                raise skipped.diagnosis(dict(zip(names, of_part[-1].tolist(), strict=True)), {**samples, **weights})
+        self.skipped_steps = self._skipped_critic.total + self._skipped_actor.total
         if not any(were_taken[: len(critic)]):
             return None
         actor_loss, ent_coef, ent_coef_loss, entropy, grad_norm_actor, critic_loss, q_mean, _, grad_norm_critic = (
@@ -367,18 +566,6 @@ class OffPolicyLearner:
             grad_norm_critic=grad_norm_critic,
         )
 
-    def _end_if_diverged(self, critic: Tensor, actor: Tensor, last_batch: Transitions) -> None:
-        """Ends the run where too many steps in a row were left out; figures of critics and actor are `[U, K]`."""
-        for skipped, names, figures in (
-            (self._skipped_critic, _CRITIC_FIGURES, critic),
-            (self._skipped_actor, _ACTOR_FIGURES, actor),
-        ):
-            if skipped.are_too_many:
-                samples = {field.name: getattr(last_batch, field.name) for field in dataclasses.fields(last_batch)}
-                weights = {"policy's weights": self._actor.flat.data, "critics' weights": self._critic.flat.data}
-                last = dict(zip(names, figures[-1].tolist(), strict=True))
-                raise skipped.diagnosis(last, {**samples, **weights})
-
 
 def _mean_of_finite(rows: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
     """The mean `[K]` of those rows of `[U, K]` that are finite, `otherwise` if none is; and which are, `[U]` bool."""
@@ -387,7 +574,6 @@ def _mean_of_finite(rows: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(is_finite.any(), mean, otherwise), is_finite
 
 
-def _target_entropy(config: TrainConfig, spec: EnvSpec) -> float:
-    if config.target_entropy != "auto":
-        return config.target_entropy
-    return 0.5 * math.log(spec.action.n) if isinstance(spec.action, DiscreteAction) else -float(spec.action.size)
+def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
+    """Sum over groups `[B]` of the expectation of `values: [B, N]`."""
+    return (log_probs.exp() * values).sum(-1)

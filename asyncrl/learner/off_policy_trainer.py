@@ -13,16 +13,16 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayStripes
-from asyncrl.buffers.wake import Waker
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
+from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics, mean_metrics
 from asyncrl.runtime.checkpoint import KeptReplay
@@ -113,12 +113,25 @@ class OffPolicyTrainer:
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
-        num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
-        if num_updates == 0 and not (self._is_done and self._agreement.ranks.num_ranks > 1):
+        num_updates, agreement = min(self._limiter.due, MOST_UPDATES_AT_ONCE), self._agreement
+        new_values = None
+        if num_updates == 0 and not (agreement.ranks.num_ranks > 1 and self._is_done):
             self._release()
             self._waker.wait(timeout_s)
             self._phases.charge(Phase.WAIT_SAMPLES)
-        elif (num_updates := self._agree_on(num_updates)) > 0:
+        elif agreement.ranks.num_ranks > 1:
+            # How many updates all ranks make now. A rank that has none due goes on with the others.
+            turn = agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
+            self._phases.charge(Phase.WAIT_RANKS)
+            num_updates, new_values = 0 if turn.is_over else turn.num_updates, turn.new_values
+        else:
+            new_values = agreement.take_hyperparameters()
+        if new_values is not None:
+            self._learner.set_hyperparameters(new_values)
+            if new_values.gamma is not None:
+                self._sampler.gamma = new_values.gamma
+            self._changes, self._changed_at = agreement.hyperparameters.changes(), self._learner.policy_version
+        if num_updates > 0:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
@@ -128,24 +141,14 @@ class OffPolicyTrainer:
             if metrics is not None:
                 self._unreported.append(metrics)
             self._phases.charge(Phase.TRAIN)
-            self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
+            if agreement.ranks.num_ranks > 1:
+                self._phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
             self._limiter.count(num_updates)
             self._publish()
             self._release()
         if time.monotonic() - self._report_started < _REPORT_EVERY_S:
             return None
         return self.take_report()
-
-    def _agree_on(self, num_updates: int) -> int:
-        """How many updates all ranks make now; 0 if the run is over. Who has none due goes on with the others."""
-        turn = self._agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
-        self._phases.charge(Phase.WAIT_RANKS)
-        if turn.new_values is not None:
-            self._learner.set_hyperparameters(turn.new_values)
-            if turn.new_values.gamma is not None:
-                self._sampler.gamma = turn.new_values.gamma
-            self._changes, self._changed_at = self._agreement.hyperparameters.changes(), self._learner.policy_version
-        return 0 if turn.is_over else turn.num_updates
 
     def settle(self) -> None:
         """Nothing: nobody else trains."""
@@ -168,11 +171,11 @@ class OffPolicyTrainer:
                 updates_per_env_step=self._limiter.achieved_ratio,
             ),
             phases=phases,
-            notice=self._learner.take_notice(),
+            notice=self._learner.notice,
             hyperparameters=self._changes,
             hyperparameters_version=self._changed_at,
         )
-        self._report_started, self._unreported = now, []
+        self._report_started, self._unreported, self._learner.notice = now, [], None
         return report
 
     def state(self) -> LearnerState:

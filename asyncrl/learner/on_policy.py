@@ -1,5 +1,9 @@
 """One training iteration of PPO or A2C on one dataset: no processes, no shared memory.
 
+    prepare    samples: inputs, values, advantages and returns, and what the loss compares with
+    passes     over all samples, in minibatches of random order, each an optimizer step
+    metrics    means over the steps that were taken
+
 Consumes a `Dataset` of raw observations, produces `TrainMetrics` and, on demand, the block of weights and statistics
 that roles act with. Each sample's observation is normalized with the statistics that its own behaviour used; what the
 dataset adds to them goes out with the next publication.
@@ -7,39 +11,141 @@ dataset adds to them goes out with the next publication.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses import (
+    ClipRange,
+    VtraceResult,
     advantage_sums,
     approximate_kl,
     behaviour_weights,
+    effective_sample_size,
+    explained_variance,
+    gae,
     normalize_advantages,
+    vtrace,
 )
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.divergence import SkippedSteps, is_bad
-from asyncrl.learner.estimates import Estimates, estimate
-from asyncrl.learner.learning_rate import LearningRate
+from asyncrl.learner.dataset import Dataset, Samples
 from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
-from asyncrl.learner.on_policy_metrics import FIGURES, GRAD_NORM, KL, LOSS, Step, train_metrics
-from asyncrl.learner.samples import Samples
+from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
+from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import LearnerState, Scalar
 from asyncrl.learner.storage import Storage
-from asyncrl.learner.update_runner import Figures, UpdateRunner
+from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
+from asyncrl.models.distributions import ActionDistribution
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
+_MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
+
+
+FIGURES = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
+LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
+
+
+class Step(NamedTuple):
+    """What one optimizer step leaves for the metrics.
+
+    Attributes:
+        figures: [7], see `FIGURES`.
+        log_ratio: [B].
+    """
+
+    figures: Tensor
+    log_ratio: Tensor
+
+
+def train_metrics(
+    steps: Sequence[Step],
+    learning_rates: Sequence[float],
+    raw_values: Tensor,
+    raw_returns: Tensor,
+    behaviour: Tensor,
+    weights: Tensor | None,
+    clip: ClipRange,
+    distribution: ActionDistribution,
+    ranks: Ranks,
+) -> TrainMetrics:
+    """Bring every figure to the host in one transfer; those that are not of all ranks anyway are their means.
+
+    Args:
+        steps: those that were taken, at least one.
+        learning_rates: of all steps.
+        raw_values: [N] float32, in units of rewards.
+        raw_returns: [N] float32, in units of rewards.
+        behaviour: [N, P] float32, parameters of the distributions that the actions were drawn from.
+        weights: [N] float32, what advantages were multiplied by; None where they were not.
+        clip: bounds of PPO's ratio.
+        distribution: what the parameters are of.
+        ranks: the learners that train together.
+    """
+    means = torch.stack([step.figures for step in steps]).mean(0)
+    log_ratio = torch.cat([step.log_ratio for step in steps])
+    own = means.new_zeros(7)
+    if log_ratio.numel() > 0:
+        ratio = log_ratio.exp()
+        clipped = ((ratio < clip.low) | (ratio > clip.high)).float().mean()
+        first_deviation = steps[0].log_ratio.expm1().abs().amax(0)
+        sample_size = effective_sample_size(steps[0].log_ratio if weights is None else weights.log())
+        variance = explained_variance(raw_values, raw_returns)
+        # Of evenly spaced distributions where there are many.
+        spaced = behaviour[:: -(-len(behaviour) // _MOST_DISTRIBUTIONS)]
+        with torch.no_grad():
+            entropy = distribution.entropy(spaced).mean()
+        positions = distribution.deviation_positions
+        std = spaced[:, list(positions)].exp().mean() if positions else torch.zeros_like(entropy)
+        own = torch.stack((approximate_kl(log_ratio), clipped, sample_size, variance, first_deviation, entropy, std))
+    if ranks.num_ranks > 1:
+        ranks.average([own], log_ratio.numel())
+    figures: list[float] = torch.cat((means, own)).tolist()
+    loss, policy, value, entropy_loss, kl_loss, _, grad_norm, *rest = figures
+    approx_kl, clip_fraction, effective_size, explained, ratio_deviation, mean_entropy, mean_std = rest
+    return TrainMetrics(
+        loss=loss,
+        policy_gradient_loss=policy,
+        value_loss=value,
+        entropy_loss=entropy_loss,
+        kl_loss=kl_loss,
+        approx_kl=approx_kl,
+        clip_fraction=clip_fraction,
+        effective_sample_size=effective_size,
+        explained_variance=explained,
+        learning_rate=sum(learning_rates) / len(learning_rates),
+        grad_norm=grad_norm,
+        max_ratio_deviation_first_batch=ratio_deviation,
+        entropy=mean_entropy,
+        std=mean_std if distribution.num_deviations > 0 else None,
+    )
+
+
 MODEL = "model"
 """Name of the trained weights in a `Storage`."""
+
+
+class Progress(NamedTuple):
+    """How far an update has come.
+
+    Attributes:
+        num_done: minibatches that were trained.
+        num_total: minibatches of all passes.
+        ends_pass: whether the last of them ended a pass; the place to publish.
+        is_last: whether that pass was the last.
+    """
+
+    num_done: int
+    num_total: int
+    ends_pass: bool
+    is_last: bool
 
 
 class _Prepared(NamedTuple):
@@ -50,6 +156,7 @@ class _Prepared(NamedTuple):
         raw_values: [N] float32 of the valid rows, in units of scaled rewards.
         raw_returns: the same of returns.
         log_ratios: [T, C] float32, V-trace's: of the policy before training to the one that acted; None without it.
+        rows: [N] int64, those of the dataset that samples are made of.
         obs_statistics: [2F] float32, with which the critic sees the whole dataset.
     """
 
@@ -57,7 +164,18 @@ class _Prepared(NamedTuple):
     raw_values: Tensor
     raw_returns: Tensor
     log_ratios: Tensor | None
+    rows: Tensor
     obs_statistics: Tensor
+
+
+class _Trained(NamedTuple):
+    """What the passes over a dataset leave for its metrics."""
+
+    dataset: Dataset
+    prepared: _Prepared
+    weight: Tensor | None
+    steps: list[Step]
+    learning_rates: list[float]
 
 
 class OnPolicyLearner:
@@ -65,6 +183,8 @@ class OnPolicyLearner:
 
     Attributes:
         policy_version: optimizer steps so far, those among them that were left out.
+        skipped_steps: how many were left out since this learner was made.
+        notice: what the user should know of how updates are run, until it is taken.
         model: the model, its statistics the newest.
         device: where it is.
         ranks: the learners that train together.
@@ -77,7 +197,8 @@ class OnPolicyLearner:
         storage = storage or Storage()
         self.ranks = storage.ranks
         self.model = model.to(device)
-        self.policy_version = 0
+        self.policy_version = self.skipped_steps = 0
+        self.notice: str | None = None
         self._config = config
         self.device = device
         self._flat = FlatParameters(self.model, hold=lambda initial: storage.hold(MODEL, initial))
@@ -89,6 +210,7 @@ class OnPolicyLearner:
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._most_samples = 0  # of a minibatch
+        self._trained: _Trained | None = None
         own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
         self._generator = torch.Generator().manual_seed(own_seed)
         self._skipped = SkippedSteps(config.max_skipped_steps)
@@ -97,19 +219,21 @@ class OnPolicyLearner:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
         self._is_bf16 = config.precision == "bf16"
         self._rate = torch.zeros((), device=device)
-        # The shapes inside a packed sequence follow from where episodes end.
-        self._is_capturable = storage.is_capturable and self._recurrence == 0
+        self._graphs: UpdateRunner | None = None
         self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
+        # The shapes inside a packed sequence follow from where episodes end.
+        self._has_graphs = storage.is_capturable and self._recurrence == 0 and makes_graphs(config.compile, device)
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
         """Makes what takes an optimizer step with the present settings; a captured graph holds their values."""
         config, model, device = self._config, self.model, self.device
         self._loss = OnPolicyLoss(config, model.distribution, self._learning_rate.is_adaptive)
-        mode = config.compile if self._is_capturable else "off"
-        self._update_runner = UpdateRunner(self._update, mode, device)
-        if not self._update_runner.makes_graphs and ArrayUpdate.fits(model, config, device):
+        if self._has_graphs:
+            self._graphs = UpdateRunner(self._update_of_fields, config.compile, device)
+            self._take_step = self._step_in_graph
+        elif ArrayUpdate.fits(model, config, device):
             self._take_step = ArrayUpdate(model, self._flat, self._loss, self._optimizer, self.ranks, config)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
@@ -117,15 +241,6 @@ class OnPolicyLearner:
         self._config = new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
         self._prepare_steps()
-
-    def take_notice(self) -> str | None:
-        """What the user should know of how updates are run, once."""
-        return self._update_runner.take_notice()
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps that were left out since this learner was made."""
-        return self._skipped.total
 
     @property
     def block_size(self) -> int:
@@ -151,67 +266,69 @@ class OnPolicyLearner:
         self._published_obs_statistics[self.policy_version] = self._obs_statistics
         return out
 
-    def train(
-        self,
-        dataset: Dataset,
-        env_steps_before: int,
-        after_epoch: Callable[[bool], bool],
-        after_minibatch: Callable[[int, int], None] | None = None,
-    ) -> TrainMetrics | None:
-        """Train `num_epochs` passes over the dataset; steps whose loss or gradient is not finite are left out.
+    def updates(self, dataset: Dataset, env_steps_before: int) -> Iterator[Progress]:
+        """Trains `num_epochs` passes over the dataset; steps whose loss or gradient is not finite are left out.
+
+        Whoever iterates publishes where a pass ends, and may stop there. `take_metrics` says what came of the update.
 
         Args:
             dataset: columns of raw samples, on any device.
             env_steps_before: environment steps trained on before this dataset; the linear schedule reads it.
-            after_epoch: called after every pass, the place to publish, with whether it was the last; returns whether to
-                leave out the other passes.
-            after_minibatch: called with the number of minibatches that were trained, and that of all passes.
 
-        Returns:
-            Means over the steps that were taken, None if there were none.
+        Yields:
+            How far the update has come, after each minibatch.
 
         Raises:
             RunFailed: too many steps in a row were left out.
             LookupError: a policy version in the dataset was never published.
         """
-        dataset = dataset.to(self.device)
-        self._most_samples = -(-dataset.num_rows // self._config.num_batches_per_epoch)
+        config, learning_rate = self._config, self._learning_rate
+        if dataset.obs.device != self.device:
+            dataset = dataset.to(self.device)
+        self._most_samples = -(-dataset.valid.numel() // config.num_batches_per_epoch)
         prepared = self._prepare(dataset)
         samples = prepared.samples
-        self._learning_rate.start_dataset(env_steps_before)
+        learning_rate.start_dataset(env_steps_before)
         steps: list[Step] = []
         learning_rates: list[float] = []
-        num_epochs = self._config.num_epochs
-        for epoch in range(1, num_epochs + 1):
-            if epoch > 1 and self._config.recompute_advantages:
+        for epoch in range(1, config.num_epochs + 1):
+            if epoch > 1 and config.recompute_advantages:
                 samples = self._with_present_estimates(dataset, prepared)
-            steps_of_epoch = []
-            kls = []
             minibatches = self._minibatches(samples)
+            num_total = len(minibatches) * config.num_epochs
+            steps_of_pass: list[Step] = []
             for minibatch in minibatches:
-                learning_rates.append(self._learning_rate.value)
-                step, kl = self._train_minibatch(minibatch)
-                steps_of_epoch.append(step)
-                kls.append(kl)
-                self._learning_rate.after_minibatch(kl)
-                if after_minibatch is not None:
-                    after_minibatch(len(learning_rates), len(minibatches) * num_epochs)
-            self._learning_rate.after_epoch(kls)
-            steps_of_epoch = self._steps_taken(steps_of_epoch, samples)
-            steps += steps_of_epoch
-            is_last = epoch == num_epochs or self._exceeds_target_kl(steps_of_epoch)
-            if after_epoch(is_last) or is_last:
+                if steps_of_pass:
+                    yield Progress(len(learning_rates), num_total, ends_pass=False, is_last=False)
+                learning_rates.append(learning_rate.value)
+                steps_of_pass.append(self._train_minibatch(minibatch))
+                if learning_rate.is_adaptive:
+                    learning_rate.after_minibatch(steps_of_pass[-1].figures[KL])
+            if learning_rate.is_adaptive:
+                learning_rate.after_epoch([step.figures[KL] for step in steps_of_pass])
+            steps_of_pass = self._steps_taken(steps_of_pass, samples)
+            steps += steps_of_pass
+            self._trained = _Trained(dataset, prepared, samples.weight, steps, learning_rates)
+            is_last = epoch == config.num_epochs or (
+                config.target_kl is not None and self._exceeds_target_kl(steps_of_pass)
+            )
+            yield Progress(len(learning_rates), num_total, ends_pass=True, is_last=is_last)
+            if is_last:
                 break
+
+    def take_metrics(self) -> TrainMetrics | None:
+        """Means over the steps of the last update that were taken; None if there were none."""
+        assert self._trained is not None
+        (dataset, prepared, weight, steps, learning_rates), self._trained = self._trained, None
         if not steps:
             return None
-        weight = samples.weight
         return train_metrics(
             steps,
             learning_rates,
             prepared.raw_values,
             prepared.raw_returns,
             behaviour=dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()],
-            weights=None if weight is None else samples.of_samples(weight),
+            weights=None if weight is None else prepared.samples.of_samples(weight),
             clip=self._loss.clip,
             distribution=self.model.distribution,
             ranks=self.ranks,
@@ -293,7 +410,8 @@ class OnPolicyLearner:
         config = self._config
         # Drop invalid rows (recurrent policies: after the RNN pass), so that nothing they hold can reach a loss or a
         # statistic.
-        valid, rows = dataset.valid.flatten().nonzero().squeeze(-1), self._rows_of(dataset)
+        valid = dataset.valid.flatten().nonzero().squeeze(-1)
+        rows = torch.arange(dataset.valid.numel(), device=self.device) if self._recurrence else valid
         raw = split_tensor(self.model.layout, dataset.obs[:-1].flatten(0, 1)).at(rows)
         versions = dataset.policy_version.flatten().index_select(0, rows)
         inputs = raw._replace(floats=self._normalize(raw.floats.clone(), versions))
@@ -304,11 +422,9 @@ class OnPolicyLearner:
         if config.with_vtrace or (config.recompute_values and is_old):
             values = self._present_values(dataset, obs_statistics)
         log_ratios = self._log_ratios(dataset, rows, inputs, action) if config.with_vtrace else None
-        estimates = estimate(dataset, values, log_ratios, config)
-        raw_values = values[:-1].flatten().index_select(0, valid)
+        estimates = self._estimate(dataset, values, log_ratios)
         raw_returns = estimates.returns.flatten().index_select(0, valid)
-        raw_obs = raw.floats.index_select(0, valid) if self._recurrence else raw.floats
-        self._take_in(raw_obs, raw_returns)
+        self._take_in(raw.floats.index_select(0, valid) if self._recurrence else raw.floats, raw_returns)
         # PPO's ratio weighs the action itself; the plain policy gradient does not.
         weights = estimates.weights if config.algo == "a2c" else None
         samples = Samples(
@@ -317,8 +433,10 @@ class OnPolicyLearner:
             action=action,
             action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
             log_prob=dataset.log_prob.flatten().index_select(0, rows),
+            advantage=estimates.advantages.flatten().index_select(0, rows),
+            normalized_return=self.model.normalize_return(estimates.returns.flatten().index_select(0, rows)),
+            normalized_value=self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
             weight=None if weights is None else weights.flatten().index_select(0, rows),
-            **self._estimated_fields(estimates, rows),
         )
         if self._recurrence:
             samples = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
@@ -326,26 +444,30 @@ class OnPolicyLearner:
             samples = samples._replace(**sequences, rnn_state=dataset.rnn_state.flatten(0, 1))
         if config.algo == "ppo" and config.ppo_objective == "decoupled":
             samples = self._decoupled(samples, is_old)
-        return _Prepared(samples, raw_values, raw_returns, log_ratios, obs_statistics)
+        raw_values = values[:-1].flatten().index_select(0, valid)
+        return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, obs_statistics)
 
-    def _rows_of(self, dataset: Dataset) -> Tensor:
-        """Indices of the rows that samples are made of: all for a policy with memory, otherwise the valid ones."""
-        if self._recurrence:
-            return torch.arange(dataset.num_rows, device=self.device)
-        return dataset.valid.flatten().nonzero().squeeze(-1)
+    def _estimate(self, dataset: Dataset, values: Tensor, log_ratios: Tensor | None) -> VtraceResult:
+        """Advantages and returns by GAE, or by V-trace where there are log-ratios; in units of scaled rewards.
+
+        Args:
+            dataset: rewards as the environment gave them, and ends of episodes.
+            values: [T+1, C] float32, in units of scaled rewards.
+            log_ratios: [T, C] float32, log-probability of each action before training minus that when it was chosen.
+        """
+        config = self._config
+        reward = dataset.reward * config.reward_scale
+        if config.reward_clip is not None:
+            reward.clamp_(-config.reward_clip, config.reward_clip)
+        rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
+        if log_ratios is None:
+            return VtraceResult(*gae(*rest), None)
+        return vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c)
 
     def _in_sequences(self, fields: dict[str, Tensor], dataset: Dataset) -> dict[str, Tensor]:
         """Cuts fields of all rows of a dataset into sequences `[N, L, ...]`, for a policy with memory."""
         shape = (-1, self._recurrence, dataset.valid.shape[1])
         return {name: torch.unflatten(field, 0, shape).transpose(1, 2).flatten(0, 1) for name, field in fields.items()}
-
-    def _estimated_fields(self, estimates: Estimates, rows: Tensor) -> dict[str, Tensor]:
-        """The fields of `Samples` that follow from estimates, of some rows of a dataset."""
-        return {
-            "advantage": estimates.advantages.flatten().index_select(0, rows),
-            "normalized_return": self.model.normalize_return(estimates.returns.flatten().index_select(0, rows)),
-            "normalized_value": self.model.normalize_return(estimates.values[:-1].flatten().index_select(0, rows)),
-        }
 
     def _with_present_estimates(self, dataset: Dataset, prepared: _Prepared) -> Samples:
         """The same samples with values, advantages and returns of the critic as it is now.
@@ -354,8 +476,12 @@ class OnPolicyLearner:
         in once, and the critic is trained on inputs with those of the behaviour.
         """
         values = self._present_values(dataset, prepared.obs_statistics)
-        estimates = estimate(dataset, values, prepared.log_ratios, self._config)
-        fields = self._estimated_fields(estimates, self._rows_of(dataset))
+        estimates, rows = self._estimate(dataset, values, prepared.log_ratios), prepared.rows
+        fields = {
+            "advantage": estimates.advantages.flatten().index_select(0, rows),
+            "normalized_return": self.model.normalize_return(estimates.returns.flatten().index_select(0, rows)),
+            "normalized_value": self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
+        }
         return prepared.samples._replace(**(self._in_sequences(fields, dataset) if self._recurrence else fields))
 
     @torch.no_grad()
@@ -423,56 +549,60 @@ class OnPolicyLearner:
             self._return_moments.update(raw_returns.unsqueeze(-1))
             self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
 
-    def _shuffled(self, samples: Samples) -> Samples:
-        if not self._config.shuffle_minibatches:
-            return samples
-        return samples.at(torch.randperm(samples.floats.shape[0], generator=self._generator).to(self.device))
-
     def _minibatches(self, samples: Samples) -> list[Samples]:
         """As many as the settings say, in every rank; the advantages in them are normalized over those of all ranks.
 
         Advantages are weighted afterwards: a mean that is subtracted from weighted ones would train on actions whose
         weight is 0.
         """
-        num_batches, num_ranks = self._config.num_batches_per_epoch, self.ranks.num_ranks
-        if num_ranks == 1:
+        config, num_batches = self._config, self._config.num_batches_per_epoch
+        if self.ranks.num_ranks == 1:
             num_batches = min(num_batches, samples.floats.shape[0])
-        samples = self._shuffled(samples)
-        if self._config.normalize_advantage:
-            sums = self.ranks.sum(advantage_sums(samples.advantage, num_batches, samples.valid))
-            if self._config.normalize_advantage_over == "dataset":
+        if config.shuffle_minibatches:
+            samples = samples.at(torch.randperm(len(samples.floats), generator=self._generator).to(self.device))
+        if config.normalize_advantage:
+            sums = advantage_sums(samples.advantage, num_batches, samples.valid)
+            if self.ranks.num_ranks > 1:
+                sums = self.ranks.sum(sums)
+            if config.normalize_advantage_over == "dataset":
                 sums = sums.sum(0).expand_as(sums)
             samples = samples._replace(advantage=normalize_advantages(samples.advantage, sums))
         if samples.weight is not None:
             samples = samples._replace(advantage=samples.weight * samples.advantage, weight=None)
-        return list(samples.minibatches(num_batches))
+        return samples.minibatches(num_batches)
 
-    def _train_minibatch(self, batch: Samples) -> tuple[Step, Tensor | None]:
-        """Take one optimizer step; also returns KL(old || policy before the step) where something needs it."""
+    def _train_minibatch(self, batch: Samples) -> Step:
+        """Takes one optimizer step."""
         step = Step(*self._take_step(batch, self._learning_rate.value))
         self.policy_version += 1
-        return step, step.figures[KL] if self._loss.needs_kl else None
+        return step
 
-    def _step_by_autograd(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """Take one step on any model; what `ArrayUpdate` does, and returns, for those that fit."""
-        self._rate.fill_(learning_rate)
+    def _step_in_graph(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """What `_step_by_autograd` does, as a CUDA graph: minibatches have one shape, and the rate is a tensor."""
+        assert self._graphs is not None
         num_samples = len(batch.log_prob)
-        if self._update_runner.makes_graphs:
+        self._rate.fill_(learning_rate)
+        if self._graphs.makes_graphs:
             batch = batch.filled_up(self._most_samples)
         self._minibatch_fields, fields = zip(*batch.present(), strict=True)
-        figures, log_ratio = self._update_runner([*fields, self._rate])
+        figures, log_ratio = self._graphs([*fields, self._rate])
         assert figures is not None and log_ratio is not None
-        return figures, log_ratio if batch.share is None else log_ratio[:num_samples]
+        self.notice = self.notice or self._graphs.take_notice()
+        return figures, log_ratio[:num_samples]
 
-    def _update(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
-        """One step, from the fields of a minibatch that there are and the learning rate.
+    def _update_of_fields(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
+        """The update as a graph calls it: on the fields of a minibatch that there are, and the learning rate."""
+        present = dict(zip(self._minibatch_fields, inputs, strict=False))
+        return self._step_by_autograd(Samples(**present), inputs[-1])
+
+    def _step_by_autograd(self, batch: Samples, learning_rate: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Takes one step on any model; what `ArrayUpdate` does, and returns, for those that fit.
 
         Returns:
             `[7]`: what `OnPolicyLoss.figures` says, and the norm of the gradient before clipping; and the log-ratios.
         """
-        present = dict(zip(self._minibatch_fields, inputs, strict=False))
-        (parameters, values), batch = self._run_batch(Samples(**present))
-        self._flat.zero_grad()
+        (parameters, values), batch = self._run_batch(batch)
+        self._gradient.zero_()  # in place: dropping gradients would take them out of the flat tensor
         num_samples = batch.log_prob.shape[0]
         if num_samples == 0:
             figures, log_ratio = parameters.new_zeros(NUM_FIGURES), batch.log_prob
@@ -481,7 +611,7 @@ class OnPolicyLearner:
             figures[0].backward()  # type: ignore[no-untyped-call]
             figures = figures.detach()
         self.ranks.average([self._gradient, figures], num_samples)
-        grad_norm = self._step(figures[0], inputs[-1])
+        grad_norm = self._step(figures[0], self._rate.fill_(learning_rate))
         return torch.cat((figures, grad_norm.view(1))), log_ratio.detach()
 
     def _run_batch(self, batch: Samples) -> tuple[ForwardResult, Samples]:
@@ -518,19 +648,21 @@ class OnPolicyLearner:
 
     def _exceeds_target_kl(self, steps: list[Step]) -> bool:
         """Whether the mean approximate KL divergence of a pass is above `target_kl`; the same answer in all ranks."""
-        if self._config.target_kl is None or not steps:
+        target_kl = self._config.target_kl
+        if target_kl is None or not steps:
             return False
         log_ratio = torch.cat([step.log_ratio for step in steps])
         kl = approximate_kl(log_ratio) if log_ratio.numel() > 0 else log_ratio.new_zeros(())
         self.ranks.average([kl], log_ratio.numel())
-        return not float(kl) <= self._config.target_kl  # NaN ends the passes too
+        return not float(kl) <= target_kl  # NaN ends the passes too
 
     def _steps_taken(self, steps: list[Step], samples: Samples) -> list[Step]:
         """The steps of an epoch that were taken. One look an epoch, for it waits for the device."""
         figures = torch.stack([step.figures for step in steps])
         were_taken: list[bool] = torch.isfinite(figures[:, LOSS] + figures[:, GRAD_NORM]).tolist()
-        self._skipped.note(were_taken)
-        if self._skipped.are_too_many:
+        are_too_many = self._skipped.note(were_taken)
+        self.skipped_steps = self._skipped.total
+        if are_too_many:
             of_last = dict(zip(FIGURES, figures[-1].tolist(), strict=True))
             given = {name: values for name, values in samples._asdict().items() if values is not None}
             obs = {"obs": given.pop("floats")}

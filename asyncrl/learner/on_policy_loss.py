@@ -13,7 +13,7 @@ from asyncrl.algorithms.losses import (
     squared_value_loss,
 )
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.samples import Samples
+from asyncrl.learner.dataset import Samples
 from asyncrl.models.distributions import ActionDistribution
 
 NUM_FIGURES = 6

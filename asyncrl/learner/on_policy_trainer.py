@@ -1,7 +1,6 @@
 """Training from trajectories: one dataset after the other.
 
-consumes  datasets from where they are made: of full slots (`SlotDatasets`), or on the device by environments that are
-          there themselves (`asyncrl.on_device`)
+consumes  columns of full slots, or of environments on the learner's device (`asyncrl.on_device`)
 produces  published weights
 waits     for the next dataset
 """
@@ -9,22 +8,19 @@ waits     for the next dataset
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.batcher import Batcher
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.publisher import WeightsPublisher
 from asyncrl.learner.ranks import Agreement, Ranks
-from asyncrl.learner.slot_exchange import SlotExchange
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.stopping import StopCondition
+from asyncrl.learner.worker import StopCondition, WeightsPublisher
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LagMetrics, LearnerReport
 
@@ -32,7 +28,7 @@ _LOOK_EVERY_S = 0.2
 
 
 class DatasetSource(Protocol):
-    """Where datasets come from, one at a time."""
+    """Where the columns of datasets come from: slots of rollout workers, or environments on the learner's device."""
 
     @property
     def num_ready(self) -> int:
@@ -40,71 +36,41 @@ class DatasetSource(Protocol):
 
     @property
     def dropped_samples(self) -> int:
-        """Samples dropped so far."""
+        """Samples dropped so far because they were too old, or their worker died."""
 
-    def take(self, learner_version: int, timeout_s: float) -> Dataset | None:
-        """The next dataset if there is one within `timeout_s`; it stays as it is until it is released."""
+    def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
+        """The columns of the next dataset, waiting for them at most `timeout_s`; None if there are too few."""
 
-    def begin_next(self) -> None:
+    def begin_dataset(self) -> None:
         """With a fixed lag: the weights are published with which the next dataset is to be collected."""
 
-    def lag(self, learner_version: int) -> LagMetrics:
-        """Age of the samples of the dataset that was taken."""
-
-    def release(self) -> None:
+    def release(self, columns: list[Columns]) -> None:
         """Gives the dataset back, whose weights are published."""
 
 
-class SlotDatasets:
-    """Datasets of full slots, which are granted again after training."""
+class DatasetRoom(Protocol):
+    """Where columns become a dataset on the learner's device."""
 
-    def __init__(self, exchange: SlotExchange, batcher: Batcher, phases: PhaseTimer) -> None:
-        """Takes what gives slots and what copies them; waiting is charged to `phases`."""
-        self._exchange = exchange
-        self._batcher = batcher
-        self._phases = phases
-        self._columns: list[Columns] = []
-
-    @property
-    def num_ready(self) -> int:
-        """See `DatasetSource`."""
-        return self._exchange.num_ready
-
-    @property
-    def dropped_samples(self) -> int:
-        """See `DatasetSource`; they were too old, or their worker died."""
-        return self._exchange.dropped_samples
-
-    def take(self, learner_version: int, timeout_s: float) -> Dataset | None:
-        """See `DatasetSource`."""
-        columns = self._exchange.take_dataset(learner_version, timeout_s)
-        self._phases.charge(Phase.WAIT_SAMPLES)
-        if columns is None:
-            self._exchange.poll()  # slots that were dropped as too old are free now
-            return None
-        self._columns = columns
-        return self._batcher.collect(columns)
-
-    def begin_next(self) -> None:
-        """See `DatasetSource`."""
-        self._exchange.begin_dataset()
+    def collect(self, columns: Sequence[Columns]) -> Dataset:
+        """The dataset, which the next one overwrites."""
 
     def lag(self, learner_version: int) -> LagMetrics:
-        """See `DatasetSource`."""
-        return self._batcher.lag(learner_version)
-
-    def release(self) -> None:
-        """See `DatasetSource`."""
-        self._exchange.release(self._columns)
+        """Age of its samples."""
 
 
 class OnPolicyTrainer:
-    """Trains one dataset after the other. Owns the learner and its counters."""
+    """Trains one dataset after the other. Owns the learner and its counters.
+
+    Attributes:
+        env_steps: environment steps that were trained on.
+        own_env_steps: environment steps of this process that were trained on.
+    """
 
     def __init__(
         self,
         learner: OnPolicyLearner,
-        datasets: DatasetSource,
+        source: DatasetSource,
+        batcher: DatasetRoom,
         publisher: WeightsPublisher,
         config: TrainConfig,
         phases: PhaseTimer,
@@ -119,7 +85,8 @@ class OnPolicyTrainer:
 
         Args:
             learner: what trains, already in the state to begin with.
-            datasets: gives them and takes them back.
+            source: gives the columns of datasets and takes them back.
+            batcher: makes datasets of them.
             publisher: takes weights.
             config: the run's settings.
             phases: the learner's time goes here.
@@ -135,39 +102,29 @@ class OnPolicyTrainer:
         self._look = look
         self._looked_at = time.monotonic()
         self._has_fixed_lag = config.async_rl and config.fixed_lag
-        self._num_epochs = 0  # of the dataset in training
         self._was_cut_short = False  # whether passes over the last dataset were left out
         self._agreement = agreement or Agreement(Ranks())
         self._changes = self._agreement.hyperparameters.changes()
         self._changed_at = 0  # policy version of the last change
         self._learner = learner
-        self._datasets = datasets
+        self._source = source
+        self._batcher = batcher
         self._publisher = publisher
         self._config = config
         self._phases = phases
         self._block = torch.empty(learner.block_size, device=learner.device)
-        self._env_steps = env_steps
+        self.env_steps = env_steps
+        self.own_env_steps = 0
         self._first_env_steps = env_steps
-        self._own_env_steps = 0
-        self._env_steps_seen = self._env_steps  # with those of the dataset that is being trained on
+        self._env_steps_seen = env_steps  # with those of the dataset that is being trained on
         self._num_samples = num_samples
         self._report_started = time.monotonic()
         self._publish()
 
     @property
-    def env_steps(self) -> int:
-        """Environment steps that were trained on."""
-        return self._env_steps
-
-    @property
-    def own_env_steps(self) -> int:
-        """Environment steps of this process that were trained on."""
-        return self._own_env_steps
-
-    @property
     def has_more_to_learn(self) -> bool:
         """Whether the steps that the run is to have are not all trained on yet, with all passes."""
-        return self._was_cut_short or self._env_steps < self._config.train_for_env_steps
+        return self._was_cut_short or self.env_steps < self._config.train_for_env_steps
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Trains on the next dataset if there is one within `timeout_s`.
@@ -176,56 +133,83 @@ class OnPolicyTrainer:
         with what was learned from it. With a fixed lag they are published before the next dataset is begun, when this
         one is whole, so nobody collects.
         """
-        dataset = self._datasets.take(self._learner.policy_version, timeout_s)
-        if dataset is None:
+        learner, control, phases, agreement = self._learner, self._control, self._phases, self._agreement
+        columns = self._source.take_dataset(learner.policy_version, timeout_s)
+        phases.charge(Phase.WAIT_SAMPLES)
+        if columns is None:
             return None
-        num_valid = dataset.num_valid
-        lag = self._datasets.lag(self._learner.policy_version) if num_valid > 0 else None
-        self._phases.charge(Phase.COPY)
+        dataset = self._batcher.collect(columns)
+        num_steps = dataset.num_valid
+        lag = self._batcher.lag(learner.policy_version) if num_steps > 0 else None
+        phases.charge(Phase.COPY)
         if self._has_fixed_lag:
             self._publish()
-            self._datasets.begin_next()
-        turn = self._agreement.take_turn(1, self._own_env_steps + num_valid)
-        self._phases.charge(Phase.WAIT_RANKS)
-        if turn.new_values is not None:
-            self._learner.set_hyperparameters(turn.new_values)
-            self._changes, self._changed_at = self._agreement.hyperparameters.changes(), self._learner.policy_version
-        num_steps = self._first_env_steps + turn.env_steps - self._env_steps
-        if turn.is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
-            self._datasets.release()
+            self._source.begin_dataset()
+        is_over, own_env_steps = False, self.own_env_steps + num_steps
+        if agreement.ranks.num_ranks > 1:
+            turn = agreement.take_turn(1, own_env_steps)
+            phases.charge(Phase.WAIT_RANKS)
+            is_over, num_steps = turn.is_over, self._first_env_steps + turn.env_steps - self.env_steps
+            new_values = turn.new_values
+        else:
+            new_values = agreement.take_hyperparameters()
+        if new_values is not None:
+            learner.set_hyperparameters(new_values)
+            self._changes, self._changed_at = agreement.hyperparameters.changes(), learner.policy_version
+        if is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
+            self._source.release(columns)
             return None
-        skip = self._config.debug_skip_training
-        self._own_env_steps += num_valid
-        self._env_steps_seen = self._env_steps + num_steps
-        self._num_epochs = 0
-        self._control.note_minibatch(0, 1)
-        metrics = None if skip else self._learner.train(dataset, self._env_steps, self._end_epoch, self._note_minibatch)
-        self._control.note_minibatch(0, 0)
-        self._phases.charge(Phase.TRAIN)
-        self._phases.move(self._agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
-        self._datasets.release()
-        self._env_steps = self._env_steps_seen
-        self._num_samples += num_steps * self._num_epochs
-        self._phases.charge(Phase.OTHER)
-        now, phases = time.monotonic(), self._phases.take()
+        self.own_env_steps = own_env_steps
+        self._env_steps_seen = self.env_steps + num_steps
+        num_passes, metrics = 0, None
+        control.note_minibatch(0, 1)
+        if not self._config.debug_skip_training:
+            for progress in learner.updates(dataset, self.env_steps):
+                control.note_minibatch(progress.num_done, progress.num_total)
+                if self._look is not None and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
+                    self._look()
+                    self._looked_at = time.monotonic()
+                if not progress.ends_pass:
+                    continue
+                if not self._has_fixed_lag:
+                    self._publish()
+                num_passes += 1
+                self._was_cut_short = False
+                if not progress.is_last:  # the last pass needs no question
+                    self._was_cut_short = self._stopping.is_met
+                    if agreement.ranks.num_ranks > 1:
+                        self._was_cut_short = agreement.should_stop(self._was_cut_short)
+                        phases.charge(Phase.WAIT_RANKS)
+                if self._was_cut_short:
+                    break
+            metrics = learner.take_metrics()
+        control.note_minibatch(0, 0)
+        phases.charge(Phase.TRAIN)
+        if agreement.ranks.num_ranks > 1:
+            phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
+        self._source.release(columns)
+        self.env_steps = self._env_steps_seen
+        self._num_samples += num_steps * num_passes
+        phases.charge(Phase.OTHER)
+        now, spent = time.monotonic(), phases.take()
         report = LearnerReport(
-            env_steps=self._env_steps,
+            env_steps=self.env_steps,
             num_samples=self._num_samples,
-            num_updates=self._learner.policy_version,
-            policy_version=self._learner.policy_version,
+            num_updates=learner.policy_version,
+            policy_version=learner.policy_version,
             wall_s=now - self._report_started,
-            busy_s=busy_s(phases),
+            busy_s=busy_s(spent),
             train=metrics,
             lag=lag,
-            slots_ready=self._datasets.num_ready,
-            dropped_samples=self._datasets.dropped_samples,
-            skipped_steps=self._learner.skipped_steps,
-            phases=phases,
-            notice=self._learner.take_notice(),
+            slots_ready=self._source.num_ready,
+            dropped_samples=self._source.dropped_samples,
+            skipped_steps=learner.skipped_steps,
+            phases=spent,
+            notice=learner.notice,
             hyperparameters=self._changes,
             hyperparameters_version=self._changed_at,
         )
-        self._report_started = now
+        self._report_started, learner.notice = now, None
         return report
 
     def state(self) -> LearnerState:
@@ -243,24 +227,6 @@ class OnPolicyTrainer:
 
     def replay(self) -> None:
         """Nothing: trajectories are used once."""
-
-    def _note_minibatch(self, num_done: int, num_total: int) -> None:
-        self._control.note_minibatch(num_done, num_total)
-        if self._look is not None and time.monotonic() - self._looked_at >= _LOOK_EVERY_S:
-            self._look()
-            self._looked_at = time.monotonic()
-
-    def _end_epoch(self, is_last: bool) -> bool:
-        """Publishes; returns whether the update ends here, for one rank is to stop. The last pass needs no question."""
-        if not self._has_fixed_lag:
-            self._publish()
-        self._num_epochs += 1
-        self._was_cut_short = False
-        if is_last:
-            return False
-        self._was_cut_short = self._agreement.should_stop(self._stopping.is_met)
-        self._phases.charge(Phase.WAIT_RANKS)
-        return self._was_cut_short
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

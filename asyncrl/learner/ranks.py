@@ -163,6 +163,9 @@ class Agreement:
     Attributes:
         ranks: who agrees.
         hyperparameters: the changes that are in effect.
+        is_over: whether some rank has ended.
+        was_interrupted: whether some rank was asked to stop before the run had come to its end.
+        env_steps: what the ranks named last, added up.
     """
 
     def __init__(
@@ -179,17 +182,8 @@ class Agreement:
         self.hyperparameters = hyperparameters
         self._control = control
         self._wants_to_save = self._are_to_save = False
-        self._last: Turn | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether some rank has ended."""
-        return self._last is not None and self._last.is_over
-
-    @property
-    def was_interrupted(self) -> bool:
-        """Whether some rank was asked to stop before the run had come to its end."""
-        return self._last is not None and self._last.is_interrupted
+        self.is_over = self.was_interrupted = False
+        self.env_steps = 0
 
     def take_turn(self, num_updates: int, env_steps: int, is_done: bool = False) -> Turn:
         """Waits until every rank is ready for its next iteration, or one of them wants to end.
@@ -200,11 +194,6 @@ class Agreement:
             is_done: it has nothing left to do, and goes on only because others have.
         """
         return self._exchange(False, False, is_done, num_updates, env_steps)
-
-    @property
-    def env_steps(self) -> int:
-        """What the ranks named last, added up."""
-        return 0 if self._last is None else self._last.env_steps
 
     def should_stop(self, wants_to: bool) -> bool:
         """Whether some rank wants to stop; every rank asks at the same place between two of its turns."""
@@ -228,10 +217,15 @@ class Agreement:
         due, self._are_to_save = self._are_to_save, False
         return due
 
+    def take_hyperparameters(self) -> Hyperparameters | None:
+        """The values that an observer has changed, where there are no other ranks to hear of them in their turn."""
+        new_values = None if self._control is None else self._control.take_hyperparameters()
+        if new_values is not None:
+            self.hyperparameters = self.hyperparameters.updated_by(new_values)
+        return new_values
+
     def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
-        new_values: Hyperparameters | None = None
-        if self._control is not None and self.ranks.rank == 0 and not ends:
-            new_values = self._control.take_hyperparameters()
+        new_values = None if ends or self._control is None else self._control.take_hyperparameters()
         flags = [ends, is_interrupted, self._wants_to_save, new_values is not None, is_done]
         rows = self.ranks.gather([*flags, num_updates, env_steps])
         all_end, all_interrupted, saves, changes, all_done, all_updates, steps = zip(*rows, strict=True)
@@ -241,7 +235,6 @@ class Agreement:
             self.hyperparameters = self.hyperparameters.updated_by(new_values)
         updates = [count for count, done in zip(all_updates, all_done, strict=True) if not done]
         self._are_to_save, self._wants_to_save = self._are_to_save or any(saves), False
-        self._last = Turn(
-            any(all_end) or not updates, any(all_interrupted), min(updates, default=0), sum(steps), new_values
-        )
-        return self._last
+        turn = Turn(any(all_end) or not updates, any(all_interrupted), min(updates, default=0), sum(steps), new_values)
+        self.is_over, self.was_interrupted, self.env_steps = turn.is_over, turn.is_interrupted, turn.env_steps
+        return turn

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from asyncrl.buffers.replay import ReplayStripes
-from asyncrl.learner.transfer import to_device
-from asyncrl.learner.transitions import Transitions
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 _MOST_ROUNDS = 1000
@@ -75,8 +75,11 @@ class ReplaySampler:
                 whole[lost] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        moved = to_device([torch.from_numpy(array) for array in drawn], self._device)
-        return _as_batches(moved, num_batches, batch_size)
+        tensors = [torch.from_numpy(array) for array in drawn]
+        if self._device.type != "cpu":
+            tensors = to_device(tensors, self._device)
+        parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
+        return [Transitions(*fields) for fields in zip(*parts, strict=True)]
 
     def _spans(self) -> tuple[IntArray, IntArray]:
         """The first row of each stripe that may be drawn, and how many may."""
@@ -151,6 +154,41 @@ def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return field.reshape(-1, *field.shape[3:])
 
 
-def _as_batches(drawn: Sequence[torch.Tensor], num_batches: int, batch_size: int) -> list[Transitions]:
-    parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in drawn)
-    return [Transitions(*fields) for fields in zip(*parts, strict=True)]
+@dataclass(frozen=True)
+class Transitions:
+    """B transitions of n steps each, or fewer where an episode ends before.
+
+    Attributes:
+        obs: [B, D] float32 or uint8, raw.
+        action: [B, A] float32 or [B] int64, as the distribution produced it (before squashing).
+        reward: [B] float32, discounted sum over the transition's steps.
+        next_obs: [B, D], raw, after its last step.
+        discount: [B] float32, what the value of `next_obs` counts: gamma ** steps, and 0 where the episode terminated.
+        between_obs: [B, n - 1, D], raw, before the second and each later step; any other where there is no such step.
+        between_discount: [B, n - 1] float32, what the policy's entropy there counts: gamma ** k before step k + 1, and
+            0 where there is no such step.
+    """
+
+    obs: Tensor
+    action: Tensor
+    reward: Tensor
+    next_obs: Tensor
+    discount: Tensor
+    between_obs: Tensor
+    between_discount: Tensor
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All fields in their order."""
+        return [getattr(self, field.name) for field in fields(self)]
+
+    def to(self, device: torch.device) -> Transitions:
+        """The same transitions on `device`; what is there already is not copied."""
+        return Transitions(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+
+
+def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """The same tensors on a device; to a CUDA device out of page-locked memory, so that the host waits for nothing."""
+    if device.type != "cuda":
+        return [tensor.to(device) for tensor in tensors]
+    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.adam import FlatAdam
+from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.statistics import RunningMoments
 

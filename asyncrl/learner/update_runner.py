@@ -26,8 +26,13 @@ call, such as buffers, it makes in the first.
 """
 
 
+def makes_graphs(compile: Compile, device: torch.device) -> bool:
+    """Whether updates run as CUDA graphs: with auto on a CUDA device."""
+    return compile == "cuda_graph" or (compile == "auto" and device.type == "cuda")
+
+
 class UpdateRunner:
-    """Runs updates in the way that `compile` names: auto is a CUDA graph on a CUDA device, and plain elsewhere."""
+    """Runs updates in the way that `compile` names."""
 
     def __init__(self, update: Update, compile: Compile, device: torch.device) -> None:
         """Captures nothing yet.
@@ -39,7 +44,7 @@ class UpdateRunner:
         """
         self._plain = update
         self._device = device
-        self._way = compile if compile != "auto" else ("cuda_graph" if device.type == "cuda" else "off")
+        self._way: Compile = "cuda_graph" if makes_graphs(compile, device) else "off"
         self._graphs: _Graphed | None = None
         self._notice: str | None = None
 

@@ -9,21 +9,29 @@ stops     when the asked number of steps or seconds was trained, or the runner a
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.ranks import Agreement, Ranks
-from asyncrl.learner.saving import CheckpointSaver
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.stopping import StopCondition
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
+from asyncrl.runtime import checkpoint
 from asyncrl.runtime.checkpoint import Checkpoint, KeptReplay
+from asyncrl.runtime.processes import RunFailed
 
 
 class Trainer(Protocol):
@@ -105,6 +113,7 @@ class LearnerWorker:
             saves: whether checkpoints are written here.
         """
         self._agreement = agreement or Agreement(Ranks())
+        self._num_ranks = self._agreement.ranks.num_ranks
         self._saves = saves
         self._trainer = trainer
         self._control = control
@@ -133,13 +142,17 @@ class LearnerWorker:
         self._phases.charge(Phase.OTHER)
         env_steps, saved = self._trainer.env_steps, []
         is_asked, self._num_saves = self._control.num_saves != self._num_saves, self._control.num_saves
-        if self._agreement.should_save(is_asked or self._saver.is_due(env_steps)) and self._saves:
+        is_due = is_asked or self._saver.is_due(env_steps)
+        if self._num_ranks > 1:
+            is_due = self._agreement.should_save(is_due)
+        if is_due and self._saves:
             saved.append(self._saver.save(env_steps, self._content_with_replay))
-        if self._saver.is_milestone_due:
+        if self._config.save_milestones_s is not None and self._saver.is_milestone_due:
             saved.append(self._saver.save_milestone(env_steps, self._content))
         for checkpoint_report in saved:
             send(checkpoint_report)
-        self.save_best_if_asked(send)
+        if self._control.num_best != self._num_best:
+            self.save_best_if_asked(send)
         self._phases.charge(Phase.SAVE)
         return saved[0] if saved and saved[0].kind == "newest" else None
 
@@ -188,3 +201,149 @@ class LearnerWorker:
 
     def _content_with_replay(self) -> Checkpoint:
         return dataclasses.replace(self._content(), replay=self._trainer.replay())
+
+
+MOST_FAILED = 3
+"""Checkpoints in a row that cannot be written before the run ends: it would go on for nothing."""
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointSaver:
+    """Keeps the newest checkpoints, milestones and the best. Owns the run's folder of checkpoints."""
+
+    def __init__(self, folder: Path, config: TrainConfig, env_steps: int) -> None:
+        """Counts from now, and from `env_steps` trained before."""
+        self._folder = folder
+        self._keep = config.keep_checkpoints
+        self._every_s = math.inf if config.checkpoint_resets else config.save_every_s
+        self._every_steps = config.save_every_env_steps
+        self._milestones_s = config.save_milestones_s or math.inf
+        self._saved_at = self._milestone_at = time.monotonic()
+        self._saved_steps = env_steps
+        self._num_failed = 0
+
+    def is_due(self, env_steps: int) -> bool:
+        """Whether the newest state should be saved, by time or by steps."""
+        if time.monotonic() - self._saved_at >= self._every_s:
+            return True
+        every = self._every_steps
+        return every is not None and env_steps // every > self._saved_steps // every
+
+    @property
+    def is_milestone_due(self) -> bool:
+        """Whether a checkpoint should be saved for ever."""
+        return time.monotonic() - self._milestone_at >= self._milestones_s
+
+    def save(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
+        """Saves the newest state; a failure to write is reported, not raised.
+
+        Raises:
+            RunFailed: this and those before it could not be written.
+        """
+        self._saved_at, self._saved_steps = time.monotonic(), env_steps
+        return self._write("newest", self._folder, env_steps, content, self._keep)
+
+    def save_milestone(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
+        """Saves a checkpoint that stays. The next one is due at the next multiple of the interval."""
+        now = time.monotonic()
+        self._milestone_at = now - (now - self._milestone_at) % self._milestones_s
+        return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content, None)
+
+    def save_best(self, env_steps: int, content: Callable[[], Checkpoint], mean_return: float) -> CheckpointReport:
+        """Saves the best so far in the place of the one before."""
+
+        def best() -> Checkpoint:
+            plain = content()
+            return Checkpoint(plain.model, plain.optimizer, {**plain.state, "mean_return": mean_return})
+
+        report = self._write("best", self._folder / checkpoint.BEST, env_steps, best, 1)
+        return dataclasses.replace(report, mean_return=mean_return)
+
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint there is."""
+        return checkpoint.latest(self._folder)
+
+    def _write(
+        self, kind: str, folder: Path, env_steps: int, content: Callable[[], Checkpoint], keep: int | None
+    ) -> CheckpointReport:
+        try:
+            made = content()
+            _check_finite(made)
+            path = checkpoint.save(folder, made, env_steps, keep)
+        except (checkpoint.CheckpointError, MemoryError) as error:
+            reason = str(error) or "there is not enough memory to make it"
+            log.error("%s", reason)
+            self._num_failed += 1
+            if self._num_failed == MOST_FAILED:
+                raise RunFailed(
+                    f"{MOST_FAILED} checkpoints in a row could not be saved, the last: {reason}", is_final=True
+                ) from error
+            return CheckpointReport(str(folder), env_steps, reason, kind)
+        self._num_failed = 0
+        return CheckpointReport(str(path), env_steps, None, kind)
+
+
+def _check_finite(content: Checkpoint) -> None:
+    for name, tensor in (*content.model.items(), *content.optimizer.items()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise checkpoint.CheckpointError(f"{name} is not finite, so no run could resume from this checkpoint")
+
+
+class StopCondition:
+    """Whether the run was asked to stop, or has used up its time. The time counts from here."""
+
+    def __init__(self, control: RunControl, limit_s: float | None, elapsed_s: float = 0.0) -> None:
+        """Starts the clock.
+
+        Args:
+            control: the run's words.
+            limit_s: seconds that the run may take; None for no limit.
+            elapsed_s: seconds that it took before.
+        """
+        self._control = control
+        self._limit_s = limit_s
+        self._started_at = time.monotonic() - elapsed_s
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the run has taken."""
+        return time.monotonic() - self._started_at
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the run is to end as soon as its update allows."""
+        if self._control.stop_requested:
+            return True
+        return self._limit_s is not None and time.monotonic() - self._started_at >= self._limit_s
+
+
+class WeightsPublisher:
+    """Writes blocks of weights into the channel: the newest that is at least `forced_lag` versions old."""
+
+    def __init__(self, channel: WeightsChannel, forced_lag: int) -> None:
+        """With `forced_lag` 0 every block goes out at once."""
+        self._channel = channel
+        self._forced_lag = forced_lag
+        self._held: deque[tuple[Tensor, int, int]] = deque()
+
+    def publish(self, block: Tensor, version: int, env_steps: int) -> None:
+        """Publishes `block [N] float32` of `version`, or the older one whose time has come.
+
+        Args:
+            block: weights and statistics, on the learner's device.
+            version: their policy version.
+            env_steps: environment steps that they were trained on.
+
+        Raises:
+            RunFailed: a number in the block is not finite; nobody is to act with it.
+        """
+        if not torch.isfinite(block).all():
+            raise RunFailed(f"weights or statistics of policy version {version} are not finite", is_final=True)
+        if self._forced_lag > 0:
+            self._held.append((block.clone(), version, env_steps))
+            while len(self._held) > 1 and self._held[1][1] <= version - self._forced_lag:
+                self._held.popleft()
+            block, version, env_steps = self._held[0]
+        self._channel.publish(block.cpu().numpy(), version, env_steps, on_device=block)

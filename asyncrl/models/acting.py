@@ -73,7 +73,7 @@ class ActingPolicy:
         self._act = self._act_untrained = self._actor.act
         if isinstance(model, SacActor):
             # The replay is filled with actions of the whole range until the first update.
-            uniform = UniformPolicy(model.distribution, seed)
+            uniform = UniformPolicy(model.distribution, seed, model.layout)
             self._act_untrained = lambda: uniform.act(self._actor.obs)
 
     @property
@@ -108,7 +108,7 @@ class ActingPolicy:
             places: of each split in the batch, as the desk names them.
         """
         desk, num_envs = self._desk, self._desk.num_envs
-        self._actor.gather([(desk.obs_at(place), desk.rnn_state_at(place)) for place in places])
+        self._actor.gather([desk.inputs_at(place) for place in places])
         self._phases.charge(Phase.GATHER)
         result = self._act() if self._version > 0 else self._act_untrained()
         self._phases.charge(Phase.FORWARD)
@@ -130,29 +130,24 @@ class HostActor:
         """Takes what acts."""
         self._act = act
         self._buffers: list[npt.NDArray[Any]] = []
-        self._batch: Sequence[npt.NDArray[Any]] = ()
-
-    @property
-    def obs(self) -> npt.NDArray[Any]:
-        """See `Actor`."""
-        return self._batch[0]
+        self.obs: npt.NDArray[Any] = np.empty((0, 0), np.float32)
+        self._state = self.obs
 
     def gather(self, parts: Sequence[Part]) -> None:
         """See `Actor`; what a single part has is not copied."""
         if len(parts) == 1:
-            self._batch = parts[0]
+            self.obs, self._state = parts[0]
             return
         size = sum(len(obs) for obs, _ in parts)
         if not self._buffers or size > len(self._buffers[0]):
             self._buffers = [np.empty((size, field.shape[1]), dtype=field.dtype) for field in parts[0]]
-        self._batch = [buffer[:size] for buffer in self._buffers]
-        for fields, target in zip(zip(*parts, strict=True), self._batch, strict=True):
+        self.obs, self._state = (buffer[:size] for buffer in self._buffers)
+        for fields, target in zip(zip(*parts, strict=True), (self.obs, self._state), strict=True):
             np.concatenate(fields, out=target)
 
     def act(self) -> ActionAnswer:
         """See `Actor`."""
-        obs, state = self._batch
-        return self._act(obs, state)
+        return self._act(self.obs, self._state)
 
     def take_notice(self) -> None:
         """See `Actor`; there is one way to run it."""

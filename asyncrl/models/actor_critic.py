@@ -61,9 +61,15 @@ class ActorCritic(nn.Module):
     Attributes:
         layout: what the rows of observations hold.
         rnn_state_size: numbers S of the recurrent state of one environment, 0 without a recurrent core.
+        obs_mean, obs_std: [F] views of `statistics`.
+        return_mean, return_std: [1] views of `statistics`.
     """
 
     statistics: Tensor
+    obs_mean: Tensor
+    obs_std: Tensor
+    return_mean: Tensor
+    return_std: Tensor
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
@@ -122,31 +128,11 @@ class ActorCritic(nn.Module):
         """Keep weights and views at hand: looking them up in modules costs as much as a small layer's arithmetic."""
         self.heads: Layers = layers_of([self.policy_head, self.value_head])
         size, statistics = self.observation_size, self.statistics
-        self._obs_mean, self._obs_std = statistics[:size], statistics[size : 2 * size]
-        self._return_mean, self._return_std = statistics[-2:-1], statistics[-1:]
+        self.obs_mean, self.obs_std = statistics[:size], statistics[size : 2 * size]
+        self.return_mean, self.return_std = statistics[-2:-1], statistics[-1:]
         self._normalized = None
         if not all(self.layout.normalized):
             self._normalized = torch.tensor(self.layout.normalized, device=statistics.device)
-
-    @property
-    def obs_mean(self) -> Tensor:
-        """[F] view of `statistics`."""
-        return self._obs_mean
-
-    @property
-    def obs_std(self) -> Tensor:
-        """[F] view of `statistics`."""
-        return self._obs_std
-
-    @property
-    def return_mean(self) -> Tensor:
-        """[1] view of `statistics`."""
-        return self._return_mean
-
-    @property
-    def return_std(self) -> Tensor:
-        """[1] view of `statistics`."""
-        return self._return_std
 
     @property
     def runs_in_arrays(self) -> bool:
@@ -169,8 +155,8 @@ class ActorCritic(nn.Module):
             statistics: [2F] means and deviations to use in place of the model's own.
         """
         if not self.normalizes_obs:
-            return unchanged(obs, out)
-        mean, std = (self._obs_mean, self._obs_std) if statistics is None else statistics.chunk(2)
+            return obs if out is None or out is obs else out.copy_(obs)
+        mean, std = (self.obs_mean, self.obs_std) if statistics is None else statistics.chunk(2)
         return normalize(obs, mean, std, out)
 
     def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
@@ -178,8 +164,8 @@ class ActorCritic(nn.Module):
         if self._normalized is not None:
             mask = self._normalized.to(mean.device)
             mean, std = mean.where(mask, 0.0), std.where(mask, 1.0)
-        self._obs_mean.copy_(mean)
-        self._obs_std.copy_(std)
+        self.obs_mean.copy_(mean)
+        self.obs_std.copy_(std)
 
     def normalize_return(self, returns: Tensor) -> Tensor:
         """Returns in the units that the critic predicts."""
@@ -193,16 +179,16 @@ class ActorCritic(nn.Module):
         magnitude"). Without this, a critic trained under old statistics is wrong under new ones, and the older the
         data that it is trained on, the more.
         """
-        old_mean, old_std = self._return_mean.clone(), self._return_std.clone()
-        self._return_mean.copy_(mean)
-        self._return_std.copy_(std)
+        old_mean, old_std = self.return_mean.clone(), self.return_std.clone()
+        self.return_mean.copy_(mean)
+        self.return_std.copy_(std)
         weight, bias = self.heads[1]
-        weight.mul_(old_std / self._return_std)
-        bias.mul_(old_std).add_(old_mean - self._return_mean).div_(self._return_std)
+        weight.mul_(old_std / self.return_std)
+        bias.mul_(old_std).add_(old_mean - self.return_mean).div_(self.return_std)
 
     def denormalize_value(self, normalized_value: Tensor) -> Tensor:
         """Inverse of `normalize_return`."""
-        return torch.addcmul(self._return_mean, normalized_value, self._return_std)
+        return torch.addcmul(self.return_mean, normalized_value, self.return_std)
 
     def forward(self, floats: Tensor, pixels: Tensor | None = None) -> ForwardResult:
         """Run both networks, which are not recurrent, on normalized observations.
@@ -290,11 +276,6 @@ class ActorCritic(nn.Module):
 def normalize(obs: Tensor, mean: Tensor, std: Tensor, out: Tensor | None = None) -> Tensor:
     """Numbers `[..., F]` in units of their deviation, clipped to +-10, into `out` if given."""
     return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
-
-
-def unchanged(obs: Tensor, out: Tensor | None = None) -> Tensor:
-    """Numbers as they are, in `out` if given."""
-    return obs if out is None or out is obs else out.copy_(obs)
 
 
 def neutral_statistics(observation_size: int, num_others: int = 0) -> Tensor:

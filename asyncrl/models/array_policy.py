@@ -69,8 +69,6 @@ class _ArrayMlp:
         self._generator = np.random.Generator(np.random.SFC64(seed))
 
     def _normalize(self, obs: FloatArray) -> FloatArray:
-        if not self._normalizes_obs:
-            return obs
         obs = obs - self._obs_mean
         obs /= self._obs_std
         np.minimum(obs, _CLIP, out=obs)
@@ -83,13 +81,6 @@ class _ArrayMlp:
             features += bias
             self._activation(features)
         return features
-
-
-def _run_head(layer: tuple[FloatArray, FloatArray], features: FloatArray) -> FloatArray:
-    weight, bias = layer
-    outputs: FloatArray = np.dot(features, weight.T)
-    outputs += bias
-    return outputs
 
 
 class ArrayPolicy(_ArrayMlp):
@@ -112,10 +103,13 @@ class ArrayPolicy(_ArrayMlp):
 
     def act(self, obs: FloatArray) -> ArrayActResult:
         """Choose actions for raw observations `[B, D]` by drawing from the policy."""
-        obs = self._normalize(obs)
+        if self._normalizes_obs:
+            obs = self._normalize(obs)
         features = self._run_keys(self._actor, obs)
         mask = None if self._mask is None else obs[:, self._mask]
-        outputs = _run_head(self._policy_head, features)
+        weight, bias = self._policy_head
+        outputs: FloatArray = np.dot(features, weight.T)
+        outputs += bias
         parameters = self._distribution.parameter_arrays_of(outputs, self._log_std, mask)
         action, log_prob = self._distribution.sample_arrays(parameters, self._generator)
         weight, bias = self._value_head
@@ -143,12 +137,17 @@ class ArraySacPolicy(_ArrayMlp):
     def __init__(self, model: SacActor, seed: int) -> None:
         """Views the parameters of `model`, which must be flat already (`FlatParameters`)."""
         super().__init__(model, seed)
-        *self._hidden, self._head = _arrays_of(model.array_layers)
+        layers = _arrays_of(model.array_layers)
+        self._hidden, self._head = layers[:-1], layers[-1]
         self._is_gaussian = model.is_gaussian
 
     def act(self, obs: FloatArray) -> ArraySacActResult:
         """Choose actions for raw observations `[B, D]` by drawing from the policy."""
-        parameters = _run_head(self._head, self._run_mlp(tuple(self._hidden), self._normalize(obs)))
+        if self._normalizes_obs:
+            obs = self._normalize(obs)
+        weight, bias = self._head
+        parameters: FloatArray = np.dot(self._run_mlp(self._hidden, obs), weight.T)
+        parameters += bias
         if self._is_gaussian:
             limit_log_std_array(parameters[:, self._distribution.num_parameters // 2 :])
         else:
@@ -159,7 +158,7 @@ class ArraySacPolicy(_ArrayMlp):
 
 def runs_in_arrays(model: ActorCritic | SacActor) -> bool:
     """Whether `make_array_policy` knows such a model."""
-    return isinstance(model, SacActor) or model.runs_in_arrays
+    return model.has_passes if isinstance(model, SacActor) else model.runs_in_arrays
 
 
 def make_array_policy(model: ActorCritic | SacActor, seed: int) -> ArrayPolicy | ArraySacPolicy:

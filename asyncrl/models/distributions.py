@@ -26,6 +26,9 @@ _LOG_TWO = math.log(2.0)
 _NUM_QUADRATURE_NODES = 12
 
 LOG_STD_RANGE = (-5.0, 5.0)
+MOST_COMBINATIONS = 128
+"""Of several choices, up to which each combination has a value of its own in SAC."""
+
 FORBIDDEN = -1e9
 """The logit of a choice that is not allowed: finite, so that 0 * it is 0."""
 
@@ -55,6 +58,7 @@ class ActionDistribution(ABC):
         action_shape: shape of one stored action: (A,) or ().
         action_dtype: float32, or int64 for a single choice.
         num_deviations: how many of the parameters are log-deviations.
+        deviation_positions: which they are.
         num_logits: how many are logits.
     """
 
@@ -64,11 +68,7 @@ class ActionDistribution(ABC):
 
     num_deviations = 0
     num_logits = 0
-
-    @property
-    def deviation_positions(self) -> list[int]:
-        """Which of the parameters are log-deviations."""
-        return []
+    deviation_positions: Sequence[int] = ()
 
     @abstractmethod
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
@@ -128,11 +128,8 @@ class DiagonalGaussian(ActionDistribution):
         self.num_parameters = 2 * num_actions
         self.action_shape = (num_actions,)
         self.num_deviations = num_actions
+        self.deviation_positions = range(num_actions, 2 * num_actions)
         self._log_normalizer = num_actions * _HALF_LOG_TWO_PI
-
-    @property
-    def deviation_positions(self) -> list[int]:  # noqa: D102
-        return list(range(self.num_actions, 2 * self.num_actions))
 
     def parameters_of(  # noqa: D102
         self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
@@ -333,70 +330,67 @@ class Joint(ActionDistribution):
     action_dtype = torch.float32
 
     def __init__(self, parts: Sequence[ActionDistribution]) -> None:
-        self._parts = list(parts)
+        self.parts = list(parts)
         self._num_actions = [part.action_shape[0] for part in parts]
         self._num_parameters = [part.num_parameters for part in parts]
         self.num_parameters = sum(self._num_parameters)
         self.action_shape = (sum(self._num_actions),)
         self.num_deviations = sum(part.num_deviations for part in parts)
-        self.num_logits = sum(part.num_logits for part in parts)
-
-    @property
-    def deviation_positions(self) -> list[int]:  # noqa: D102
         starts = itertools.accumulate(self._num_parameters, initial=0)
-        each = zip(starts, self._parts, strict=False)
-        return [start + position for start, part in each for position in part.deviation_positions]
+        each = zip(starts, parts, strict=False)
+        self.deviation_positions = [start + position for start, part in each for position in part.deviation_positions]
+        self.num_logits = sum(part.num_logits for part in parts)
 
     def parameters_of(  # noqa: D102
         self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
     ) -> Tensor:
         own = [*self._own_of_each(outputs, log_std, mask)]
-        return torch.cat([part.parameters_of(*pieces) for part, pieces in zip(self._parts, own, strict=True)], dim=-1)
+        return torch.cat([part.parameters_of(*pieces) for part, pieces in zip(self.parts, own, strict=True)], dim=-1)
 
     def parameter_arrays_of(  # noqa: D102
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
     ) -> FloatArray:
         own = [*self._own_of_each(outputs, log_std, mask)]
-        pieces = [part.parameter_arrays_of(*inputs) for part, inputs in zip(self._parts, own, strict=True)]
+        pieces = [part.parameter_arrays_of(*inputs) for part, inputs in zip(self.parts, own, strict=True)]
         return np.concatenate(pieces, axis=-1)
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:  # noqa: D102
         pieces = torch.split(parameters, self._num_parameters, dim=-1)
-        samples = [part.sample(piece, generator) for part, piece in zip(self._parts, pieces, strict=True)]
+        samples = [part.sample(piece, generator) for part, piece in zip(self.parts, pieces, strict=True)]
         actions, log_probs = zip(*samples, strict=True)
         return Sample(torch.cat(actions, dim=-1), torch.stack(log_probs).sum(0))
 
     def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
         pieces = np.split(parameters, np.cumsum(self._num_parameters)[:-1], axis=-1)
-        samples = [part.sample_arrays(piece, generator) for part, piece in zip(self._parts, pieces, strict=True)]
+        samples = [part.sample_arrays(piece, generator) for part, piece in zip(self.parts, pieces, strict=True)]
         actions, log_probs = zip(*samples, strict=True)
         return ArraySample(np.concatenate(actions, axis=-1), np.sum(log_probs, axis=0))
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
         actions = torch.split(action, self._num_actions, dim=-1)
         pieces = torch.split(parameters, self._num_parameters, dim=-1)
-        each = zip(self._parts, pieces, actions, strict=True)
+        each = zip(self.parts, pieces, actions, strict=True)
         return torch.stack([part.log_prob(piece, own) for part, piece, own in each]).sum(0)
 
     def entropy(self, parameters: Tensor) -> Tensor:  # noqa: D102
         pieces = torch.split(parameters, self._num_parameters, dim=-1)
-        return torch.stack([part.entropy(piece) for part, piece in zip(self._parts, pieces, strict=True)]).sum(0)
+        return torch.stack([part.entropy(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
 
     def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:  # noqa: D102
         pieces = (
             torch.split(parameters, self._num_parameters, dim=-1) for parameters in (old_parameters, new_parameters)
         )
-        each = zip(self._parts, *pieces, strict=True)
+        each = zip(self.parts, *pieces, strict=True)
         return torch.stack([part.kl(old, new) for part, old, new in each]).sum(0)
 
     def mode(self, parameters: Tensor) -> Tensor:  # noqa: D102
         pieces = torch.split(parameters, self._num_parameters, dim=-1)
-        return torch.cat([part.mode(piece) for part, piece in zip(self._parts, pieces, strict=True)], dim=-1)
+        return torch.cat([part.mode(piece) for part, piece in zip(self.parts, pieces, strict=True)], dim=-1)
 
     def _own_of_each(self, outputs: Any, log_std: Any, mask: Any) -> Iterator[tuple[Any, Any, Any]]:
         """Each part's own columns of tensors or arrays."""
         output, deviation, logit = 0, 0, 0
-        for part in self._parts:
+        for part in self.parts:
             num_outputs = part.num_parameters - (0 if log_std is None else part.num_deviations)
             yield (
                 outputs[..., output : output + num_outputs],
@@ -408,6 +402,93 @@ class Joint(ActionDistribution):
                 deviation + part.num_deviations,
                 logit + part.num_logits,
             )
+
+
+class ActionParts:
+    """Which parameters and which numbers of stored actions are continuous dimensions, and which are choices.
+
+    Choices are valued in groups. The value of a group is one number for each combination of its choices, and the value
+    of an action is the sum over groups. All choices are one group if it has at most `MOST_COMBINATIONS` combinations,
+    so any dependence between them is learned. Otherwise each choice is a group, so the number of values is the sum of
+    the numbers of choices and not their product; a dependence between two choices is then not learned. An action
+    without choices has one group with one value.
+
+    Attributes:
+        columns: places of the continuous dimensions in a stored action.
+        num_continuous: how many there are, C.
+        num_values: values N of all groups.
+        sizes: number of possibilities of each choice.
+        max_entropy: largest entropy of all choices together, in nats.
+        is_plain: whether an action is either continuous numbers or one stored choice, and nothing else.
+    """
+
+    def __init__(self, distribution: ActionDistribution) -> None:
+        """Takes a distribution whose continuous parts are squashed."""
+        parts = distribution.parts if isinstance(distribution, Joint) else [distribution]
+        means: list[int] = []
+        log_stds: list[int] = []
+        columns: list[int] = []
+        choices: list[tuple[slice, int]] = []
+        parameter = column = 0
+        for part in parts:
+            if isinstance(part, DiagonalGaussian):
+                means += range(parameter, parameter + part.num_actions)
+                log_stds += range(parameter + part.num_actions, parameter + 2 * part.num_actions)
+                columns += range(column, column + part.num_actions)
+            else:
+                count = part.action_shape[0] if part.action_shape else 1
+                size = part.num_logits // count
+                starts = range(parameter, parameter + part.num_logits, size)
+                choices += [(slice(start, start + size), column + idx) for idx, start in enumerate(starts)]
+            parameter += part.num_parameters
+            column += part.action_shape[0] if part.action_shape else 1
+        self._gaussian = torch.tensor(means + log_stds, dtype=torch.int64)
+        self.columns = columns
+        self._columns = torch.tensor(columns, dtype=torch.int64)
+        self.num_continuous = len(columns)
+        self.is_plain = len(parts) == 1 and (not choices or isinstance(parts[0], Categorical))
+        self.sizes = sizes = [place.stop - place.start for place, _ in choices]
+        self.max_entropy = sum(map(math.log, sizes))
+        self._groups = [choices] if math.prod(sizes) <= MOST_COMBINATIONS else [[choice] for choice in choices]
+        self.num_values = sum(math.prod(place.stop - place.start for place, _ in group) for group in self._groups)
+
+    def to(self, device: torch.device) -> ActionParts:
+        """Moves its indices to the device of what it is given; a CUDA graph takes nothing from the host."""
+        self._gaussian, self._columns = self._gaussian.to(device), self._columns.to(device)
+        return self
+
+    def gaussian_of(self, parameters: Tensor) -> Tensor:
+        """Means and log-deviations `[B, 2C]` of the continuous dimensions."""
+        return parameters.index_select(1, self._gaussian)
+
+    def continuous_of(self, action: Tensor) -> Tensor:
+        """The continuous numbers `[B, C]` of stored actions, squashed."""
+        if self.num_continuous == 0:
+            return action.new_empty((len(action), 0), dtype=torch.float32)
+        return action.index_select(1, self._columns).tanh()
+
+    def log_probs_of(self, parameters: Tensor) -> Tensor:
+        """Log-probabilities `[B, N]` of the combinations of each group, one group after the other."""
+        groups = []
+        for group in self._groups:
+            joint = parameters.new_zeros((len(parameters), 1))
+            for place, _ in group:
+                joint = (joint.unsqueeze(-1) + parameters[:, place].unsqueeze(-2)).flatten(1)
+            groups.append(joint)
+        return groups[0] if len(groups) == 1 else torch.cat(groups, dim=1)
+
+    def chosen_values(self, values: Tensor, action: Tensor) -> Tensor:
+        """The value `[K, B]` of stored actions, from the values `[K, B, N]` of all combinations."""
+        total, start = values.new_zeros(values.shape[:2]), 0
+        for group in self._groups:
+            which, size = torch.zeros(len(action), dtype=torch.int64, device=action.device), 1
+            for place, column in group:
+                choice = action if action.dim() == 1 else action[:, column]
+                num_choices = place.stop - place.start
+                which, size = which * num_choices + choice.to(torch.int64), size * num_choices
+            index = (start + which).expand(len(values), -1).unsqueeze(-1)
+            total, start = total + values.gather(-1, index).squeeze(-1), start + size
+        return total
 
 
 def make_distribution(action: Action, squash: bool) -> ActionDistribution:

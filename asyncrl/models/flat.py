@@ -31,6 +31,7 @@ class FlatParameters:
     Move the module to its device first: a later `.to(device)` would take the parameters out again.
 
     Attributes:
+        size: number of parameters N.
         data: [N] float32, all parameters in the order of `named_parameters`.
         grad: [N] float32, their gradients; None without `with_grad`.
     """
@@ -48,6 +49,7 @@ class FlatParameters:
         parameters = list(module.parameters())
         initial = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         self.data = initial if hold is None else hold(initial)
+        self.size = self.data.numel()
         self.grad = torch.zeros_like(self.data) if with_grad else None
         start = 0
         for parameter in parameters:
@@ -56,11 +58,6 @@ class FlatParameters:
             parameter.requires_grad_(with_grad)
             parameter.grad = None if self.grad is None else self.grad[start:stop].view(parameter.shape)
             start = stop
-
-    @property
-    def size(self) -> int:
-        """Number of parameters N."""
-        return self.data.numel()
 
     def require_grad(self) -> Tensor:
         """The gradients [N] of a module that is trained.
@@ -91,19 +88,20 @@ def write_block(model: PublishedModel, flat: FlatParameters, out: Tensor) -> Non
         flat: its parameters.
         out: the block, on any device.
     """
-    _check_size(model, flat, out)
+    if out.shape != (flat.size + model.statistics.numel(),):
+        raise _mismatch(model, flat, out)
     out[: flat.size].copy_(flat.data)
     out[flat.size :].copy_(model.statistics)
 
 
 def read_block(model: PublishedModel, flat: FlatParameters, block: Tensor) -> None:
     """Take parameters and statistics from `block: [N + S] float32`, in place."""
-    _check_size(model, flat, block)
+    if block.shape != (flat.size + model.statistics.numel(),):
+        raise _mismatch(model, flat, block)
     flat.data.copy_(block[: flat.size])
     model.statistics.copy_(block[flat.size :])
 
 
-def _check_size(model: PublishedModel, flat: FlatParameters, block: Tensor) -> None:
+def _mismatch(model: PublishedModel, flat: FlatParameters, block: Tensor) -> ValueError:
     expected = flat.size + model.statistics.numel()
-    if block.shape != (expected,):
-        raise ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")
+    return ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")

@@ -14,7 +14,7 @@ ActingModel = ActorCritic | SacActor
 
 def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
     """What rollout workers, inference workers and evaluation act with; its weights follow from the seed."""
-    return SacActor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
+    return make_sac_actor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
 
 
 def make_actor_critic(spec: EnvSpec, config: TrainConfig) -> ActorCritic:
@@ -24,4 +24,14 @@ def make_actor_critic(spec: EnvSpec, config: TrainConfig) -> ActorCritic:
     model = make_registered_model(spec, config)
     if not isinstance(model, ActorCritic):
         raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of ActorCritic.")
+    return model
+
+
+def make_sac_actor(spec: EnvSpec, config: TrainConfig) -> SacActor:
+    """SAC's policy: the package's, or one of the user's own."""
+    if config.model == DEFAULT:
+        return SacActor(spec, config)
+    model = make_registered_model(spec, config)
+    if not isinstance(model, SacActor):
+        raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of SacActor.")
     return model

@@ -12,8 +12,10 @@ from torch.nn.functional import log_softmax
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, EnvSpec
-from asyncrl.models.actor_critic import normalize, unchanged
-from asyncrl.models.distributions import ActionDistribution, FloatArray, make_distribution
+from asyncrl.models.actor_critic import normalize
+from asyncrl.models.distributions import ActionDistribution, ActionParts, FloatArray, make_distribution
+from asyncrl.models.encoders import Inputs, split_tensor
+from asyncrl.models.registry import DEFAULT, make_encoder
 from asyncrl.models.stacked_mlp import StackedMlp
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -55,11 +57,22 @@ def limit_log_std_array(raw: FloatArray) -> None:
     raw += np.float32(_MIDDLE)
 
 
-class SacActor(nn.Module):
-    """The policy: a squashed Gaussian whose deviation depends on the observation, or a categorical distribution.
+def needs_encoder(spec: EnvSpec, config: TrainConfig) -> bool:
+    """Whether SAC's networks have an encoder; without one, all numbers of an observation go into one perceptron."""
+    return spec.observation.has_images or spec.observation.num_mask > 0 or config.encoder != DEFAULT
 
-    Its initial weights follow from `config.seed` alone. `statistics` is a buffer [2D] float32 that holds the mean and
-    deviation of observations. It is never trained: the learner sets it, and it travels with the parameters.
+
+class SacActor(nn.Module):
+    """The policy: squashed Gaussians whose deviations depend on the observation, and categorical distributions.
+
+    An encoder and a linear layer, or one perceptron over numbers (`needs_encoder`). Its initial weights follow from
+    `config.seed` alone. `statistics` is a buffer [2F] float32 that holds the mean and deviation of the numbers of
+    observations. It is never trained: the learner sets it, and it travels with the parameters.
+
+    Attributes:
+        parts: continuous dimensions and choices of an action.
+        has_passes: whether `asyncrl.models.mlp_pass` can train it and NumPy can act for it: one perceptron, actions
+            that are either continuous or one choice.
     """
 
     statistics: Tensor
@@ -67,23 +80,44 @@ class SacActor(nn.Module):
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
+        self.layout = spec.observation
         self.observation_size = spec.observation_size
         self._normalized = None if all(spec.observation.normalized) else torch.tensor(spec.observation.normalized)
         self.distribution: ActionDistribution = make_distribution(spec.action, squash=True)
+        self.parts = ActionParts(self.distribution)
         self.normalizes_obs = config.normalize_input
         self.is_gaussian = isinstance(spec.action, BoxAction)
         self.nonlinearity = config.nonlinearity
-        widths = [spec.observation_size, *config.encoder_mlp_layers, self.distribution.num_parameters]
-        gain = _POLICY_HEAD_GAIN if config.policy_initialization == "orthogonal" else None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.mlp = StackedMlp(1, widths, config.nonlinearity, gain)
-        if self.is_gaussian:
-            num_actions = self.distribution.num_parameters // 2
+            self.build(spec, config)
+        self.has_passes = type(self) is SacActor and self.encoder is None and self.parts.is_plain
+        positions = list(self.distribution.deviation_positions)
+        if positions:
+            self._is_deviation = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
+            self._is_deviation[positions] = True
             with torch.no_grad():
-                self.mlp.layers()[-1].bias[:, num_actions:] += _raw_log_std(config.initial_stddev)
+                self.mlp.layers()[-1].bias[:, positions] += _raw_log_std(config.initial_stddev)
         size = self.observation_size
         self.register_buffer("statistics", torch.cat((torch.zeros(size), torch.ones(size))))
+
+    def build(self, spec: EnvSpec, config: TrainConfig) -> None:
+        """Makes the networks; a model of a user's own may make others here (see `docs/custom.md`).
+
+        They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, and `mlp`, a
+        `StackedMlp` of one network from features to the outputs of the policy.
+        """
+        self.encoder: nn.Module | None = None
+        gain = _POLICY_HEAD_GAIN if config.policy_initialization == "orthogonal" else None
+        widths = [spec.observation_size, *config.encoder_mlp_layers, self.distribution.num_parameters]
+        if needs_encoder(spec, config):
+            self.encoder = encoder = make_encoder(self.layout, config)
+            widths = [encoder.output_size, widths[-1]]
+        self.mlp = StackedMlp(1, widths, config.nonlinearity, gain)
+
+    def make_critic(self, spec: EnvSpec, config: TrainConfig) -> TwinCritic:
+        """The critics that are trained with this policy; a model of a user's own may make others."""
+        return TwinCritic(spec, config)
 
     @property
     def obs_mean(self) -> Tensor:
@@ -108,7 +142,9 @@ class SacActor(nn.Module):
             obs: raw observations.
             out: where to write them, which may be `obs` itself; a new tensor if not given.
         """
-        return normalize(obs, self.obs_mean, self.obs_std, out) if self.normalizes_obs else unchanged(obs, out)
+        if self.normalizes_obs:
+            return normalize(obs, self.obs_mean, self.obs_std, out)
+        return obs if out is None or out is obs else out.copy_(obs)
 
     def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
         """Puts new statistics `[D]` in force; choices and flags stay as they are."""
@@ -118,16 +154,27 @@ class SacActor(nn.Module):
         self.obs_mean.copy_(mean)
         self.obs_std.copy_(std)
 
-    def forward(self, normalized_obs: Tensor) -> Tensor:
-        """Parameters `[B, P]` of the action distributions for `[B, D]` normalized observations."""
-        return self.parameters_of(self.mlp(normalized_obs)[0])
+    def inputs_of(self, rows: Tensor) -> Inputs:
+        """What the networks see of raw rows `[B, row_size]`."""
+        inputs = split_tensor(self.layout, rows)
+        return inputs._replace(floats=self.normalize_obs(inputs.floats.to(self.statistics.dtype)))
 
-    def parameters_of(self, outputs: Tensor) -> Tensor:
+    def forward(self, floats: Tensor, pixels: Tensor | None = None) -> Tensor:
+        """Parameters `[B, P]` of the action distributions for normalized observations."""
+        features = floats if self.encoder is None else self.encoder(Inputs(floats, pixels))
+        outputs = self.mlp(features)[0].to(self.statistics.dtype)
+        return self.parameters_of(outputs, floats[:, self.layout.num_features :] if self.layout.num_mask else None)
+
+    def parameters_of(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Turn the network's outputs `[B, P]` into what the distribution takes."""
-        if not self.is_gaussian:
+        if self.has_passes and not self.is_gaussian:
             return log_softmax(outputs, dim=-1)
-        mean, raw_log_std = outputs.chunk(2, dim=-1)
-        return torch.cat((mean, limit_log_std(raw_log_std)), dim=-1)
+        if self.has_passes:
+            mean, raw_log_std = outputs.chunk(2, dim=-1)
+            return torch.cat((mean, limit_log_std(raw_log_std)), dim=-1)
+        if self.distribution.num_deviations > 0:
+            outputs = torch.where(self._is_deviation.to(outputs.device), limit_log_std(outputs), outputs)
+        return self.distribution.parameters_of(outputs, None, mask)
 
     def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
         """Take a gradient back through `parameters_of`.
@@ -154,7 +201,7 @@ class SacActor(nn.Module):
         rnn_state: Tensor | None = None,
         deterministic: bool = False,
     ) -> SacActResult:
-        """Choose actions for raw observations `[B, D] float32`.
+        """Choose actions for raw rows of observations `[B, row_size]`.
 
         Args:
             obs: the observations.
@@ -162,7 +209,7 @@ class SacActor(nn.Module):
             rnn_state: empty, because it is not recurrent.
             deterministic: take the policy's mode instead of drawing from it.
         """
-        parameters = self.forward(self.normalize_obs(obs))
+        parameters = self.forward(*self.inputs_of(obs))
         action, log_prob = self.distribution.choose(parameters, generator, deterministic)
         return SacActResult(action, log_prob, parameters)
 
@@ -171,22 +218,30 @@ class TwinCritic(nn.Module):
     """Two action values, each by a network of its own; both networks run as one (Haarnoja et al. 2018, section 6).
 
     Their initial weights follow from `config.seed` alone. Continuous actions in [-1, 1] are inputs beside the
-    observation; of discrete ones all have their values as outputs.
+    observation; of choices all combinations of a group have their values as outputs (`ActionParts`). With an encoder,
+    its features are inputs of both, and one hidden layer of each combines them with the action.
     """
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
-        self.takes_actions = isinstance(spec.action, BoxAction)
-        num_inputs, num_outputs = spec.observation_size, 1
-        if isinstance(spec.action, BoxAction):
-            num_inputs += spec.action.size
-        else:
-            num_outputs = spec.action.num_parameters
-        widths = [num_inputs, *config.encoder_mlp_layers, num_outputs]
-        gain = 1.0 if config.policy_initialization == "orthogonal" else None
+        parts = ActionParts(make_distribution(spec.action, squash=True))
+        self.takes_actions = parts.num_continuous > 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
+            self.encoder: nn.Module | None = None
+            num_features, hidden = spec.observation_size, config.encoder_mlp_layers
+            if needs_encoder(spec, config):
+                self.encoder = encoder = make_encoder(spec.observation, config)
+                num_features, hidden = encoder.output_size, hidden[-1:]
+            widths = [num_features + parts.num_continuous, *hidden, parts.num_values]
+            gain = 1.0 if config.policy_initialization == "orthogonal" else None
             self.mlp = StackedMlp(NUM_CRITICS, widths, config.nonlinearity, gain, config.critic_layer_norm)
+
+    def values(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """Values `[2, B, N]` of continuous actions `[B, C]` in [-1, 1] with each combination of choices."""
+        features = inputs.floats if self.encoder is None else self.encoder(inputs)
+        values: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
+        return values.to(inputs.floats.dtype)
 
     def forward(self, normalized_obs: Tensor, action: Tensor | None = None) -> Tensor:
         """Values `[2, B]` of actions `[B, A]` in [-1, 1], or `[2, B, n]` of all discrete actions."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from asyncrl.buffers.layout import SharedSizes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, num_deviations
+from asyncrl.envs.spec import EnvSpec, num_deviations
 
 
 def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
@@ -18,8 +18,8 @@ def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
 
 def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
     """N, parameters of the model that acts (`asyncrl.models.making.make_acting_model`)."""
-    if not config.is_off_policy and not _is_one_perceptron(spec, config):
-        return _count_parameters(spec, config)
+    if not _is_one_perceptron(spec, config):
+        return _count_parameters(spec, config)[0]
     widths = [spec.observation_size, *config.encoder_mlp_layers]
     num_encoder = sum((num_in + 1) * num_out for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
     if config.is_off_policy:
@@ -31,38 +31,34 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 
 
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
-    is_default = config.encoder == config.model == "default" and not config.use_rnn
-    return (
-        is_default and len({part.path[:1] for part in spec.observation.parts}) == 1 and not spec.observation.has_images
-    )
+    """Whether all numbers go into one perceptron; SAC's takes all keys of an observation, but no mask."""
+    observation = spec.observation
+    if config.encoder != "default" or config.model != "default" or config.use_rnn or observation.has_images:
+        return False
+    if config.is_off_policy:
+        return observation.num_mask == 0
+    return len({part.path[:1] for part in observation.parts}) == 1
 
 
-def _count_parameters(spec: EnvSpec, config: TrainConfig) -> int:
+def _count_parameters(spec: EnvSpec, config: TrainConfig) -> tuple[int, int]:
+    """Parameters of the model that acts, and of SAC's critics."""
     import torch
 
-    from asyncrl.models.making import make_actor_critic
+    from asyncrl.models.making import make_acting_model
+    from asyncrl.models.sac import SacActor
 
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in make_actor_critic(spec, config).parameters())
+        model = make_acting_model(spec, config)
+        critics = model.make_critic(spec, config).parameters() if isinstance(model, SacActor) else ()
+        return sum(each.numel() for each in model.parameters()), sum(each.numel() for each in critics)
 
 
 def trained_sizes(spec: EnvSpec, config: TrainConfig) -> dict[str, int]:
     """Elements of each tensor that a learner trains, by its name in `asyncrl.learner.storage`."""
     if not config.is_off_policy:
         return {"model": num_model_parameters(spec, config)}
-    is_discrete = isinstance(spec.action, DiscreteAction)
-    num_inputs = spec.observation_size + num_deviations(spec.action)
-    num_outputs = spec.action.num_parameters if is_discrete else 1
-    widths = [num_inputs, *config.encoder_mlp_layers, num_outputs]
-    num_critic = sum((num_in + 1) * num_out for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
-    if config.critic_layer_norm:
-        num_critic += 2 * sum(config.encoder_mlp_layers)
-    return {
-        "actor": num_model_parameters(spec, config),
-        "critic": 2 * num_critic,
-        "target_critic": 2 * num_critic,
-        "log_ent_coef": 1,
-    }
+    num_actor, num_critics = _count_parameters(spec, config)
+    return {"actor": num_actor, "critic": num_critics, "target_critic": num_critics, "log_ent_coef": 1}
 
 
 def shared_sizes(spec: EnvSpec, config: TrainConfig) -> SharedSizes:

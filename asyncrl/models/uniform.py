@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.models.distributions import ActionDistribution, Categorical
+from asyncrl.envs.observations import split_rows
+from asyncrl.envs.spec import ObservationLayout
+from asyncrl.models.distributions import ActionDistribution, ActionParts, Categorical
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 FloatArray = npt.NDArray[np.float32]
@@ -21,17 +23,35 @@ class UniformAnswer(NamedTuple):
 
 
 class UniformPolicy:
-    """Acts without looking: on squashed actions uniformly in their bounds, on choices uniformly among them."""
+    """Acts without looking, except at masks: uniformly in the bounds of squashed actions and among allowed choices."""
 
-    def __init__(self, distribution: ActionDistribution, seed: int) -> None:
-        """Draws what `distribution` would, from a random generator of its own."""
+    def __init__(self, distribution: ActionDistribution, seed: int, layout: ObservationLayout | None = None) -> None:
+        """Draws what `distribution` would, from a random generator of its own.
+
+        Args:
+            distribution: of the actions.
+            seed: of the generator.
+            layout: of the rows of observations; only needed for masks.
+        """
         self._distribution = distribution
         self._generator = np.random.Generator(np.random.SFC64(derive_seed(seed, Stream.WARM_UP)))
+        self._layout = layout if layout is not None and layout.num_mask else None
+        self._continuous = ActionParts(distribution).columns
 
     def act(self, obs: npt.NDArray[Any]) -> UniformAnswer:
-        """Choose actions for `[B, D]` observations."""
-        if isinstance(self._distribution, Categorical):
-            return UniformAnswer(self._generator.integers(self._distribution.num_parameters, size=len(obs)))
-        shape = (len(obs), *self._distribution.action_shape)
-        unit = self._generator.uniform(-_LARGEST, _LARGEST, size=shape).astype(np.float32)
-        return UniformAnswer(np.arctanh(np.clip(unit, -_LARGEST, _LARGEST)))
+        """Choose actions for rows of observations `[B, row_size]`."""
+        distribution, size = self._distribution, len(obs)
+        if isinstance(distribution, Categorical) and self._layout is None:
+            return UniformAnswer(self._generator.integers(distribution.num_parameters, size=size))
+        unit = self._generator.uniform(-_LARGEST, _LARGEST, size=(size, len(self._continuous))).astype(np.float32)
+        raw = np.arctanh(np.clip(unit, -_LARGEST, _LARGEST))
+        if distribution.num_logits == 0:
+            return UniformAnswer(raw)
+        mask = None
+        if self._layout is not None:
+            mask = split_rows(self._layout, obs)[0][:, self._layout.num_features :]
+        equal = np.zeros((size, distribution.num_parameters), np.float32)
+        action = distribution.sample_arrays(distribution.parameter_arrays_of(equal, None, mask), self._generator).action
+        if self._continuous:
+            action[:, self._continuous] = raw
+        return UniformAnswer(action)

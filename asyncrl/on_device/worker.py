@@ -8,6 +8,7 @@ stops     when the run has ended
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
@@ -19,6 +20,7 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.encoders import split_tensor
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import LagMetrics
@@ -80,18 +82,22 @@ class DeviceWorker(WorkerReports):
         self._is_full = self._num_columns == self._dataset.valid.shape[1]
         return 0.0
 
-    def take(self, learner_version: int, timeout_s: float) -> Dataset | None:
-        """The dataset if it is full, see `asyncrl.learner.on_policy_trainer.DatasetSource`."""
-        return self._dataset if self._is_full else None
+    def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
+        """Nothing to copy if the dataset is full, see `asyncrl.learner.on_policy_trainer.DatasetSource`."""
+        return [] if self._is_full else None
 
-    def begin_next(self) -> None:
+    def collect(self, columns: Sequence[Columns]) -> Dataset:
+        """The dataset, which is full."""
+        return self._dataset
+
+    def begin_dataset(self) -> None:
         """Nothing: samples are collected and trained in turn."""
 
     def lag(self, learner_version: int) -> LagMetrics:
         """None: each trajectory was collected with the weights that were published last."""
         return LagMetrics(mean=0.0, p95=0.0, max=0, age_ms=0.0)
 
-    def release(self) -> None:
+    def release(self, columns: list[Columns]) -> None:
         """Lets the dataset be filled again."""
         self._num_columns, self._is_full = 0, False
 

@@ -12,8 +12,8 @@ from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env, vec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog, Renewal
-from asyncrl.rollout.split import StepsEnvironments
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.rollout.worker import StepsEnvironments
 
 
 def build_env_group(

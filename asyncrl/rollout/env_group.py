@@ -8,38 +8,106 @@ and the reset observation is the row after it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.buffers.replay import StepRows
 from asyncrl.config.schema import ActionMapping
+from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.interface import give_training_info, without_bookkeeping
-from asyncrl.envs.observations import ObservationMismatch
+from asyncrl.envs.observations import ObservationMismatch, ObservationWriter, describe_not_finite, is_surely_finite
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.failures import EnvironmentCallFailed, EnvironmentTrouble, LostStep, NotFinite, Renewal
-from asyncrl.rollout.group import EnvironmentGroup
-from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
+from asyncrl.monitoring.reports import EnvironmentFailures, EpisodeRecord
+from asyncrl.rollout.failures import (
+    EnvironmentCallFailed,
+    EnvironmentTrouble,
+    LostStep,
+    NotFinite,
+    Renewal,
+    WrongObservation,
+)
+
+
+class EnvironmentGroup:
+    """Keeps a group's records.
+
+    Attributes:
+        lost: steps that came to nothing, until they are taken.
+    """
+
+    def __init__(self, first_env_idx: int, spec: EnvSpec, mapping: ActionMapping, renewal: Renewal | None) -> None:
+        """Starts with no episode.
+
+        Args:
+            first_env_idx: number of the group's first environment in the run.
+            spec: the environments' spaces.
+            mapping: see `ActionAdapter`.
+            renewal: how environments are recreated when they fail; without it all trouble is raised.
+        """
+        self.lost: list[LostStep] = []
+        self._first_env_idx = first_env_idx
+        self._adapter = ActionAdapter(spec, mapping)
+        self._writer = ObservationWriter(spec.observation)
+        self._renewal = renewal
+        self._num_renewals = 0
+        self._episodes: list[EpisodeRecord] = []
+        self._training_info: Mapping[str, Any] | None = None
+
+    def take_episodes(self) -> tuple[EpisodeRecord, ...]:
+        """Episodes finished since the last call."""
+        episodes, self._episodes = tuple(self._episodes), []
+        return episodes
+
+    def take_lost(self) -> list[LostStep]:
+        """Steps that came to nothing since the last call."""
+        lost, self.lost = self.lost, []
+        return lost
+
+    def note_dropped(self, num_samples: int) -> None:
+        """Notes that samples were taken back."""
+        if self._renewal is not None:
+            self._renewal.failures.note_dropped(num_samples)
+
+    def take_failures(self) -> EnvironmentFailures:
+        """What went wrong since the last call, in all groups of the worker."""
+        return EnvironmentFailures() if self._renewal is None else self._renewal.failures.take()
+
+    def _add_episode(self, env: int, record: EpisodeRecord) -> None:
+        self._episodes.append(record)
+        if self._renewal is not None:
+            self._renewal.failures.note_episode(self._first_env_idx + env)
+
+    def _renew(self, trouble: EnvironmentTrouble, begin: Callable[[Renewal], None]) -> None:
+        """Has `begin` start over in a new environment, again while that fails and the failures are not too many."""
+        while True:
+            if self._renewal is None:
+                raise trouble
+            self._renewal.failures.note_failure(trouble)
+            self._num_renewals += 1
+            try:
+                begin(self._renewal)
+                return
+            except EnvironmentTrouble as another:
+                trouble = another
+
+    def _wrong_observation(self, env: int, step: int, call: str, error: ObservationMismatch) -> WrongObservation:
+        text = f"returned an observation from {call} that does not match its space"
+        return WrongObservation(self._first_env_idx + env, step, text, str(error))
+
+    def _call_failed(self, env: int, step: int, call: str, error: Exception) -> EnvironmentCallFailed:
+        failed = EnvironmentCallFailed(self._first_env_idx + env, step, f"failed in {call}")
+        failed.__cause__ = error
+        return failed
+
 
 FloatArray = npt.NDArray[np.float32]
 ObsArray = npt.NDArray[Any]
 """Rows of observations, see `asyncrl.envs.spec.ObservationLayout`."""
 BoolArray = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class StepRows:
-    """Where one step of a split goes, all views of a slot: `[E]`, and `next_obs [E, D]`."""
-
-    reward: FloatArray
-    terminated: BoolArray
-    truncated: BoolArray
-    valid: BoolArray
-    next_obs: ObsArray
 
 
 class EnvGroup(EnvironmentGroup):
@@ -112,7 +180,10 @@ class EnvGroup(EnvironmentGroup):
         writer, array_type = self._writer, np.ndarray
         for env, action in enumerate(self._adapter.to_env_batch(actions)):
             if holds_final_obs[env]:
-                self._skip_final_row(env, rows)
+                # The row holds a final observation: the reset observation goes into the next one.
+                rows.valid[env] = holds_final_obs[env] = False
+                self._reset_one(env, next_obs)
+                self._begin_episode(env)
                 num_skipped += 1
                 continue
             try:
@@ -185,12 +256,6 @@ class EnvGroup(EnvironmentGroup):
         else:
             rows.truncated[env] = True
             self._holds_final_obs[env] = True
-
-    def _skip_final_row(self, env: int, rows: StepRows) -> None:
-        rows.valid[env] = False
-        self._holds_final_obs[env] = False
-        self._reset_one(env, rows.next_obs)
-        self._begin_episode(env)
 
     def _begin_episode(self, env: int, steps_before: int = 0) -> None:
         """The episode's first step is that of the next row; the one before had `steps_before` that count from now."""
@@ -266,7 +331,7 @@ class EnvGroup(EnvironmentGroup):
             raise self._failed(env, "reset", error) from error
         self._returns[env] = 0.0
         self._store_obs(env, obs, obs_rows, "reset")
-        floats = self._writer.floats(obs_rows[env : env + 1])[0]
+        floats = obs_rows[env] if self._writer.dtype is not None else self._writer.floats(obs_rows[env : env + 1])[0]
         if not np.isfinite(floats).all():
             raise self._not_finite(env, "first observation", floats)
 
@@ -275,7 +340,9 @@ class EnvGroup(EnvironmentGroup):
             self._writer.write(obs, obs_rows[env])
         except ObservationMismatch as error:
             raise self._wrong_observation(env, self._steps_made(env), call, error) from None
-        self._tell_news(env)
+        warning, self._writer.warning = self._writer.warning, None
+        if warning is not None and self._renewal is not None:
+            self._renewal.failures.warn(f"environment {self._first_env_idx + env} gives observations {warning}")
 
     def _episode_steps(self, env: int) -> int:
         return self._num_rows - self._first_rows[env]

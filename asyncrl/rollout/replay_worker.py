@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
-from asyncrl.buffers.wake import Waker
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.rollout.env_group import StepRows
-from asyncrl.rollout.split import ActionSource, StepsEnvironments
-from asyncrl.rollout.worker import WAIT_S, WorkerReports
+from asyncrl.rollout.worker import WAIT_S, ActionSource, StepsEnvironments, WorkerReports
 
 
 class ReplaySplit:
-    """A split's environments and the stripe that they fill."""
+    """A split's environments and the stripe that they fill.
+
+    Attributes:
+        num_rows: rows that the stripe holds so far.
+        has_asked: whether actions for the present row were asked for.
+    """
 
     def __init__(
         self,
@@ -36,29 +39,19 @@ class ReplaySplit:
         self._stripes = stripes
         self._actions = actions
         self._phases = phases or PhaseTimer()
-        self._row = stripes.num_rows(split_idx)
-        self._has_asked = False
-        group.reset(stripes.obs_at((split_idx, self._row)))
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that the stripe holds so far."""
-        return self._row
-
-    @property
-    def has_asked(self) -> bool:
-        """Whether actions for the present row were asked for."""
-        return self._has_asked
+        self.num_rows = stripes.num_rows(split_idx)
+        self.has_asked = self._is_answered = False
+        group.reset(stripes.obs_at((split_idx, self.num_rows)))
 
     @property
     def can_advance(self) -> bool:
         """Whether the actions of the present row are there."""
-        return self._has_asked and self._actions.is_answered(self.split_idx)
+        return self.has_asked and (self._is_answered or self._actions.is_answered(self.split_idx))
 
     def ask(self) -> None:
         """Asks for the actions of the present row: when it may be stepped, not before, so with the newest weights."""
-        self._has_asked = True
-        self._actions.request(self.split_idx, self.split_idx, self._row)
+        self.has_asked = True
+        self._is_answered = self._actions.request(self.split_idx, self.split_idx, self.num_rows)
 
     def advance(self) -> int:
         """Takes the actions of the present row and publishes it.
@@ -66,18 +59,16 @@ class ReplaySplit:
         Returns:
             Environment steps made.
         """
-        stripes, split_idx, row = self._stripes, self.split_idx, self._row
+        stripes, split_idx, row = self._stripes, self.split_idx, self.num_rows
         action = stripes.store_action(split_idx, row)
-        fields = stripes.rows(split_idx, row)
-        rows = StepRows(fields.reward, fields.terminated, fields.truncated, fields.valid, fields.next_obs)
-        num_steps = self.group.step(action, rows)
+        num_steps = self.group.step(action, stripes.rows(split_idx, row))
         for lost in self.group.take_lost() if self.group.lost else ():
             # This row holds the final observation of an episode that ended with the step before.
             if lost.episode_steps > 0:
                 stripes.rows(split_idx, row - 1).truncated[lost.env] = True
         stripes.publish(split_idx, num_steps)
         self._phases.charge(Phase.STEP)
-        self._row, self._has_asked = row + 1, False
+        self.num_rows, self.has_asked = row + 1, False
         return num_steps
 
 

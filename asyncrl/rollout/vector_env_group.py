@@ -21,15 +21,14 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from asyncrl.buffers.replay import StepRows
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.interface import give_training_info
-from asyncrl.envs.observations import ObservationMismatch, one_of_batch
+from asyncrl.envs.observations import ObservationMismatch, describe_not_finite, is_surely_finite, one_of_batch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import BoolArray, FloatArray, ObsArray, StepRows
+from asyncrl.rollout.env_group import BoolArray, EnvironmentGroup, FloatArray, ObsArray
 from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Renewal
-from asyncrl.rollout.group import EnvironmentGroup
-from asyncrl.rollout.observations import describe_not_finite, is_surely_finite
 
 
 class VectorEnvGroup(EnvironmentGroup):

@@ -16,11 +16,9 @@ from typing import Any
 
 import torch
 
+from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
-from asyncrl.buffers.requests import RequestTable
-from asyncrl.buffers.rings import IndexRing
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.making import env_seed, make_run_vector_env, vector_env_seed
@@ -28,35 +26,28 @@ from asyncrl.evaluation.worker import EvaluationWorker
 from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner.dataset import Batcher, DeviceSlots
 from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.on_policy_trainer import DatasetSource, OnPolicyTrainer, SlotDatasets
-from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.on_policy_trainer import DatasetRoom, DatasetSource, OnPolicyTrainer
 from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.slot_exchange import SlotExchange
-from asyncrl.learner.slot_ledger import SlotLedger
+from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.stopping import StopCondition
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
-from asyncrl.learner.worker import LearnerWorker, Trainer
+from asyncrl.learner.worker import LearnerWorker, StopCondition, Trainer, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.making import make_acting_model, make_actor_critic
-from asyncrl.models.sac import SacActor
+from asyncrl.models.making import make_acting_model, make_actor_critic, make_sac_actor
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.worker import DeviceWorker
-from asyncrl.rollout.actions import LocalActions, RemoteActions
 from asyncrl.rollout.building import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
-from asyncrl.rollout.split import ActionSource, Split
-from asyncrl.rollout.worker import RolloutWorker
+from asyncrl.rollout.worker import ActionSource, LocalActions, RemoteActions, RolloutWorker, Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 
 _ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the environments' seeds
@@ -166,12 +157,12 @@ def build_learner(
     elif plan.replay is not None:
         trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, agreement)
     else:
-        slots = DeviceSlots(TrajectorySlots(setup.arena), device, setup.arena)
-        exchange = _build_exchange(setup, slots, workers)
-        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound)
-        datasets = SlotDatasets(exchange, batcher, phases)
+        slots = TrajectorySlots(setup.arena)
+        copies = DeviceSlots(slots, device, setup.arena) if device.type == "cuda" else None
+        exchange = _build_exchange(setup, slots, copies, workers)
+        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound, copies)
         learner = _make_on_policy_learner(setup, saved, agreement.ranks)
-        trainer = _make_on_policy_trainer(setup, learner, datasets, saved, phases, agreement, stopping, look)
+        trainer = _make_on_policy_trainer(setup, learner, exchange, batcher, saved, phases, agreement, stopping, look)
     return _make_learner_worker(setup, trainer, phases, agreement, stopping), exchange
 
 
@@ -227,7 +218,7 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[Learner
     seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
     worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
     stopping = _stop_condition(setup, saved)
-    trainer = _make_on_policy_trainer(setup, learner, worker, saved, phases, agreement, stopping, look)
+    trainer = _make_on_policy_trainer(setup, learner, worker, worker, saved, phases, agreement, stopping, look)
     return _make_learner_worker(setup, trainer, phases, agreement, stopping), None, [worker]
 
 
@@ -254,10 +245,12 @@ def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearn
     learner.load_state_dict(LearnerState(state.model, {**state.optimizer, **own}, scalars))
 
 
-def _build_exchange(setup: RunSetup, slots: DeviceSlots, workers: Sequence[Waker]) -> SlotExchange:
+def _build_exchange(
+    setup: RunSetup, slots: TrajectorySlots, copies: DeviceSlots | None, workers: Sequence[Waker]
+) -> SlotExchange:
     arena, plan = setup.arena, setup.plan
     return SlotExchange(
-        ledger=SlotLedger(slots.slots, plan, slots),
+        ledger=SlotLedger(slots, plan, copies),
         ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
         granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
         workers=workers,
@@ -285,7 +278,8 @@ def _channel_of_learner(setup: RunSetup) -> WeightsChannel:
 def _make_on_policy_trainer(
     setup: RunSetup,
     learner: OnPolicyLearner,
-    datasets: DatasetSource,
+    source: DatasetSource,
+    batcher: DatasetRoom,
     saved: LearnerState | None,
     phases: PhaseTimer,
     agreement: Agreement,
@@ -294,7 +288,8 @@ def _make_on_policy_trainer(
 ) -> OnPolicyTrainer:
     return OnPolicyTrainer(
         learner=learner,
-        datasets=datasets,
+        source=source,
+        batcher=batcher,
         publisher=WeightsPublisher(_channel_of_learner(setup), setup.plan.forced_lag),
         config=setup.config,
         phases=phases,
@@ -319,7 +314,7 @@ def _build_off_policy_trainer(
     config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
     ranks = agreement.ranks
     learner = OffPolicyLearner(
-        SacActor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
+        make_sac_actor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
     )
     sampler = ReplaySampler(
         stripes,

@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, num_deviations
+from asyncrl.envs.spec import EnvSpec, num_deviations
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.observers.loading import find_callback
 from asyncrl.run import resuming
@@ -101,7 +101,7 @@ def run(
             problems.append(Problem(("env",), str(error)))
     needed, free = None, available_bytes()
     if spec is not None:
-        has_convolutions = spec.observation.has_images and not config.is_off_policy
+        has_convolutions = spec.observation.has_images
         plan = resolve(config, machine, observes_images=has_convolutions)
         problems.extend(_action_problems(config, spec))
         if "init_from" not in _names(of_names):
@@ -110,10 +110,11 @@ def run(
             problems.extend(resuming.find_problems_of_checkpoint(config, plan, spec))
         warnings.extend(_short_parts(config, plan, spec))
         warnings.extend(_lost_first_steps(config, spec))
-        if has_convolutions and config.encoder == config.model == "default":
+        if has_convolutions and not config.is_off_policy and config.encoder == config.model == "default":
             warnings.extend(_large_steps(config, spec))
         try:
-            of_one_rank = arena_bytes(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config))
+            shared = None if plan.hogwild is None else shared_sizes(spec, config)
+            of_one_rank = arena_bytes(spec, plan, weights_block_size(spec, config), shared)
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
             if not of_the_user:
@@ -186,16 +187,6 @@ def _names(problems: Iterable[Problem]) -> set[str]:
 
 
 def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
-    is_simple = isinstance(spec.action, (BoxAction, DiscreteAction)) and not spec.observation.num_mask
-    if config.is_off_policy and not is_simple:
-        mask = " with an action mask" if spec.observation.num_mask else ""
-        text = (
-            f"--algo={config.algo} needs Box or Discrete actions without a mask; {spec.env_id} has {spec.action}{mask}."
-        )
-        return [Problem(("algo", "env"), text, ("--algo=ppo",))]
-    if config.is_off_policy and spec.observation.num_pixels:
-        text = f"--algo={config.algo} cannot learn from images, which {spec.env_id} observes ({spec.observation})."
-        return [Problem(("algo", "env"), text, ("--algo=ppo",))]
     if num_deviations(spec.action) > 0:
         fits = not config.squashes or can_squash(spec.action)
         found = "some bounds are infinite"

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.messages import Waker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.monitoring.phases import Phase, PhaseTimer

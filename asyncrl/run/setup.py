@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.departures import Departures
+from asyncrl.buffers.control import Departures, RunControl
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
@@ -69,7 +68,8 @@ class RunSetup:
             hyperparameters = Hyperparameters() if state is None else saved_hyperparameters(state, config)
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
-        arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared_sizes(spec, config)))
+        shared = None if plan.hogwild is None else shared_sizes(spec, config)
+        arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared))
         # Hogwild workers have private slots and replays.
         if plan.num_slots > 0:
             TrajectorySlots(arena).reset()

@@ -6,7 +6,7 @@
     evaluation                  reported, and training continues
 
 Before a process is restarted, it is certainly dead, and the state that it left is cleaned up
-(`asyncrl.buffers.departures`). A worker hangs if it neither steps nor waits. Only the runner decides; it reads process
+(`asyncrl.buffers.control`). A worker hangs if it neither steps nor waits. Only the runner decides; it reads process
 sentinels and words of the arena, and sends no requests.
 """
 

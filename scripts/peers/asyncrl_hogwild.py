@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import SharedTensor
-from asyncrl.buffers.wake import Waker
 from asyncrl.config.loading import load
 from asyncrl.config.plan import resolve
 from asyncrl.envs.making import make_env

@@ -29,9 +29,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.actions import OwnActions
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -43,8 +41,8 @@ from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
 from asyncrl.models.uniform import UniformPolicy
-from asyncrl.rollout.env_group import EnvGroup, StepRows
-from asyncrl.rollout.split import Split
+from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.worker import Split
 
 NUM_RANDOM_STEPS = 5000
 UPDATES_AT_ONCE = 16
@@ -82,9 +80,7 @@ def make_sac_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
     group.reset(stripes.obs_at((0, 0)))
     for row in range(NUM_RANDOM_STEPS):
         stripes.answer((0, row), slice(0, 1), policy.act(stripes.obs_at((0, row))), version=0, now=0.0)
-        fields = stripes.rows(0, row)
-        rows = StepRows(fields.reward, fields.terminated, fields.truncated, fields.valid, fields.next_obs)
-        stripes.publish(0, group.step(stripes.store_action(0, row), rows))
+        stripes.publish(0, group.step(stripes.store_action(0, row), stripes.rows(0, row)))
     storage = Storage()
     if is_shared:
         arena = shared_arena(spec, config, lambda begun: OffPolicyLearner(actor, config, spec, CPU, begun))
@@ -109,7 +105,8 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
         def update_shared() -> None:
             hogwild.begin(storage.pull)
             dataset.policy_version.fill_(hogwild.policy_version)
-            hogwild.train(dataset, 0, after_epoch=lambda _: None)
+            for _ in hogwild.updates(dataset, 0):
+                pass
 
         return update_shared, 1
     learner = OnPolicyLearner(model, once, CPU)
@@ -117,7 +114,9 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
 
     def update() -> None:
         dataset.policy_version.fill_(learner.policy_version)
-        learner.train(dataset, 0, after_epoch=lambda _: learner.publication(block))
+        for progress in learner.updates(dataset, 0):
+            if progress.ends_pass:
+                learner.publication(block)
 
     return update, 1
 
@@ -137,7 +136,7 @@ def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
     while split.advance()[1] is None:
         pass
     slots.take(0)
-    return Batcher(DeviceSlots(slots), slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
+    return Batcher(slots, slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
 
 
 def shared_arena(spec: EnvSpec, config: TrainConfig, begin: Callable[[Storage], object]) -> Arena:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.gae import GaeResult, gae
+from asyncrl.algorithms.losses import GaeResult, gae
 
 
 def column(*numbers: float) -> Tensor:

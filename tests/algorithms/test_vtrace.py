@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.gae import gae
-from asyncrl.algorithms.vtrace import VtraceResult, vtrace
+from asyncrl.algorithms.losses import VtraceResult, gae, vtrace
 
 GAMMA = 0.9
 

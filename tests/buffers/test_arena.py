@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncrl.buffers.arena import Arena, ArraySpec, arena_size
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.messages import Waker
 
 SPECS = (
     ArraySpec("bytes", "bool", (3,)),

@@ -16,18 +16,13 @@ import pytest
 from small_runs import BOX, CountingWaker, planned, small_arena
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.departures import Departures
-from asyncrl.buffers.requests import RequestTable
-from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.control import Departures, RunControl
+from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.inference.worker import InferenceWorker
-from asyncrl.learner.slot_exchange import SlotExchange
-from asyncrl.learner.slot_ledger import SlotLedger
-from asyncrl.rollout.actions import RemoteActions
+from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.split import Split
-from asyncrl.rollout.worker import RolloutWorker
+from asyncrl.rollout.worker import RemoteActions, RolloutWorker, Split
 
 NUM_WORKERS, SPLITS, ROLLOUT = 2, 2, 2
 NUM_DATASETS = 3
@@ -233,7 +228,7 @@ def check(run: Run, columns: list[dict[str, np.ndarray]]) -> None:
     for _ in range(40):  # while nobody trains all slots fill up
         run.turn()
     assert [run.slots.state(slot) for slot in range(run.slots.num_slots)] == [SlotState.READY] * run.slots.num_slots
-    assert run.ledger.num_ready == run.slots.num_slots
+    assert len(run.ledger.ready) == run.slots.num_slots
     run.arena.close()
 
 

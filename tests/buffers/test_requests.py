@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from small_runs import planned, small_arena
 
-from asyncrl.buffers.requests import RequestTable
+from asyncrl.buffers.messages import RequestTable
 
 
 def test_a_request_is_open_from_question_to_answer() -> None:

@@ -9,7 +9,7 @@ import child_targets
 import pytest
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.rings import IndexRing, ring_specs
+from asyncrl.buffers.messages import IndexRing, ring_specs
 
 
 def test_items_come_out_in_order_around_the_end_and_a_full_ring_refuses() -> None:

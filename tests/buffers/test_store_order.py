@@ -10,8 +10,7 @@ import pytest
 from small_runs import fill, planned, small_arena
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.requests import RequestTable
-from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 
@@ -25,6 +24,7 @@ class RecordedArray:
         self._array = array
         self._name = name
         self._log = log
+        self.shape = getattr(array, "shape", ())
 
     def __len__(self) -> int:
         return len(self._array)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.messages import Waker
 
 
 @pytest.fixture(params=["eventfd", "pipe"])

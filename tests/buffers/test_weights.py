@@ -14,7 +14,7 @@ from asyncrl.buffers import device_weights
 from asyncrl.buffers import weights as weights_module
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.device_weights import DeviceWeights
-from asyncrl.buffers.wake import Waker
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 
 

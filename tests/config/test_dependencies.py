@@ -48,9 +48,12 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--fixed_lag=True", "--async_rl=False"], "--fixed_lag (needs async_rl=True)"),
         (["--inference_devices=cpu"], "--inference_devices (needs inference_mode=central)"),
         (["--rnn_size=64", "--core=own"], "--core, --rnn_size (needs use_rnn=True)"),
-        (["--algo=sac", "--encoder=own"], "--encoder (needs algo=ppo or a2c or a3c)"),
+        (["--algo=sac", "--adaptive_stddev=True"], "--adaptive_stddev (needs algo=ppo or a2c or a3c)"),
         (["--algo=a2c", "--ppo_objective=clip"], "--ppo_objective (needs algo=ppo)"),
-        (["--ppo_objective=clip", "--behaviour_weight_cap=2"], "--behaviour_weight_cap (needs ppo_objective=decoupled)"),
+        (
+            ["--ppo_objective=clip", "--behaviour_weight_cap=2"],
+            "--behaviour_weight_cap (needs ppo_objective=decoupled)",
+        ),
         (
             ["--algo=sac", "--target_kl=0.02", "--recompute_advantages=True"],
             "--recompute_advantages, --target_kl (needs algo=ppo or a2c)",
@@ -74,6 +77,7 @@ def test_what_nothing_reads_is_said_in_one_line(flags: list[str], said: str) -> 
     "flags",
     [
         ["--algo=sac", "--tau=0.1", "--compile=off", "--batch_size=64"],
+        ["--algo=sac", "--encoder=own", "--encoder_conv_mlp_layers=64"],
         ["--algo=a3c", "--hogwild_optimizer=rmsprop", "--rollout=8"],
         ["--ppo_clip_ratio=0.3", "--eval_episodes=3", "--eval_every_env_steps=1000"],
         ["--env=ALE/Pong-v5", "--atari_preprocessing=False"],

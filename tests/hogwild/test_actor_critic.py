@@ -13,8 +13,8 @@ import pytest
 import torch
 from small_runs import BOX, CHOICE
 
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import ReturnUnits, SharedMoments, SharedTensor
-from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
@@ -225,14 +225,14 @@ def test_all_rows_are_trained_or_reported_as_dropped_though_returns_move(
         monkeypatch.setattr(building, "_copies_on", lambda device: Copies.FOLLOWING)
     pair = Pair(hogwild_mode=mode, num_gradients_to_combine=1)
     num_trained = 0
-    train = HogwildActorCritic.train
+    updates = HogwildActorCritic.updates
 
-    def counting_train(learner: HogwildActorCritic, dataset: Dataset, *args: Any, **kwargs: Any) -> Any:
+    def counting_updates(learner: HogwildActorCritic, dataset: Dataset, *args: Any, **kwargs: Any) -> Any:
         nonlocal num_trained
         num_trained += dataset.num_valid
-        return train(learner, dataset, *args, **kwargs)
+        return updates(learner, dataset, *args, **kwargs)
 
-    monkeypatch.setattr(HogwildActorCritic, "train", counting_train)
+    monkeypatch.setattr(HogwildActorCritic, "updates", counting_updates)
     for worker in pair.workers:
         move_units_at_each_step(pair, worker)
     for _ in range(5):
@@ -259,9 +259,9 @@ def test_values_in_a_slot_and_what_is_learned_from_them_fit_units_that_move_mean
     assert (before.abs() > 0.1).all()
     move_units_at_each_step(pair, moving)
     calls: list[Any] = []
-    train = moving._learner.train
+    updates = moving._learner.updates
 
-    def looking_train(*args: Any, **kwargs: Any) -> Any:
+    def looking_updates(*args: Any, **kwargs: Any) -> Any:
         shows_reset = torch.from_numpy(moving._slots.obs[0][..., 0] == 1.0)
         in_slot = torch.from_numpy(moving._slots.value[0])
         expected = torch.where(shows_reset, before[0], before[1])
@@ -269,9 +269,9 @@ def test_values_in_a_slot_and_what_is_learned_from_them_fit_units_that_move_mean
         torch.testing.assert_close(values_of(moving, obs), before, rtol=1e-3, atol=1e-3)
         assert float(moving._learner.model.return_std) == ReturnUnits(pair.setup.arena).values[1]
         calls.append(args)
-        return train(*args, **kwargs)
+        return updates(*args, **kwargs)
 
-    moving._learner.train = looking_train
+    moving._learner.updates = looking_updates
     moving.poll()
     assert len(calls) == 1
 

@@ -15,8 +15,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.storage import Storage
-from asyncrl.learner.transitions import Transitions
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from small_runs import BOX, CountingWaker, planned, small_arena
 
-from asyncrl.buffers.departures import Departures
-from asyncrl.buffers.requests import RequestTable
-from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.control import Departures
+from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.config.schema import TrainConfig
 from asyncrl.inference.worker import WAIT_S, InferenceWorker
-from asyncrl.rollout.actions import RemoteActions
+from asyncrl.rollout.worker import RemoteActions
 from asyncrl.run.setup import RunSetup
 
 NUM_WORKERS, SPLITS = 3, 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from critics import with_values
-from datasets import CPU, nothing
+from datasets import CPU, train_on
 from gymnasium import spaces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,9 +21,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.array_update import ArrayUpdate
-from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.dataset import Dataset, Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.samples import Samples
 from asyncrl.models.actor_critic import ActorCritic
 
 NUMBERS = spaces.Box(-1.0, 1.0, (5,))
@@ -160,7 +159,7 @@ def train_noting(learner: OnPolicyLearner, dataset: Dataset, steps: list[tuple[T
 
     learner._take_step = noting
     try:
-        metrics = learner.train(dataset, 0, nothing)  # type: ignore[arg-type]
+        metrics = train_on(learner, dataset)  # type: ignore[arg-type]
     finally:
         learner._take_step = take_step
     assert metrics is not None

@@ -13,10 +13,8 @@ from small_runs import BOX, CHOICE, planned, small_arena
 
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner import batcher as batcher_module
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner import dataset as batcher_module
+from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.slot_ledger import Columns
 
 PARTS = [
@@ -41,7 +39,7 @@ def random_slots(spec: EnvSpec = BOX, **settings: Any) -> TrajectorySlots:
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "discrete"])
 def test_every_field_holds_the_right_columns(spec: EnvSpec) -> None:
     slots = random_slots(spec)
-    batcher = Batcher(DeviceSlots(slots), columns_per_dataset=6)
+    batcher = Batcher(slots, columns_per_dataset=6)
     dataset = batcher.collect(PARTS)
     for column, (slot, env) in enumerate(PLACES):
         for field in fields(Dataset):
@@ -61,11 +59,11 @@ def test_every_field_holds_the_right_columns(spec: EnvSpec) -> None:
 
 def test_recurrent_states_are_those_at_the_beginning_of_each_sequence() -> None:
     slots = random_slots(use_rnn=True, rnn_size=5, rollout=6, batch_size=36)
-    dataset = Batcher(DeviceSlots(slots), columns_per_dataset=6, recurrence=1).collect(PARTS)
+    dataset = Batcher(slots, columns_per_dataset=6, recurrence=1).collect(PARTS)
     assert dataset.rnn_state.shape == (slots.rollout, 6, 10)
     for column, (slot, env) in enumerate(PLACES):
         np.testing.assert_array_equal(dataset.rnn_state[:, column], slots.rnn_state[slot, :-1, env])
-    every_third = Batcher(DeviceSlots(slots), columns_per_dataset=6, recurrence=3).collect(PARTS)
+    every_third = Batcher(slots, columns_per_dataset=6, recurrence=3).collect(PARTS)
     assert torch.equal(every_third.rnn_state, dataset.rnn_state[::3])
 
 
@@ -78,7 +76,7 @@ def test_lag_is_measured_over_samples_only(monkeypatch: pytest.MonkeyPatch) -> N
     slots.valid[4] = False
     slots.chosen_at[:] = 50.0
     monkeypatch.setattr(batcher_module, "time", SimpleNamespace(monotonic=lambda: 50.25))
-    batcher = Batcher(DeviceSlots(slots), columns_per_dataset=6, steady_lag_bound=10)
+    batcher = Batcher(slots, columns_per_dataset=6, steady_lag_bound=10)
     batcher.collect(PARTS)
     lag = batcher.lag(learner_version=100)
     # 5 valid columns of 2 rows, 2 of these 10 rows of version 70

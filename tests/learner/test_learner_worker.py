@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,13 +15,12 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner import on_policy_trainer as trainer_module
-from asyncrl.learner import saving as saving_module
-from asyncrl.learner import stopping as stopping_module
-from asyncrl.learner.on_policy_trainer import OnPolicyTrainer, SlotDatasets
+from asyncrl.learner import worker as worker_module
+from asyncrl.learner.on_policy import Progress
+from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.stopping import StopCondition
-from asyncrl.learner.worker import LearnerOutcome, LearnerWorker
+from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, StopCondition
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
 from asyncrl.runtime import checkpoint
@@ -43,11 +43,11 @@ class Fakes:
         self.control = RunControl(arena, 1)
         publisher = self.Publisher(self)
         phases, counters = PhaseTimer(), resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
-        datasets = SlotDatasets(self, self, phases)
         stopping = StopCondition(self.control, self.config.train_for_seconds, counters["elapsed_s"])
         self.trainer = OnPolicyTrainer(
             self,
-            datasets,
+            self,
+            self,
             publisher,
             self.config,
             phases,
@@ -66,32 +66,27 @@ class Fakes:
         def publish(self, block: Any, version: int, env_steps: int) -> None:
             self.fakes.log.append(("publish", version, float(block[0]), env_steps))
 
-    def poll(self) -> None:
-        """Of the exchange: nothing is granted here."""
-
     def begin_dataset(self) -> None:
         self.log.append("begin")
 
     # the learner
-    block_size, skipped_steps, device = 4, 0, torch.device("cpu")
+    block_size, skipped_steps, notice, device = 4, 0, None, torch.device("cpu")
 
     @property
     def policy_version(self) -> int:
         return self.version
 
-    def take_notice(self) -> None:
-        """There is nothing to say."""
-
     def publication(self, out: torch.Tensor) -> torch.Tensor:
         return out.fill_(float(self.version))
 
-    def train(self, dataset: Any, env_steps_before: int, after_epoch: Any, after_minibatch: Any) -> TrainMetrics:
+    def updates(self, dataset: Any, env_steps_before: int) -> Iterator[Progress]:
         self.log.append(("train", env_steps_before))
-        for epoch in range(self.config.num_epochs):
+        num_passes = self.config.num_epochs
+        for number in range(1, num_passes + 1):
             self.version += 4
-            after_minibatch(4 * (epoch + 1), 4 * self.config.num_epochs)
-            if after_epoch(epoch + 1 == self.config.num_epochs):
-                break
+            yield Progress(4 * number, 4 * num_passes, ends_pass=True, is_last=number == num_passes)
+
+    def take_metrics(self) -> TrainMetrics:
         return METRICS
 
     def state_dict(self) -> LearnerState:
@@ -172,7 +167,7 @@ def test_training_is_over_when_asked_or_when_its_time_has_passed(
     assert asked.worker.is_over
 
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(stopping_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     timed = Fakes(tmp_path, train_for_seconds=60.0)
     clock.now += 59.0
     assert not timed.worker.is_over
@@ -185,24 +180,22 @@ def test_an_update_ends_after_the_pass_in_hand_when_the_run_is_to_stop(
     reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(stopping_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     fakes = Fakes(tmp_path, num_epochs=10, train_for_seconds=60.0)
     fakes.datasets = [DATASET]
-    train = fakes.train
+    updates = fakes.updates
 
-    def stopped_in_the_third_pass(dataset: Any, steps: int, after_epoch: Any, after_minibatch: Any) -> TrainMetrics:
-        def note(num_done: int, num_total: int) -> None:
-            after_minibatch(num_done, num_total)
-            update = fakes.control.activity.update
-            assert update is not None and (update.num_done, update.num_total) == (num_done, 40)
-            if num_done == 12 and reason == "asked":
+    def stopped_in_the_third_pass(dataset: Any, env_steps: int) -> Iterator[Progress]:
+        for progress in updates(dataset, env_steps):
+            if progress.num_done == 12 and reason == "asked":
                 fakes.control.request_stop()
-            elif num_done == 12:
+            elif progress.num_done == 12:
                 clock.now += 60.0
+            yield progress
+            update = fakes.control.activity.update
+            assert update is not None and (update.num_done, update.num_total) == (progress.num_done, 40)
 
-        return train(dataset, steps, after_epoch, note)
-
-    fakes.train = stopped_in_the_third_pass
+    fakes.updates = stopped_in_the_third_pass
     report = fakes.trainer.train_once(0.0)
     assert (report.env_steps, report.num_samples, report.num_updates) == (100, 300, 12)
     assert [entry[:2] for entry in fakes.log[-3:]] == [("publish", 8), ("publish", 12), ("release", DATASET)]
@@ -214,12 +207,11 @@ def test_passes_that_the_learner_leaves_out_by_itself_are_not_missing(tmp_path: 
     fakes = Fakes(tmp_path, num_epochs=10, train_for_env_steps=100)
     fakes.datasets = [DATASET]
 
-    def ends_after_one_pass(dataset: Any, steps: int, after_epoch: Any, after_minibatch: Any) -> TrainMetrics:
+    def ends_after_one_pass(dataset: Any, env_steps: int) -> Iterator[Progress]:
         fakes.control.request_stop()
-        assert not after_epoch(True)
-        return METRICS
+        yield Progress(4, 40, ends_pass=True, is_last=True)
 
-    fakes.train = ends_after_one_pass
+    fakes.updates = ends_after_one_pass
     assert fakes.trainer.train_once(0.0).num_samples == 100
     assert not fakes.trainer.has_more_to_learn
 
@@ -235,7 +227,7 @@ def test_an_update_in_one_process_looks_after_other_things(tmp_path: Path, monke
 
 def test_it_saves_when_it_is_time_and_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(saving_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     fakes, sent = Fakes(tmp_path, save_every_s=10.0), []
     fakes.datasets = [DATASET, None]
     fakes.worker.advance(0.0, sent.append)
@@ -260,7 +252,7 @@ def test_milestones_stay_and_the_best_gives_way_to_a_better_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(saving_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     fakes, sent = Fakes(tmp_path, save_every_s=1e9, save_milestones_s=10.0), []
     fakes.datasets = [DATASET] * 4
     for mean_return in (1.0, 2.0, 3.0, None):
@@ -295,7 +287,7 @@ def test_a_repeatable_run_that_is_stopped_keeps_the_checkpoint_of_its_last_reset
 
 def test_a_resumed_learner_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(now=1000.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(stopping_module, "time", clock)
+    monkeypatch.setattr(worker_module, "time", clock)
     resumed = {"env_steps": 500, "num_samples": 700, "elapsed_s": 50.0}
     fakes = Fakes(tmp_path, train_for_env_steps=600, train_for_seconds=60.0, resumed=resumed)
     assert fakes.log == [("publish", 0, 0.0, 500)]

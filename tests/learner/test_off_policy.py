@@ -21,7 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.precision import matmul_dtype
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.models.distributions import SquashedGaussian
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor
@@ -30,7 +30,9 @@ from asyncrl.runtime.processes import RunFailed
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
 
-def make(spec: EnvSpec, double: bool = False, device: torch.device = CPU, **settings: Any) -> OffPolicyLearner:
+def make(
+    spec: EnvSpec, double: bool = False, device: torch.device = CPU, by: str = "passes", **settings: Any
+) -> OffPolicyLearner:
     defaults: dict[str, Any] = {
         "algo": "sac",
         "encoder_mlp_layers": [16],
@@ -40,6 +42,7 @@ def make(spec: EnvSpec, double: bool = False, device: torch.device = CPU, **sett
     }
     config = TrainConfig(**{**defaults, **settings})
     actor = SacActor(spec, config)
+    actor.has_passes = by != "autograd"
     return OffPolicyLearner(actor.double() if double else actor, config, spec, device)
 
 
@@ -140,9 +143,10 @@ class Reference:
     ],
     ids=lambda settings: ",".join(settings) or "default",
 )
-def test_updates_are_those_of_a_plain_reference(spec: EnvSpec, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("by", ["passes", "autograd"])
+def test_updates_are_those_of_a_plain_reference(spec: EnvSpec, by: str, settings: dict[str, Any]) -> None:
     settings = {"learning_rate": 0.01, "adam_eps": 1e-3, "tau": 0.1, "nonlinearity": "tanh", **settings}
-    learner = make(spec, double=True, **settings)
+    learner = make(spec, double=True, by=by, **settings)
     reference = Reference(learner, spec, TrainConfig(**{"max_grad_norm": 0.0, **settings}))
     for batch in draw(spec, 4, dtype=torch.float64, n_step=settings.get("n_step", 1)):
         figures = reference.update(batch)
@@ -420,7 +424,7 @@ def assert_updates_are_the_same(plain: OffPolicyLearner, fast: OffPolicyLearner,
         assert metrics[1] == pytest.approx(metrics[0], rel=1e-4, abs=1e-5)
         torch.testing.assert_close(fast.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(targets_of(fast), targets_of(plain), rtol=1e-4, atol=1e-5)
-    assert fast.take_notice() is None
+    assert fast.notice is None
 
 
 EVERY_KIND: dict[str, Any] = {

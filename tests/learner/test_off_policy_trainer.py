@@ -25,7 +25,7 @@ class Fakes:
     """A trainer over fakes of all but the replay, which write down what is done to them."""
 
     block_size, policy_version, due, achieved_ratio, skipped_steps = 4, 0, 0, 0.5, 0
-    device = torch.device("cpu")
+    device, notice = torch.device("cpu"), None
 
     def __init__(self, **settings: Any) -> None:
         self.log: list[Any] = []
@@ -51,9 +51,6 @@ class Fakes:
         self.log.append(("train", len(batches), env_steps_before))
         self.policy_version += len(batches)
         return SacMetrics(*[float(self.policy_version)] * 9)
-
-    def take_notice(self) -> str | None:
-        return "no compiler"
 
     # the sampler
     def sample(self, num_batches: int, batch_size: int) -> list[Any]:
@@ -126,6 +123,7 @@ def test_reports_come_now_and_then_with_the_means_since_the_last(monkeypatch: py
     monkeypatch.setattr(trainer_module, "time", clock)
     fakes = Fakes()
     fakes.writer.write_rows(3)
+    fakes.notice = "no compiler"
     for _ in range(2):
         fakes.due = 2
         assert fakes.trainer.train_once(0.0) is None

@@ -15,21 +15,20 @@ from typing import Any
 import pytest
 import torch
 from critics import with_values
-from datasets import BOX, CHOICE, CPU, Actor, nothing
+from datasets import BOX, CHOICE, CPU, Actor, train_on
 from graph_stand_ins import PlainCall
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
-from asyncrl.algorithms.vtrace import vtrace
+from asyncrl.algorithms.losses import vtrace
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.storage import Copies, SharedStorage
 from asyncrl.learner import update_runner
-from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.dataset import Dataset, Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.samples import Samples
 from asyncrl.learner.storage import Storage
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
@@ -49,7 +48,7 @@ def test_the_first_ratio_is_one_under_the_statistics_of_the_behaviour(spec: EnvS
     waiting = actor.collect(actor.receive(learner))
     for shift in (5.0, -20.0, 40.0):
         following = actor.collect(actor.receive(learner), shift=shift)
-        metrics = learner.train(waiting, 0, nothing)
+        metrics = train_on(learner, waiting)
         assert metrics.max_ratio_deviation_first_batch < 1e-5
         assert abs(metrics.kl_loss) < 1e-6
         waiting = following
@@ -58,7 +57,7 @@ def test_the_first_ratio_is_one_under_the_statistics_of_the_behaviour(spec: EnvS
 def test_new_statistics_go_out_with_the_next_publication() -> None:
     learner, actor = make(BOX)
     dataset = actor.collect(actor.receive(learner), shift=7.0)
-    learner.train(dataset, 0, nothing)
+    train_on(learner, dataset)
     actor.receive(learner)
     samples = dataset.obs[:-1][dataset.valid]
     torch.testing.assert_close(actor.model.obs_mean, samples.mean(0))
@@ -70,22 +69,22 @@ def test_new_statistics_of_returns_change_no_prediction() -> None:
     obs = torch.randn(40, 3)
     actor.receive(learner)
     before = actor.model.denormalize_value(actor.model(obs)[1])
-    learner.train(actor.collect(0), 0, nothing)
+    train_on(learner, actor.collect(0))
     assert float(learner.model.return_std) > 5.0
     after = learner.model.denormalize_value(learner.model(obs)[1])
     torch.testing.assert_close(after, before, atol=1e-3, rtol=1e-4)
 
 
 def test_each_sample_keeps_the_statistics_of_its_own_behaviour() -> None:
-    learner, actor = make(BOX, learning_rate=0.0)
+    learner, actor = make(BOX, learning_rate=0.0, ppo_objective="clip")
     first = actor.receive(learner)
     old = actor.collect(first, shift=7.0)
-    learner.train(old, 0, nothing)
+    train_on(learner, old)
     new = actor.collect(actor.receive(learner), shift=-3.0)
     mixed = Dataset(*(torch.cat((getattr(old, field.name), getattr(new, field.name)), 1) for field in fields(Dataset)))
-    assert learner.train(mixed, 0, nothing).max_ratio_deviation_first_batch < 1e-5
+    assert train_on(learner, mixed).max_ratio_deviation_first_batch < 1e-5
     mixed.policy_version.fill_(first)
-    assert learner.train(mixed, 0, nothing).max_ratio_deviation_first_batch > 1e-3
+    assert train_on(learner, mixed).max_ratio_deviation_first_batch > 1e-3
 
 
 def test_a_version_that_was_never_published_is_refused() -> None:
@@ -93,19 +92,19 @@ def test_a_version_that_was_never_published_is_refused() -> None:
     actor.receive(learner)
     dataset = actor.collect(3)
     with pytest.raises(LookupError, match=r"versions \[3\], but .* are \[0\]"):
-        learner.train(dataset, 0, nothing)
+        train_on(learner, dataset)
 
 
 def test_old_publications_are_forgotten() -> None:
     learner, actor = make(BOX, max_policy_lag=4, num_epochs=1)
     first = actor.collect(actor.receive(learner))
     for _ in range(2):
-        learner.train(first, 0, nothing)
+        train_on(learner, first)
         actor.receive(learner)
-    learner.train(first, 0, nothing)
+    train_on(learner, first)
     actor.receive(learner)
     with pytest.raises(LookupError, match=r"are \[2, 4, 6\]"):
-        learner.train(first, 0, nothing)
+        train_on(learner, first)
 
 
 def test_one_step_equals_plain_autograd() -> None:
@@ -124,7 +123,7 @@ def test_one_step_equals_plain_autograd() -> None:
         reward_clip=1.5,
     )
     learner, actor = OnPolicyLearner(with_values(ActorCritic(BOX, config)), config, CPU), Actor(BOX, config)
-    learner.train(actor.collect(actor.receive(learner)), 0, nothing)
+    train_on(learner, actor.collect(actor.receive(learner)))
     dataset = actor.collect(actor.receive(learner), shift=1.0)
     # Half of the samples come from a policy that is a little off, so that ratios, clipping and KL are not trivial.
     dataset.action_parameters[::2] += 0.2
@@ -133,7 +132,7 @@ def test_one_step_equals_plain_autograd() -> None:
     reference = ActorCritic(BOX, config)
     reference.load_state_dict(actor.model.state_dict())
     state = learner.state_dict().optimizer
-    metrics = learner.train(dataset, 0, nothing)
+    metrics = train_on(learner, dataset)
     reference.renormalize_returns(learner.model.return_mean, learner.model.return_std)
     grad_norm = _reference_step(reference, dataset, config, state["exp_avg"], state["exp_avg_sq"])
     assert metrics.grad_norm == pytest.approx(grad_norm, rel=1e-4)
@@ -209,7 +208,7 @@ def test_rows_without_an_action_change_nothing(algo: str, garbage: float) -> Non
             dataset.obs[:-1][hidden] = garbage
             dataset.policy_version[hidden] = 999
             dataset.terminated[hidden] = True
-        learner.train(dataset, 0, nothing)
+        train_on(learner, dataset)
         weights.append(learner.publication())
     assert torch.equal(weights[0], weights[1])
 
@@ -225,7 +224,7 @@ def test_every_sample_is_seen_once_in_each_epoch_in_another_order() -> None:
 
     learner._take_step = noting
     dataset = actor.collect(actor.receive(learner))
-    learner.train(dataset, 0, nothing)
+    train_on(learner, dataset)
     assert len(batches) == 4
     expected = dataset.obs[:-1][dataset.valid][:, 0]
     first, second = torch.cat(batches[:2]), torch.cat(batches[2:])
@@ -239,7 +238,7 @@ def test_versions_count_steps_and_every_epoch_can_publish() -> None:
     learner, actor = make(BOX, num_epochs=3)
     dataset = actor.collect(actor.receive(learner))
     versions: list[int] = []
-    learner.train(dataset, 0, lambda _: versions.append(learner.policy_version))
+    train_on(learner, dataset, 0, lambda _: versions.append(learner.policy_version))
     assert versions == [2, 4, 6]
 
 
@@ -252,7 +251,7 @@ def test_the_entropy_bonus_widens_the_policy() -> None:
         dataset.reward.zero_()
         obs = dataset.obs.flatten(0, 1)
         before = actor.model.distribution.entropy(actor.model.act(obs).action_parameters).mean()
-        metrics = learner.train(dataset, 0, nothing)
+        metrics = train_on(learner, dataset)
         actor.receive(learner)
         actor.model.statistics.copy_(learner.model.statistics)
         after = actor.model.distribution.entropy(actor.model.act(obs).action_parameters).mean()
@@ -269,7 +268,7 @@ def test_entropy_and_deviation_are_reported_without_an_entropy_bonus(squash: boo
             actor.model.log_std.data.fill_(math.log(0.3))
         dataset = actor.collect(version)
         parameters = dataset.action_parameters[dataset.valid]
-        metrics = learner.train(dataset, 0, nothing)
+        metrics = train_on(learner, dataset)
         assert metrics is not None
         assert metrics.entropy_loss == 0.0
         assert metrics.entropy == pytest.approx(float(actor.model.distribution.entropy(parameters).mean()), rel=1e-5)
@@ -284,7 +283,7 @@ def test_a_contextual_bandit_is_solved(algo: str) -> None:
         return (action == obs.argmax(-1)).float()
 
     for _ in range(120):
-        learner.train(actor.collect(actor.receive(learner), reward, ends=False), 0, nothing)
+        train_on(learner, actor.collect(actor.receive(learner), reward, ends=False))
     dataset = actor.collect(actor.receive(learner), reward, ends=False)
     assert float(dataset.reward.mean()) > 0.9
 
@@ -298,7 +297,7 @@ def test_a_continuous_action_moves_to_its_best_value(squash: bool) -> None:
         return -(taken - torch.tensor([0.7, -0.4])).square().sum(-1)
 
     for _ in range(80):
-        learner.train(actor.collect(actor.receive(learner), reward, ends=False), 0, nothing)
+        train_on(learner, actor.collect(actor.receive(learner), reward, ends=False))
     actor.receive(learner)
     best = actor.model.act(torch.randn(50, 3), deterministic=True).action.mean(0)
     torch.testing.assert_close(best.tanh() if squash else best, torch.tensor([0.7, -0.4]), atol=0.12, rtol=0.0)
@@ -308,7 +307,7 @@ def test_values_come_out_in_units_of_rewards() -> None:
     learner, actor = make(CHOICE, learning_rate=0.02)
     for _ in range(60):
         dataset = actor.collect(actor.receive(learner), lambda obs, _: 100.0 + 10.0 * obs[..., 0], ends=False)
-        metrics = learner.train(dataset, 0, nothing)
+        metrics = train_on(learner, dataset)
     actor.receive(learner)
     obs = torch.tensor([[-3.0, 0.0, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
     torch.testing.assert_close(actor.model.act(obs).value, torch.tensor([70.0, 100.0, 130.0]), atol=8.0, rtol=0.0)
@@ -343,7 +342,7 @@ def test_advantages_are_those_of_the_present_critic_only_if_asked(recomputed: bo
 def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -> None:
     learner, actor = make(BOX, recompute_values=True)
     for shift in (0.0, 30.0):
-        learner.train(actor.collect(actor.receive(learner), shift=shift), 0, nothing)
+        train_on(learner, actor.collect(actor.receive(learner), shift=shift))
     dataset = actor.collect(actor.receive(learner), shift=30.0)
     torch.testing.assert_close(
         learner._present_values(dataset, learner._obs_statistics), dataset.value, atol=1e-4, rtol=1e-4
@@ -353,10 +352,10 @@ def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(spec: EnvSpec, algo: str) -> None:
-    plain, actor = make(spec, algo=algo)
-    corrected, _ = make(spec, algo=algo, with_vtrace=True)
+    plain, actor = make(spec, algo=algo, ppo_objective="clip")
+    corrected, _ = make(spec, algo=algo, ppo_objective="clip", with_vtrace=True)
     for learner in (plain, corrected):
-        learner.train(actor.collect(actor.receive(learner), shift=2.0), 0, nothing)
+        train_on(learner, actor.collect(actor.receive(learner), shift=2.0))
         actor = Actor(spec, learner._config)
     corrected.load_state_dict(plain.state_dict())
     dataset = actor.collect(actor.receive(plain))
@@ -399,7 +398,7 @@ def test_vtrace_weighs_advantages_after_they_were_normalized() -> None:
     advantage = (samples.advantage - samples.advantage.mean()) / samples.advantage.std(correction=0)
     log_prob = learner.model.distribution.log_prob(learner.model(*samples.inputs).action_parameters, samples.action)
     expected = float(-(log_prob * samples.weight * advantage).mean().detach())
-    metrics = learner.train(dataset, 0, nothing)
+    metrics = train_on(learner, dataset)
     assert metrics.policy_gradient_loss == pytest.approx(expected, rel=1e-3)
 
 
@@ -412,7 +411,7 @@ def test_the_rate_decays_to_zero_at_the_end_of_the_run() -> None:
     rates, has_moved = [], []
     for env_steps in (0, 250, 1000, 2000):
         before = parameter.detach().clone()
-        rates.append(learner.train(dataset, env_steps, nothing).learning_rate)
+        rates.append(train_on(learner, dataset, env_steps).learning_rate)
         has_moved.append(not torch.equal(parameter, before))
     assert rates == pytest.approx([0.4, 0.3, 0.0, 0.0])
     assert has_moved == [True, True, False, False]
@@ -424,7 +423,7 @@ def test_adaptive_rates_follow_the_divergence(schedule: str, num_changes: int, s
     learner, actor = make(BOX, lr_schedule=schedule, learning_rate=1e-5, num_epochs=2)
     dataset = actor.collect(actor.receive(learner))
     dataset.action_parameters[..., :2] += shift
-    learner.train(dataset, 0, nothing)
+    train_on(learner, dataset)
     assert learner.state_dict().scalars["learning_rate"] == pytest.approx(1e-5 * factor**num_changes)
 
 
@@ -435,7 +434,7 @@ def test_adaptive_rates_stay_within_their_range() -> None:
         )
         dataset = actor.collect(actor.receive(learner))
         dataset.action_parameters[..., :2] += shift
-        learner.train(dataset, 0, nothing)
+        train_on(learner, dataset)
         assert learner.state_dict().scalars["learning_rate"] == pytest.approx(expected)
 
 
@@ -459,15 +458,15 @@ def test_minibatches_filled_up_for_a_graph_train_as_those_that_are_not(
     for number in range(3):
         dataset = actor.collect(actor.receive(plain), shift=float(number))
         graphed.publication()
-        assert dataset.num_valid < dataset.num_rows, "minibatches are smaller than they may be"
-        found, expected = (each.train(dataset, 0, nothing) for each in (graphed, plain))
+        assert dataset.num_valid < dataset.valid.numel(), "minibatches are smaller than they may be"
+        found, expected = (train_on(each, dataset) for each in (graphed, plain))
         assert found is not None and expected is not None
         for name, value in dataclasses.asdict(expected).items():
             wanted = None if value is None else pytest.approx(value, rel=1e-3, abs=1e-5)
             assert getattr(found, name) == wanted, name
         torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
-    assert graphed.take_notice() is None
-    assert graphed._update_runner.makes_graphs
+    assert graphed.notice is None
+    assert graphed._graphs is not None and graphed._graphs.makes_graphs
 
 
 def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so() -> None:
@@ -475,9 +474,9 @@ def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so() -> 
     dataset = actor.collect(actor.receive(plain))
     for learner in (plain, graphed):
         learner.publication()
-        learner.train(dataset, 0, nothing)
+        train_on(learner, dataset)
     torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-4, atol=1e-5)
-    notice = graphed.take_notice()
+    notice = graphed.notice
     assert notice is not None and "--compile=cuda_graph" in notice
 
 
@@ -489,10 +488,10 @@ def test_what_does_not_fit_into_a_graph_runs_plainly() -> None:
         assert not storage.is_capturable
     recurrent = config.model_copy(update={"use_rnn": True})
     learner = OnPolicyLearner(ActorCritic(BOX, recurrent), recurrent, CPU)
-    assert not learner._update_runner.makes_graphs
+    assert learner._graphs is None
     of_two = OnPolicyLearner(ActorCritic(BOX, config), config, CPU, of_ranks)
-    assert not of_two._update_runner.makes_graphs
-    assert OnPolicyLearner(ActorCritic(BOX, config), config, CPU)._update_runner.makes_graphs
+    assert of_two._graphs is None
+    assert OnPolicyLearner(ActorCritic(BOX, config), config, CPU)._graphs is not None
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
@@ -506,7 +505,7 @@ def test_reduced_products_give_nearly_the_same_gradients(spec: EnvSpec) -> None:
         reduced.load_state_dict(exact.state_dict())
         for learner in (exact, reduced):
             learner.publication()
-            assert learner.train(dataset, 0, nothing) is not None
+            assert train_on(learner, dataset) is not None
         cosine = torch.nn.functional.cosine_similarity(exact._gradient, reduced._gradient, dim=0)
         assert cosine > 0.99
     assert dtypes == {torch.bfloat16}
@@ -517,14 +516,14 @@ def test_a_restored_learner_continues_to_the_bit() -> None:
     settings: dict[str, Any] = {"lr_schedule": "kl_adaptive_epoch", "kl_loss_coeff": 0.1}
     learner, actor = make(BOX, **settings)
     for _ in range(2):
-        learner.train(actor.collect(actor.receive(learner)), 0, nothing)
+        train_on(learner, actor.collect(actor.receive(learner)))
     state = learner.state_dict()
     restored, _ = make(BOX, seed=5, **settings)
     restored.load_state_dict(state)
     dataset = actor.collect(actor.receive(learner))
     for each in (learner, restored):
         each.publication()
-        each.train(dataset, 0, nothing)
+        train_on(each, dataset)
     assert torch.equal(learner.publication(), restored.publication())
     assert learner.policy_version == restored.policy_version
     assert learner.state_dict().scalars == restored.state_dict().scalars
@@ -538,7 +537,7 @@ def test_a_checkpoint_of_an_untrained_learner_can_be_restored() -> None:
     dataset = actor.collect(actor.receive(learner))
     for each in (learner, restored):
         each.publication()
-        each.train(dataset, 0, nothing)
+        train_on(each, dataset)
     assert torch.equal(learner.publication(), restored.publication())
 
 
@@ -550,7 +549,7 @@ def test_weights_that_are_not_numbers_are_never_published() -> None:
     published: list[torch.Tensor] = []
     # Two passes of two minibatches, whose steps are left out: nothing but the count of steps is another than it was.
     for num_skipped in (4, 8):
-        assert learner.train(dataset, 0, lambda _: published.append(learner.publication())) is None
+        assert train_on(learner, dataset, 0, lambda _: published.append(learner.publication())) is None
         assert learner.skipped_steps == num_skipped
     after = learner.state_dict()
     for name, _ in learner.model.named_parameters():
@@ -560,7 +559,7 @@ def test_weights_that_are_not_numbers_are_never_published() -> None:
         assert torch.equal(before.optimizer[name], after.optimizer[name]), name
     assert all(torch.isfinite(block).all() for block in published)
     with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
-        learner.train(dataset, 0, nothing)
+        train_on(learner, dataset)
     assert caught.value.is_final
     assert "value_loss inf" in caught.value.details or "value_loss nan" in caught.value.details
     assert "normalized_return: none is finite" in caught.value.details
@@ -572,7 +571,7 @@ def test_one_bad_minibatch_costs_its_own_step_only() -> None:
     dataset = actor.collect(actor.receive(learner))
     dataset.log_prob[0, 0] = float("nan")
     before = learner.state_dict()
-    metrics = learner.train(dataset, 0, nothing)
+    metrics = train_on(learner, dataset)
     after = learner.state_dict()
     assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
     assert learner.skipped_steps == 1
@@ -603,7 +602,7 @@ def test_a_task_is_learned_as_well_at_any_scale_of_rewards() -> None:
         for _ in range(60):
             dataset = actor.collect(actor.receive(learner), first_choice)
             rewards.append(float(dataset.reward.mean()))
-            learner.train(dataset, 0, nothing)
+            train_on(learner, dataset)
         learned.append(sum(rewards[-10:]) / 10)
     assert min(learned) > 0.75  # a third by chance
     assert learned[1] == pytest.approx(learned[2], abs=0.05)
@@ -615,6 +614,6 @@ def test_the_gradient_stays_bounded_through_a_phase_without_reward(num_before: i
     norms = []
     for number in range(num_before + 60):
         reward = first_choice if number < num_before else no_reward
-        norms.append(learner.train(actor.collect(actor.receive(learner), reward), 0, nothing).grad_norm)
+        norms.append(train_on(learner, actor.collect(actor.receive(learner), reward)).grad_norm)
     assert max(norms[num_before:]) < 2.0
     assert float(learner.model.value_head.weight.detach().norm()) < 2.0

@@ -8,7 +8,7 @@ import torch
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
-from asyncrl.learner.publisher import WeightsPublisher
+from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.runtime.processes import RunFailed
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from child_targets import exchange_once
 from critics import with_values
-from datasets import BOX, CHOICE, CPU, Actor, nothing
+from datasets import BOX, CHOICE, CPU, Actor, train_on
 from small_runs import planned, small_arena
 from thread_ranks import ThreadRanks, together
 from torch import Tensor
@@ -32,11 +32,11 @@ from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
 from asyncrl.learner.ranks import Agreement, Ranks, Turn
+from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.statistics import RunningMoments
-from asyncrl.learner.stopping import StopCondition
 from asyncrl.learner.storage import Storage
-from asyncrl.learner.transitions import Transitions
+from asyncrl.learner.worker import StopCondition
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.phases import PhaseTimer
@@ -71,7 +71,7 @@ def train(learner: OnPolicyLearner, *datasets: Dataset) -> LearnerState:
     learner.publication()
     for number, dataset in enumerate(datasets):
         dataset.policy_version[:] = learner.policy_version
-        learner.train(dataset, 100 * number, nothing)
+        train_on(learner, dataset, 100 * number)
         learner.publication()
     return learner.state_dict()
 
@@ -125,7 +125,7 @@ def test_two_ranks_weigh_old_samples_and_value_them_again_as_one_does(spec: EnvS
     def train_late(learner: OnPolicyLearner, own: Dataset) -> tuple[LearnerState, float]:
         learner.publication()
         for _ in range(3):
-            metrics = learner.train(own, 0, nothing)
+            metrics = train_on(learner, own)
             assert metrics is not None
         return learner.state_dict(), metrics.approx_kl
 
@@ -147,12 +147,12 @@ def test_ranks_leave_out_the_same_passes_by_the_divergence_of_all_samples() -> N
         learner = on_policy(BOX, ranks, target_kl=target, **settings)
         flags: list[bool] = []
         learner.publication()
-        learner.train(parts[ranks.rank], 0, flags.append)
+        train_on(learner, parts[ranks.rank], 0, flags.append)
         return len(flags)
 
     learner = on_policy(BOX, Ranks(), **{**settings, "num_epochs": 2})
     learner.publication()
-    metrics = learner.train(dataset, 0, nothing)
+    metrics = train_on(learner, dataset)
     assert metrics is not None
     of_second_pass = 2.0 * metrics.approx_kl  # that of the first is 0
     assert together(2, lambda ranks: passes(ranks, 0.99 * of_second_pass)) == [2, 2]
@@ -338,7 +338,7 @@ def test_a_rank_that_is_done_goes_on_with_the_others_until_all_are() -> None:
 
 
 def test_ranks_end_an_update_after_the_same_pass() -> None:
-    settings = {**PPO, "num_epochs": 6, "num_batches_per_epoch": 2}
+    settings = {**PPO, "num_epochs": 6, "num_batches_per_epoch": 2, "target_kl": None}
     dataset = collect(BOX, settings, ends=False)
 
     def work(ranks: ThreadRanks) -> tuple[Any, LearnerState]:
@@ -352,10 +352,16 @@ def test_ranks_end_an_update_after_the_same_pass() -> None:
                 control.request_stop()
 
         source = SimpleNamespace(
-            num_ready=0, dropped_samples=0, take=lambda *_: own, lag=lambda *_: None, release=lambda: None
+            num_ready=0,
+            dropped_samples=0,
+            take_dataset=lambda *_: [],
+            collect=lambda _: own,
+            lag=lambda *_: None,
+            release=lambda _: None,
         )
         trainer = OnPolicyTrainer(
             learner,
+            source,
             source,
             SimpleNamespace(publish=publish),
             TrainConfig(**settings),

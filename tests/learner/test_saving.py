@@ -10,8 +10,8 @@ import torch
 from full_disk import files_of_at_most
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner import saving
-from asyncrl.learner.saving import CheckpointSaver
+from asyncrl.learner import worker as worker_module
+from asyncrl.learner.worker import CheckpointSaver
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.checkpoint import Checkpoint
 from asyncrl.runtime.processes import RunFailed
@@ -61,7 +61,7 @@ def test_three_failures_in_a_row_end_the_run_and_fewer_do_not(tmp_path: Path) ->
 
 def test_milestones_are_due_at_multiples_of_their_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=lambda: now))
     saver = CheckpointSaver(tmp_path, TrainConfig(save_milestones_s=10.0), 0)
     due = []
     for now in (1009.9, 1013.0, 1019.9, 1020.0, 1041.0, 1049.0, 1050.0):

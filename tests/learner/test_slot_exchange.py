@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 from small_runs import CountingWaker, fill, planned, small_arena
 
-from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.departures import Departures
-from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.control import Departures, RunControl
+from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import SlotState
-from asyncrl.buffers.wake import Waker
-from asyncrl.learner.slot_exchange import SlotExchange
-from asyncrl.learner.slot_ledger import SlotLedger
+from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 
 
 class Exchange:

@@ -179,7 +179,7 @@ def test_columns_cross_datasets_where_a_dataset_is_no_whole_number_of_slots() ->
     assert second == [Columns(slots[1], 2, 4, is_last=True), Columns(slots[2], 0, 4, is_last=True)]
     book.ledger.release(second)
     assert book.slots.state(slots[1]) == book.slots.state(slots[2]) == SlotState.FREE
-    assert book.ledger.num_ready == 0
+    assert len(book.ledger.ready) == 0
 
 
 def test_a_slot_wider_than_a_dataset_serves_several() -> None:

@@ -11,9 +11,9 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrap
 from probe_envs import Sentinel
 from tensor_envs import AsTensors
 
+from asyncrl.buffers.replay import StepRows
 from asyncrl.envs.spaces import read_spec
 from asyncrl.on_device.env_group import TensorEnvGroup
-from asyncrl.rollout.env_group import StepRows
 from asyncrl.rollout.failures import EnvironmentCallFailed, WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 

@@ -14,7 +14,7 @@ import torch
 from small_runs import BOX, CHOICE, FakeActions, ScriptedEnv, planned, small_arena
 
 import asyncrl
-from asyncrl.algorithms.gae import gae
+from asyncrl.algorithms.losses import gae
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
@@ -30,7 +30,7 @@ from asyncrl.rollout.failures import (
     Renewal,
     WrongObservation,
 )
-from asyncrl.rollout.split import Split
+from asyncrl.rollout.worker import Split
 
 GO, TERMINATED, TRUNCATED, BOTH = (False, False), (True, False), (False, True), (True, True)
 
@@ -77,7 +77,7 @@ class Filled:
         self.slots.grant(slot, 0)
         self.split.begin(slot)
         num_steps = 0
-        while not self.split.needs_slot:
+        while self.split.slot is not None:
             num_steps += self.split.advance()[0]
         self.slots.take(slot)
         return num_steps

@@ -6,11 +6,10 @@ import pytest
 from small_runs import BOX, CountingWaker, FakeActions, ScriptedEnv, planned, small_arena
 
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.rings import IndexRing
+from asyncrl.buffers.messages import IndexRing
 from asyncrl.buffers.slots import SlotState, SlotStateError
 from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.split import Split
-from asyncrl.rollout.worker import WAIT_S, RolloutWorker
+from asyncrl.rollout.worker import WAIT_S, RolloutWorker, Split
 
 ROLLOUT = 2
 
@@ -88,7 +87,7 @@ def test_a_slot_is_handed_over_when_its_last_row_has_a_value_and_not_before() ->
     run.worker.poll()
     assert (run.slots.state(4), run.ready.pop_all(), run.learner.count) == (SlotState.READY, [4], 1)
     run.slots.take(4)
-    assert run.splits[2].needs_slot
+    assert run.splits[2].slot is None
     assert not run.splits[2].can_advance
 
 

@@ -17,13 +17,13 @@ from small_runs import planned, small_arena
 from unavoidable import needs_envpool
 
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.replay import StepRows
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.making import look_at_vectorized, make_run_vector_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
-from asyncrl.rollout.env_group import StepRows
 from asyncrl.rollout.failures import FailureLog, Renewal, WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 

@@ -13,22 +13,20 @@ import numpy as np
 import pytest
 import torch
 from command import Command
-from datasets import BOX, CHOICE, Actor, nothing
+from datasets import BOX, CHOICE, Actor, train_on
 from small_runs import planned, small_arena
 from unavoidable import needs_cuda
 
 from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.pinning import pin_arena
-from asyncrl.buffers.wake import Waker
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.batcher import Batcher
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.device_slots import DeviceSlots
+from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.replay_sampler import to_device
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.learner.transfer import to_device
 from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.device_acting import DeviceActor
@@ -48,10 +46,10 @@ def test_slots_are_page_locked_and_reach_the_device_as_they_are() -> None:
     plan = planned(batch_size=12, num_workers=3, num_envs_per_worker=3)
     arena, slots = small_arena(plan)
     assert pin_arena(arena, Owner())
-    on_device, on_host = DeviceSlots(slots, CUDA, arena), DeviceSlots(slots)
+    on_device = DeviceSlots(slots, CUDA, arena)
     random = np.random.default_rng(0)
     names = [field.name for field in dataclasses.fields(Dataset)]
-    batchers = [Batcher(each, columns_per_dataset=4) for each in (on_device, on_host)]
+    batchers = [Batcher(slots, columns_per_dataset=4, copies=copies) for copies in (on_device, None)]
     for start in (0, 1):
         for name in names:
             array = getattr(slots, name)
@@ -131,13 +129,11 @@ def test_updates_as_graphs_equal_plain_ones(spec: EnvSpec, precision: Any) -> No
     for number in range(8):
         dataset = actor.collect(actor.receive(plain), shift=float(number))
         graphed.publication()
-        found, expected = (
-            dataclasses.astuple(each.train(dataset, 100_000 * number, nothing)) for each in (graphed, plain)
-        )
+        found, expected = (dataclasses.astuple(train_on(each, dataset, 100_000 * number)) for each in (graphed, plain))
         assert found == pytest.approx(expected, rel=1e-2, abs=1e-3)
         torch.testing.assert_close(graphed.publication(), plain.publication(), rtol=1e-3, atol=1e-4)
-    assert graphed.take_notice() is None
-    assert graphed._update_runner.makes_graphs
+    assert graphed.notice is None
+    assert graphed._graphs is not None and graphed._graphs.makes_graphs
 
 
 def test_inference_whose_graph_fails_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:

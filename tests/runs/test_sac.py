@@ -13,6 +13,7 @@ from replay_checks import checking_learner_main, slow_learner_main
 from run_helper import SMALL, FinishedRun, run
 
 from asyncrl.envs.actions import ActionAdapter
+from asyncrl.evaluation.episodes import evaluate
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sac import SacActor
@@ -112,6 +113,43 @@ def test_a_contextual_bandit_is_solved(tmp_path: Path) -> None:
     finished = run(tmp_path, "async-local", "ContextualBandit", **{**SAC, "ent_coef": 0.05})
     policy = load_policy(Path(finished.outcome.checkpoint))
     assert policy.act(np.eye(2), deterministic=True).tolist() == [0, 1]
+
+
+def mean_return(finished: FinishedRun, episodes: int = 40) -> float:
+    assert finished.outcome.checkpoint is not None
+    policy = load_policy(Path(finished.outcome.checkpoint))
+    return evaluate(policy, episodes=episodes, deterministic=True).mean_reward
+
+
+@pytest.mark.parametrize("mode", ["serial", "async-central"])
+def test_only_allowed_ones_of_several_choices_are_taken(mode: str, tmp_path: Path) -> None:
+    # The environment raises at an action that its mask forbids, in the warm-up as well.
+    finished = run(tmp_path, mode, "space_envs:Masked-v0", **{**SAC, "ent_coef": 0.01})
+    assert mean_return(finished) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("mode", ["serial", pytest.param("async-central", marks=pytest.mark.long)])
+def test_an_image_and_a_vector_are_answered_by_a_choice_and_a_number(mode: str, tmp_path: Path) -> None:
+    small = {"encoder_conv_mlp_layers": [32], "encoder_mlp_layers": [32], "train_for_env_steps": 1400}
+    more = {"gamma": 0.0, "ent_coef": 0.005, "learning_rate": 0.003, "updates_per_env_step": 0.4}
+    finished = run(tmp_path, mode, "space_envs:SeeAndTell-v0", **{**SAC, **small, **more})
+    assert mean_return(finished) > 0.85  # of 1; without the image 0.75 at best
+
+
+@pytest.mark.parametrize("network", ["encoder", "model"])
+def test_networks_of_a_users_own_are_trained(network: str, tmp_path: Path) -> None:
+    settings = {**SAC, "ent_coef": 0.05, "import_modules": ["own_networks"], network: f"sac_{network}"}
+    finished = run(tmp_path, "async-local", "ContextualBandit", **settings)
+    content = checkpoint.load(Path(finished.outcome.checkpoint))
+    assert any(name.startswith("encoder.scale") for name in content.model)
+    policy = load_policy(Path(finished.outcome.checkpoint))
+    assert policy.act(np.eye(2), deterministic=True).tolist() == [0, 1]
+
+
+def test_hogwild_workers_share_networks_of_any_kind(tmp_path: Path) -> None:
+    settings = {**SAC, "ent_coef": 0.01, "backend": "hogwild", "num_workers": 2}
+    finished = run(tmp_path, "async-local", "space_envs:Masked-v0", **settings)
+    assert mean_return(finished) > 0.9
 
 
 @pytest.mark.parametrize("ratio", [0.25, 4.0])

@@ -1,0 +1,161 @@
+"""How processes tell each other of work: rings of numbers, wake-ups, and requests for actions.
+
+**Rings.** A lock-free ring of integers has one producer and one consumer. `tail` is written by the producer alone and
+`head` by the consumer alone; an item is written before the tail that covers it. Each store is one aligned 8-byte write,
+and x86-64 keeps the order of stores, so the consumer never sees a tail whose items are not there. A process killed at
+any instruction leaves the ring usable by the other side.
+
+**Wake-ups.** One eventfd (elsewhere a pipe) for each consumer, made before any process starts, so a restarted process
+needs nothing from its peers. A wake-up is a hint: it is sent after the data was written, and a waiting process looks at
+its rings again when it was woken and when its timeout has passed.
+
+**Requests.** They say which split waits for an action on which row of which slot. The worker writes slot and row, then
+the request's number; the server writes the action into the slot, then the answer's number. A request is open exactly
+while the answer's number is smaller, so after any death both sides can tell from these words alone what is open, and no
+request is answered twice.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from multiprocessing import reduction
+from typing import Any
+
+from asyncrl.buffers.arena import Arena, ArraySpec
+
+
+class IndexRing:
+    """Integers in order, through the arena. Holds at most `capacity` of them."""
+
+    def __init__(self, arena: Arena, name: str) -> None:
+        """Views the ring `name` whose arrays `ring_specs` described."""
+        self._items = arena.words(f"{name}.items")
+        self._head = arena.words(f"{name}.head")
+        self._tail = arena.words(f"{name}.tail")
+        self._capacity = len(self._items)
+
+    def push(self, item: int) -> None:
+        """Appends an item (producer).
+
+        Raises:
+            OverflowError: the ring is full, which its capacity is chosen to exclude.
+        """
+        tail = self._tail[0]
+        if tail - self._head[0] >= self._capacity:
+            raise OverflowError(f"ring is full with {self._capacity} items")
+        self._items[tail % self._capacity] = item
+        self._tail[0] = tail + 1
+
+    def pop_all(self) -> list[int]:
+        """Takes all items that are there, oldest first (consumer)."""
+        head, tail = self._head[0], self._tail[0]
+        if head == tail:
+            return []
+        items = [self._items[position % self._capacity] for position in range(head, tail)]
+        self._head[0] = tail
+        return items
+
+
+def ring_specs(name: str, capacity: int) -> list[ArraySpec]:
+    """Arrays of a ring, each on cache lines of its own."""
+    return [
+        ArraySpec(f"{name}.items", "int64", (capacity,)),
+        ArraySpec(f"{name}.head", "int64", (1,)),
+        ArraySpec(f"{name}.tail", "int64", (1,)),
+    ]
+
+
+class Waker:
+    """Wakes the one process that waits on it; any number of processes may send."""
+
+    def __init__(self, read_fd: int | None = None, write_fd: int | None = None) -> None:
+        """Makes a new waker; the arguments are for the copy in a child."""
+        if read_fd is None or write_fd is None:
+            read_fd, write_fd = _new_descriptors()
+        self._read_fd = read_fd
+        self._write_fd = write_fd
+
+    def wake(self) -> None:
+        """Ends the present or the next `wait` of the consumer."""
+        try:
+            os.write(self._write_fd, b"\1\0\0\0\0\0\0\0")
+        except BlockingIOError:
+            return  # as many wake-ups as fit are pending: the consumer wakes anyway
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until woken or until the timeout has passed; takes all pending wake-ups.
+
+        Returns:
+            Whether it was woken.
+        """
+        if not select.select([self._read_fd], [], [], timeout_s)[0]:
+            return False
+        try:
+            os.read(self._read_fd, 4096)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Closes this process's descriptors."""
+        os.close(self._read_fd)
+        if self._write_fd != self._read_fd:
+            os.close(self._write_fd)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        read = reduction.DupFd(self._read_fd)
+        write = read if self._write_fd == self._read_fd else reduction.DupFd(self._write_fd)
+        return _rebuild_waker, (read, write)
+
+
+def _rebuild_waker(read: Any, write: Any) -> Waker:
+    read_fd = read.detach()
+    return Waker(read_fd, read_fd if write is read else write.detach())
+
+
+def _new_descriptors() -> tuple[int, int]:
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return fd, fd
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(read_fd, False)
+    os.set_blocking(write_fd, False)
+    return read_fd, write_fd
+
+
+class RequestTable:
+    """One request at a time for each split."""
+
+    def __init__(self, arena: Arena) -> None:
+        """Views the words of all splits."""
+        self._request_seq = arena.words("splits.request_seq")
+        self._response_seq = arena.words("splits.response_seq")
+        self._slot = arena.words("splits.request_slot")
+        self._row = arena.words("splits.request_row")
+
+    def is_open(self, split_idx: int) -> bool:
+        """Whether the split waits for an answer."""
+        return bool(self._response_seq[split_idx] < self._request_seq[split_idx])
+
+    def ask(self, split_idx: int, slot: int, row: int) -> None:
+        """Asks for actions on a row whose observations are written (worker)."""
+        if self.is_open(split_idx):
+            raise RuntimeError(f"split {split_idx} asked again before it was answered")
+        self._slot[split_idx] = slot
+        self._row[split_idx] = row
+        self._request_seq[split_idx] += 1
+
+    def open_request(self, split_idx: int) -> tuple[int, int] | None:
+        """Slot and row of the split's open request, None if there is none (server)."""
+        if not self.is_open(split_idx):
+            return None
+        return int(self._slot[split_idx]), int(self._row[split_idx])
+
+    def close(self, split_idx: int) -> None:
+        """Ends the request of a split whose worker died, if one is open (server)."""
+        self._response_seq[split_idx] = self._request_seq[split_idx]
+
+    def answer(self, split_idx: int) -> None:
+        """Says that the actions are written (server)."""
+        self._response_seq[split_idx] = self._request_seq[split_idx]

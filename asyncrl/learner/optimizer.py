@@ -1,0 +1,184 @@
+"""Adam on flat tensors, the schedules of its learning rate, and the steps that are left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.runtime.processes import RunFailed
+
+
+class FlatAdam:
+    """Steps a few tensors down their gradients. Its call costs half of what the class in `torch.optim` takes.
+
+    Attributes:
+        parameters: what is stepped, each `[N]`.
+        exp_avgs, exp_avg_sqs: Adam's moments, one for each.
+        steps: float32 scalars, how many steps each has made.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+        config: TrainConfig,
+        moments: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
+    ) -> None:
+        """Prepares for steps.
+
+        Args:
+            parameters: what is stepped.
+            gradients: what is read at each step, one for each parameter.
+            config: learning rate apart, Adam's settings.
+            moments: `exp_avgs` and `exp_avg_sqs`, in whatever memory; zeros of its own if not given.
+        """
+        self.parameters = list(parameters)
+        if moments is None:
+            moments = [torch.zeros_like(p) for p in parameters], [torch.zeros_like(p) for p in parameters]
+        self.exp_avgs, self.exp_avg_sqs = (list(tensors) for tensors in moments)
+        self.steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in self.parameters]
+        self._gradients = list(gradients)
+        self._config = config
+
+    def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
+        """Takes one step (Kingma and Ba 2015, arXiv:1412.6980).
+
+        Args:
+            learning_rate: its size.
+            found_inf: float32 scalar on the parameters' device; where it is 1 the step is left out, and not counted.
+        """
+        torch._foreach_add_(self.steps, 1.0)
+        torch._fused_adam_(
+            self.parameters,
+            self._gradients,
+            self.exp_avgs,
+            self.exp_avg_sqs,
+            [],
+            self.steps,
+            found_inf=found_inf,
+            amsgrad=False,
+            beta1=self._config.adam_beta1,
+            beta2=self._config.adam_beta2,
+            lr=learning_rate,
+            weight_decay=0.0,
+            eps=self._config.adam_eps,
+            maximize=False,
+        )
+        torch._foreach_sub_(self.steps, [found_inf] * len(self.steps))
+
+
+_FACTOR = 1.5
+_TOLERANCE = 2.0
+
+
+class LearningRate:
+    """The learning rate of the next optimizer step.
+
+    The adaptive schedules are those of Sample Factory (and rl_games): divide by 1.5 where the KL divergence is above
+    twice the threshold, multiply by 1.5 where it is below half of it.
+
+    Attributes:
+        value: the rate.
+        is_adaptive: whether the schedule needs the KL divergences.
+    """
+
+    def __init__(self, config: TrainConfig, num_ranks: int = 1) -> None:
+        self._config = config
+        self._scale: float = {"none": 1.0, "linear": float(num_ranks), "sqrt": math.sqrt(num_ranks)}[config.scale_lr]
+        self.value = config.learning_rate * self._scale
+        self.is_adaptive = config.lr_schedule in ("kl_adaptive_minibatch", "kl_adaptive_epoch")
+
+    def start_dataset(self, env_steps_before: int) -> None:
+        """Follow the linear schedule to 0 at `train_for_env_steps`; a dataset is trained at one rate."""
+        if self._config.lr_schedule == "linear_decay":
+            remaining = max(0.0, 1.0 - env_steps_before / self._config.train_for_env_steps)
+            self.value = self._config.learning_rate * self._scale * remaining
+
+    def follow(self, config: TrainConfig) -> None:
+        """Takes a new `learning_rate` if that has changed; schedules continue from it."""
+        if config.learning_rate != self._config.learning_rate:
+            self.value = config.learning_rate * self._scale
+        self._config = config
+
+    def go_on_with(self, of_one_rank: float) -> None:
+        """Takes over `of_one_rank` of a checkpoint, which knows nothing of how many ranks go on with it."""
+        self.value = of_one_rank * self._scale
+
+    @property
+    def of_one_rank(self) -> float:
+        """The rate without the factor that `scale_lr` gives it for the number of ranks."""
+        return self.value / self._scale
+
+    def after_minibatch(self, kl: Tensor) -> None:
+        """Adapt to the KL divergence of one minibatch."""
+        if self._config.lr_schedule == "kl_adaptive_minibatch":
+            self._adapt(kl)
+
+    def after_epoch(self, kls: list[Tensor]) -> None:
+        """Adapt to the mean KL divergence of an epoch's minibatches."""
+        if self._config.lr_schedule == "kl_adaptive_epoch":
+            self._adapt(torch.stack(kls).mean())
+
+    def _adapt(self, kl: Tensor) -> None:
+        divergence, target = float(kl), self._config.lr_schedule_kl_threshold
+        if divergence > _TOLERANCE * target:
+            self.value = max(self.value / _FACTOR, self._config.lr_adaptive_min)
+        elif divergence < target / _TOLERANCE:
+            self.value = min(self.value * _FACTOR, self._config.lr_adaptive_max)
+
+
+def is_bad(figures: Tensor) -> Tensor:
+    """1.0 if one of the figures is not finite and 0.0 otherwise, as a float32 scalar that stays on its device.
+
+    An optimizer that is given it as `found_inf` leaves the step out, without anybody having to wait for the device.
+    """
+    return torch.isfinite(figures).all().logical_not().float()
+
+
+class SkippedSteps:
+    """Counts the steps that were left out.
+
+    Attributes:
+        total: how many there were.
+    """
+
+    def __init__(self, most_in_a_row: int) -> None:
+        """Allows fewer than `most_in_a_row` without one that was taken between them."""
+        self.total = 0
+        self._most_in_a_row = most_in_a_row
+        self._in_a_row = 0
+
+    def note(self, were_taken: Sequence[bool]) -> bool:
+        """Adds steps in their order, True for those that were taken; returns whether training does not recover."""
+        for was_taken in were_taken:
+            self._in_a_row = 0 if was_taken else self._in_a_row + 1
+            self.total += not was_taken
+        return self._in_a_row >= self._most_in_a_row
+
+    def diagnosis(self, figures: Mapping[str, float], samples: Mapping[str, Tensor]) -> RunFailed:
+        """What to end the run with.
+
+        Args:
+            figures: losses and norms of the last step that was skipped.
+            samples: what it was computed from, and the weights.
+        """
+        listed = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        return RunFailed(
+            f"training has diverged: {self._in_a_row} optimizer steps in a row were skipped because loss or gradient "
+            "were not finite. Lower --learning_rate, or check the ranges of the training data below; the "
+            "newest checkpoint is not affected",
+            "\n".join([f"the last of these steps: {listed}", *(_describe(*item) for item in samples.items())]),
+            is_final=True,
+        )
+
+
+def _describe(name: str, values: Tensor) -> str:
+    values = values.detach().float().flatten()
+    finite = values[torch.isfinite(values)]
+    span = f"{finite.min():.4g} to {finite.max():.4g}" if len(finite) > 0 else "none is finite"
+    lost = len(values) - len(finite)
+    return f"{name}: {span}" + (f", and {lost} of {len(values)} are not finite" if lost else "")
