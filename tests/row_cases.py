@@ -24,6 +24,8 @@ _ON_POLICY: dict[str, Any] = {
     "normalize_input": True,
     "normalize_returns": True,
 }
+# All passes are made, over log-probabilities as the workers wrote them.
+_PPO: dict[str, Any] = {**_ON_POLICY, "ppo_objective": "clip", "target_kl": None}
 _A2C: dict[str, Any] = {**_ON_POLICY, "backend": "hogwild", "algo": "a2c", "num_epochs": 1}
 _SAC: dict[str, Any] = {
     "algo": "sac",
@@ -39,7 +41,7 @@ _SAC: dict[str, Any] = {
     "train_for_env_steps": 1000,
 }
 LEARNERS: dict[str, dict[str, Any]] = {
-    "ppo": _ON_POLICY,
+    "ppo": _PPO,
     "sac": {**_SAC, "save_replay": True},
     "a2c-synced": {**_A2C, "hogwild_mode": "synced"},
     "a2c-shared": {**_A2C, "hogwild_mode": "shared"},

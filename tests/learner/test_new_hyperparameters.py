@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from critics import with_values
-from datasets import BOX, CPU, MASKED, Actor
+from datasets import BOX, CPU, MASKED, Actor, train_on
 from transitions import draw
 
 from asyncrl.config.hyperparameters import Hyperparameters
@@ -47,7 +47,7 @@ def train_ppo(spec: EnvSpec, new: dict[str, Any], old: dict[str, Any]) -> Learne
     actor = Actor(spec, config)
     dataset = actor.collect(actor.receive(learner), lambda obs, action: obs[..., 0])
     learner.set_hyperparameters(Hyperparameters(**new))
-    learner.train(dataset, 0, lambda is_last: False)
+    train_on(learner, dataset)
     return learner.state_dict()
 
 
