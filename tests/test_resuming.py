@@ -110,6 +110,15 @@ def test_what_the_algorithm_does_not_read_may_change_on_the_way(tmp_path: Path) 
     assert resuming.find_problems(load_again(folder, "--critic_layer_norm=True")) != []
 
 
+def test_a_run_of_a_version_without_a_target_divergence_keeps_its_objective_and_all_passes(folder: RunFolder) -> None:
+    lines = folder.config.read_text().splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith(("ppo_objective", "target_kl"))]
+    assert len(older) == len(lines) - 2
+    folder.config.write_text("".join(older))
+    config = load_again(folder).config
+    assert (config.ppo_objective, config.target_kl) == ("clip", None)
+
+
 def test_a_run_of_a_version_without_units_of_actions_goes_on_with_raw_ones(folder: RunFolder) -> None:
     lines = folder.config.read_text().splitlines(keepends=True)
     older = [line for line in lines if not line.startswith("action_unit")]

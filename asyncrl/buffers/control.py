@@ -162,6 +162,11 @@ class RunControl:
         """How many dicts were sent to the environments."""
         return self._training_info[0]
 
+    @property
+    def newest_training_info(self) -> Mapping[str, Any] | None:
+        """What environments that are made now are given before their first reset; None if nothing was sent."""
+        return self.read_training_info()[1] if self.num_training_infos > 0 else None
+
     def read_training_info(self) -> tuple[int, Any]:
         """The number of the newest dict that was sent to the environments, at least 1, and the dict."""
         while True:

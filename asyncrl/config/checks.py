@@ -334,7 +334,7 @@ def _lag(plan: ResourcePlan) -> Iterator[Problem]:
         yield Problem(("fixed_lag", "debug_forced_lag"), text, ("--fixed_lag=False", "--debug_forced_lag=0"))
     elif plan.fixed_lag and plan.max_policy_lag < plan.steady_lag_bound:
         text = (
-            f"--fixed_lag=True makes every sample {plan.steady_lag_bound} optimizer steps old, but "
+            f"--fixed_lag=True makes samples {plan.steady_lag_bound} optimizer steps old, but "
             f"--max_policy_lag={plan.max_policy_lag} drops samples of that age: nothing would be trained."
         )
         yield Problem(("fixed_lag", "max_policy_lag"), text, (f"--max_policy_lag={plan.steady_lag_bound}",))

@@ -44,7 +44,7 @@ OF_ONE_START = ("train_dir", "experiment", "restart_behavior", "train_for_second
 them."""
 
 
-_BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw"}
+_BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw", "ppo_objective": "clip", "target_kl": None}
 """Values for saved settings that lack a name, where the behaviour then is not today's default."""
 
 
@@ -295,7 +295,7 @@ class TrainConfig(BaseModel):
     value_loss_coeff: NonNegativeFloat = _setting(0.5, "learning", "weight of the value loss")
     entropy_loss_coeff: NonNegativeFloat = _setting(0.0, "learning", "weight of the entropy bonus")
     kl_loss_coeff: NonNegativeFloat = _setting(
-        0.0, "learning", "weight of the penalty on the KL divergence from the policy that acted"
+        0.0, "learning", "weight of the penalty on the KL divergence from the policy in the ratio (ppo_objective)"
     )
     target_kl: PositiveFloat | None = _setting(
         0.04,

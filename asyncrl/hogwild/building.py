@@ -149,6 +149,8 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
     actions = OwnActions(act, slots, lambda: learner.policy_version)
     failures = FailureLog(worker_idx, setup.config, setup.control)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
+    if (info := setup.control.newest_training_info) is not None:
+        group.set_training_info(info)
     return HogwildA2cWorker(
         parts,
         split=Split(0, group, slots, actions, parts.phases),
@@ -178,6 +180,8 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, parts: WorkerParts) -
     )
     failures = FailureLog(worker_idx, setup.config, setup.control)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
+    if (info := setup.control.newest_training_info) is not None:
+        group.set_training_info(info)
     return HogwildSacWorker(
         parts,
         split=ReplaySplit(0, group, stripes, actions, parts.phases),

@@ -213,19 +213,23 @@ class Agreement:
         """Whether to save now: rank 0 decides, and the others hear of it with their next turn."""
         if self.ranks.num_ranks == 1:
             return is_due
-        self._wants_to_save = is_due and self.ranks.rank == 0
         due, self._are_to_save = self._are_to_save, False
+        # A wish stays until a turn has carried it; the save that it led to grants it.
+        self._wants_to_save = self.ranks.rank == 0 and not due and (self._wants_to_save or is_due)
         return due
 
     def take_hyperparameters(self) -> Hyperparameters | None:
         """The values that an observer has changed, where there are no other ranks to hear of them in their turn."""
-        new_values = None if self._control is None else self._control.take_hyperparameters()
+        new_values = self._requested_values()
         if new_values is not None:
             self.hyperparameters = self.hyperparameters.updated_by(new_values)
         return new_values
 
+    def _requested_values(self) -> Hyperparameters | None:
+        return None if self._control is None else self._control.take_hyperparameters()
+
     def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
-        new_values = None if ends or self._control is None else self._control.take_hyperparameters()
+        new_values = None if ends or self.ranks.rank > 0 else self._requested_values()
         flags = [ends, is_interrupted, self._wants_to_save, new_values is not None, is_done]
         rows = self.ranks.gather([*flags, num_updates, env_steps])
         all_end, all_interrupted, saves, changes, all_done, all_updates, steps = zip(*rows, strict=True)

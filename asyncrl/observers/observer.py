@@ -181,7 +181,8 @@ class Run:
             try:
                 getattr(observer, name)(self, *args, **named)
             except Exception as error:
-                self._observers.remove(observer)
+                if observer in self._observers:  # it may have failed in another event meanwhile
+                    self._observers.remove(observer)
                 self._listeners = {}
                 text = f"the callback {type(observer).__name__} failed: {type(error).__name__}: {error}"
                 if self.failure is None:

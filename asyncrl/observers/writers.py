@@ -42,8 +42,12 @@ class RecordWriter(Observer):
 
     def on_end(self, run: Run, summary: Summary) -> None:
         """Closes the file."""
-        if not self.is_off:
+        if self.is_off:
+            return
+        try:
             self.close()
+        except Exception as error:  # as above
+            run.say(f"{self.name} could not be closed: {type(error).__name__}: {error}")
 
 
 class JsonLines(RecordWriter):

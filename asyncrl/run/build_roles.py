@@ -91,9 +91,9 @@ def build_rollout_worker(
         split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed, setup.seed_steps, failures)
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
-    if setup.control.num_training_infos > 0:  # before the first episodes begin
+    if (info := setup.control.newest_training_info) is not None:
         for group in groups.values():
-            group.set_training_info(setup.control.read_training_info()[1])
+            group.set_training_info(info)
     if plan.replay is not None:
         stripes = ReplayStripes(arena)
         if setup.steps_at_restart is not None:
@@ -215,6 +215,8 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[Learner
     group = TensorEnvGroup(
         env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.action_mapping, device
     )
+    if (info := setup.control.newest_training_info) is not None:
+        group.set_training_info(info)
     seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
     worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
     stopping = _stop_condition(setup, saved)

@@ -64,15 +64,21 @@ def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
         send: takes the roles' reports.
         turn: called again and again; returns whether the run is to finish.
     """
-    result = _run_serial_part(setup, send, turn)
-    while isinstance(result, Path):
-        setup.arena.close()  # each part has one of its own
-        part = setup.continued(result)
-        try:
+    part = setup
+    try:
+        result = _run_serial_part(part, send, turn)
+        while isinstance(result, Path):
+            pending, info = part.control.take_hyperparameters(), part.control.newest_training_info
+            part.arena.close()  # each part has one of its own
+            part = setup.continued(result)
+            if pending is not None:
+                part.control.set_hyperparameters(pending)
+            if info is not None:
+                part.control.send_training_info(RunControl.packed(info))
             result = _run_serial_part(part, send, turn)
-        finally:
-            part.arena.close()
-    return result
+        return result
+    finally:
+        part.arena.close()
 
 
 def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome | Path:

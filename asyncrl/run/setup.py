@@ -137,5 +137,5 @@ def state_to_begin_with(setup: RunSetup) -> LearnerState | None:
         saved, is_same = checkpoint.load(Path(config.init_from)), False
     else:
         return None
-    scalars = dict(saved.state) if is_same else {**saved.state, "learning_rate": config.learning_rate}
+    scalars = dict(saved.state) if is_same else {**saved.state, "learning_rate": setup.learner_config.learning_rate}
     return LearnerState(dict(saved.model), dict(saved.optimizer), scalars)

@@ -326,6 +326,18 @@ def test_ranks_take_turns_save_and_end_together() -> None:
     assert second == [*shared, True, True, 12]
 
 
+def test_a_save_that_was_asked_for_waits_for_the_next_turn_and_is_made_once() -> None:
+    def work(ranks: ThreadRanks) -> list[bool]:
+        agreement, saves = Agreement(ranks), []
+        saves += [agreement.should_save(is_due=ranks.rank == 0), agreement.should_save(is_due=False)]
+        for is_due in (True, False, False):  # what is due is so until it was saved
+            agreement.take_turn(1, 10)
+            saves.append(agreement.should_save(is_due and ranks.rank == 0))
+        return saves
+
+    assert together(2, work) == [[False, False, True, False, False]] * 2
+
+
 def test_a_rank_that_is_done_goes_on_with_the_others_until_all_are() -> None:
     def work(ranks: ThreadRanks) -> list[Turn]:
         agreement = Agreement(ranks)

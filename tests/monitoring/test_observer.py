@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameter
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.observers.observer import Observer, Run
+from asyncrl.observers.writers import RecordWriter
 
 RUN_CONFIG = TrainConfig(env="CartPole-v1", learning_rate=0.1)
 
@@ -74,6 +76,40 @@ def test_the_newest_dict_is_what_environments_get_and_a_run_that_starts_again_se
 def test_a_dict_that_cannot_be_sent_is_refused_at_once(run: Run, info: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         run.set_training_info(info)
+
+
+def test_one_that_fails_while_it_says_something_fails_once() -> None:
+    class Fails(Observer):
+        def on_message(self, run: Run, text: str) -> None:
+            raise ValueError("first")
+
+        def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
+            run.say("something")
+            raise ValueError("second")
+
+    run = Run([Fails()])
+    run.notify(Observer.on_episode, EpisodeRecord(1.0, 1))
+    assert run.failure is not None
+    assert str(run.failure.__cause__) == "first"
+
+
+def test_a_file_that_cannot_be_closed_is_said_and_does_not_fail_the_run() -> None:
+    class Full(RecordWriter):
+        def close(self) -> None:
+            raise OSError("no space left")
+
+    class Listens(Observer):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def on_message(self, run: Run, text: str) -> None:
+            self.said.append(text)
+
+    listening = Listens()
+    run = Run([Full(), listening])
+    run.notify(Observer.on_end, mock.Mock())
+    assert run.failure is None
+    assert listening.said == ["Full could not be closed: OSError: no space left"]
 
 
 def test_one_that_raises_is_not_called_again_and_the_others_are() -> None:

@@ -289,6 +289,18 @@ def test_new_hyperparameters_are_taken_published_saved_and_resumed(tmp_path: Pat
     assert newest_scalars(changed)["train/learning_rate"] == pytest.approx(0.002)
 
 
+def test_hyperparameters_and_messages_outlast_the_parts_of_a_repeatable_run(tmp_path: Path) -> None:
+    noting = Noting(
+        start=lambda run, _: run.set_training_info({"reward": 1.0}),
+        checkpoint=once(lambda run, _: run.set_hyperparameters(Hyperparameters(learning_rate=1e-5))),
+    )
+    resets = {"serial_mode": True, "async_rl": False, "checkpoint_resets": True, "save_every_env_steps": 500}
+    result = train(tmp_path, noting, env=Told, **resets)
+    assert len(noting.of("checkpoint")) > 2
+    assert newest_scalars(result)["train/learning_rate"] == pytest.approx(1e-5)
+    assert min(episode.episode_return for episode in noting.of("episode")) == 5.0, "no part begins without the message"
+
+
 def test_hyperparameters_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
     refused = []
 
