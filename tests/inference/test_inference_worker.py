@@ -127,7 +127,7 @@ def test_news_of_a_request_that_was_answered_already_changes_nothing() -> None:
 def test_a_lone_request_waits_for_company_until_each_client_has_asked() -> None:
     service = Service(max_wait_s=1000.0)
     service.ask(0, slot=1, row=0)
-    assert 0.0 < service.worker.poll() <= 1000.0
+    assert 0.0 < service.worker.poll() <= 1000.0 + 1e-6  # a difference of clock readings, rounded
     assert service.policy.answered == []
     service.ask(5, slot=2, row=0)
     assert service.worker.poll() == 0.0
