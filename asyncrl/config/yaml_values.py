@@ -52,7 +52,7 @@ _Loader.add_constructor("tag:yaml.org,2002:null", _construct_null)
 
 
 def read_scalar(text: str, setting: Setting) -> Any:
-    """Reads the text of a flag: unchanged for a text setting unless it is none, as a YAML value otherwise.
+    """Reads the text of a flag: unchanged for a text setting unless the text is `none`, as a YAML value otherwise.
 
     Raises:
         UsageError: the text is no YAML value, such as an unclosed bracket.

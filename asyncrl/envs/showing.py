@@ -129,9 +129,7 @@ def _has_screen() -> bool:
 
 def _check_screen() -> None:
     if not _has_screen() and "SDL_VIDEODRIVER" not in os.environ:
-        raise UsageError(
-            "--render needs a screen, and there is none (DISPLAY is not set). --video=FOLDER records the episodes."
-        )
+        raise UsageError("--render needs a screen: DISPLAY is not set. --video=FOLDER records the episodes.")
 
 
 @functools.cache

@@ -221,15 +221,14 @@ class OffPolicyLearner:
         self._inputs = torch.empty(0)
         self._rate = torch.zeros((), dtype=own, device=device)
         self._graphs: UpdateRunner | None = None
-        self._has_graphs = storage.is_capturable and makes_graphs(config.compile, device)
-        if self._has_graphs:
+        if storage.is_capturable and makes_graphs(config.compile, device):
             self._graphs = UpdateRunner(self._update, config.compile, device)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next update on; a captured graph holds the old ones."""
         self._config = new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
-        if self._has_graphs:
+        if self._graphs is not None:
             self._graphs = UpdateRunner(self._update, self._config.compile, self.device)
 
     @property
@@ -326,7 +325,7 @@ class OffPolicyLearner:
             self._generator.set_state(generator)
         self._refresh_copies()
         self.policy_version = int(state.scalars["policy_version"])
-        self._learning_rate.go_on_with(float(state.scalars["learning_rate"]))
+        self._learning_rate.resume(float(state.scalars["learning_rate"]))
         self._obs_moments.count = int(state.scalars["obs_count"])
 
     def _settings_of_its_own(self, state: LearnerState) -> set[str]:

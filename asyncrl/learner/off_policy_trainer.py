@@ -120,7 +120,7 @@ class OffPolicyTrainer:
             self._waker.wait(timeout_s)
             self._phases.charge(Phase.WAIT_SAMPLES)
         elif agreement.ranks.num_ranks > 1:
-            # How many updates all ranks make now. A rank that has none due goes on with the others.
+            # How many updates all ranks make now. A rank without due updates makes as many as the others.
             turn = agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
             self._phases.charge(Phase.WAIT_RANKS)
             num_updates, new_values = 0 if turn.is_over else turn.num_updates, turn.new_values

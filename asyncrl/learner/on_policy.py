@@ -356,7 +356,7 @@ class OnPolicyLearner:
             tensor.copy_(state.optimizer[name])
         self._generator.set_state(state.optimizer["generator"])
         self.policy_version = int(state.scalars["policy_version"])
-        self._learning_rate.go_on_with(float(state.scalars["learning_rate"]))
+        self._learning_rate.resume(float(state.scalars["learning_rate"]))
         self._obs_moments.count = int(state.scalars["obs_count"])
         self._return_moments.count = int(state.scalars["return_count"])
 

@@ -104,8 +104,8 @@ class LearningRate:
             self.value = config.learning_rate * self._scale
         self._config = config
 
-    def go_on_with(self, of_one_rank: float) -> None:
-        """Takes over `of_one_rank` of a checkpoint, which knows nothing of how many ranks go on with it."""
+    def resume(self, of_one_rank: float) -> None:
+        """Restores the rate from `of_one_rank` of a checkpoint; the number of ranks may have changed since."""
         self.value = of_one_rank * self._scale
 
     @property

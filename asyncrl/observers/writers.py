@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 import math
 import os
@@ -13,14 +14,14 @@ from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run, log
 
 
-class RecordWriter(Observer):
+class RecordWriter(Observer, abc.ABC):
     """Writes records until that fails once: then it says so, and writes no more."""
 
     is_off = False
 
+    @abc.abstractmethod
     def write(self, record: Record) -> None:
         """Writes one record. Raises an exception if it cannot."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Writes what is buffered."""

@@ -13,6 +13,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.reports import EpisodeRecord
+from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.writers import RecordWriter
 
@@ -95,6 +96,9 @@ def test_one_that_fails_while_it_says_something_fails_once() -> None:
 
 def test_a_file_that_cannot_be_closed_is_said_and_does_not_fail_the_run() -> None:
     class Full(RecordWriter):
+        def write(self, record: Record) -> None:
+            pass
+
         def close(self) -> None:
             raise OSError("no space left")
 
