@@ -131,15 +131,13 @@ class DiagonalGaussian(ActionDistribution):
         self.deviation_positions = range(num_actions, 2 * num_actions)
         self._log_normalizer = num_actions * _HALF_LOG_TWO_PI
 
-    def parameters_of(  # noqa: D102
-        self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
-    ) -> Tensor:
+    def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
         if log_std is not None:
             return torch.cat((outputs, log_std.expand_as(outputs)), dim=-1)
         mean, own_log_std = outputs.chunk(2, dim=-1)
         return torch.cat((mean, own_log_std.clamp(*LOG_STD_RANGE)), dim=-1)
 
-    def parameter_arrays_of(  # noqa: D102
+    def parameter_arrays_of(
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
     ) -> FloatArray:
         num_actions = self.num_actions
@@ -151,14 +149,14 @@ class DiagonalGaussian(ActionDistribution):
         parameters[:, num_actions:] = log_std
         return parameters
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:  # noqa: D102
+    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
         mean, log_std = parameters.chunk(2, dim=-1)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device)
         action = torch.addcmul(mean, log_std.exp(), noise)
         log_prob = torch.rsub(torch.addcmul(log_std, noise, noise, value=0.5).sum(-1), -self._log_normalizer)
         return Sample(action, log_prob)
 
-    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
         mean, log_std = parameters[:, : self.num_actions], parameters[:, self.num_actions :]
         noise = generator.standard_normal(mean.shape, dtype=np.float32)
         action = np.exp(log_std)
@@ -170,15 +168,15 @@ class DiagonalGaussian(ActionDistribution):
         log_prob = np.subtract(np.float32(-self._log_normalizer), noise.sum(-1))
         return ArraySample(action, log_prob)
 
-    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         mean, log_std = parameters.chunk(2, dim=-1)
         noise = (action - mean) * torch.exp(-log_std)
         return torch.rsub(torch.addcmul(log_std, noise, noise, value=0.5).sum(-1), -self._log_normalizer)
 
-    def entropy(self, parameters: Tensor) -> Tensor:  # noqa: D102
+    def entropy(self, parameters: Tensor) -> Tensor:
         return parameters[:, self.num_actions :].sum(-1) + (self._log_normalizer + 0.5 * self.num_actions)
 
-    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:  # noqa: D102
+    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:
         old_mean, old_log_std = old_parameters.chunk(2, dim=-1)
         new_mean, new_log_std = new_parameters.chunk(2, dim=-1)
         log_ratio = new_log_std - old_log_std
@@ -186,7 +184,7 @@ class DiagonalGaussian(ActionDistribution):
         terms = torch.addcmul(torch.exp(-2.0 * log_ratio), distance, distance)
         return torch.add(log_ratio, terms, alpha=0.5).sum(-1) - 0.5 * self.num_actions
 
-    def mode(self, parameters: Tensor) -> Tensor:  # noqa: D102
+    def mode(self, parameters: Tensor) -> Tensor:
         return parameters[:, : self.num_actions].contiguous()
 
 
@@ -203,16 +201,16 @@ class SquashedGaussian(DiagonalGaussian):
         self._nodes = torch.as_tensor(nodes, dtype=torch.float32)
         self._weights = torch.as_tensor(weights / weights.sum(), dtype=torch.float32)
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:  # noqa: D102
+    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
         action, log_prob = super().sample(parameters, generator)
         return Sample(action, log_prob - _log_tanh_slope(action).sum(-1))
 
-    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
         action, log_prob = super().sample_arrays(parameters, generator)
         slope = np.float32(2.0) * (np.float32(_LOG_TWO) - action - np.logaddexp(np.float32(0.0), -2.0 * action))
         return ArraySample(action, log_prob - slope.sum(-1))
 
-    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         return super().log_prob(parameters, action) - _log_tanh_slope(action).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
@@ -236,12 +234,10 @@ class Categorical(ActionDistribution):
     def __init__(self, num_choices: int) -> None:
         self.num_parameters = self.num_logits = num_choices
 
-    def parameters_of(  # noqa: D102
-        self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
-    ) -> Tensor:
+    def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
         return log_softmax(outputs if mask is None else _masked(outputs, mask), dim=-1)
 
-    def parameter_arrays_of(  # noqa: D102
+    def parameter_arrays_of(
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
     ) -> FloatArray:
         if mask is not None:
@@ -256,22 +252,22 @@ class Categorical(ActionDistribution):
         action = torch.argmax(parameters - race, dim=-1)
         return Sample(action, self.log_prob(parameters, action))
 
-    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
         race = generator.standard_exponential(parameters.shape, dtype=np.float32)
         np.maximum(race, np.finfo(np.float32).tiny, out=race)
         action = np.argmax(parameters - np.log(race, out=race), axis=-1)
         return ArraySample(action, np.take_along_axis(parameters, action[:, None], axis=-1)[:, 0])
 
-    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         return parameters.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
-    def entropy(self, parameters: Tensor) -> Tensor:  # noqa: D102
+    def entropy(self, parameters: Tensor) -> Tensor:
         return -(parameters.exp() * parameters).sum(-1)
 
-    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:  # noqa: D102
+    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:
         return (old_parameters.exp() * (old_parameters - new_parameters)).sum(-1)
 
-    def mode(self, parameters: Tensor) -> Tensor:  # noqa: D102
+    def mode(self, parameters: Tensor) -> Tensor:
         return torch.argmax(parameters, dim=-1)
 
 
@@ -286,38 +282,36 @@ class Choices(ActionDistribution):
         self._single = Categorical(num_choices)
         self._shape = (count, num_choices)
 
-    def parameters_of(  # noqa: D102
-        self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
-    ) -> Tensor:
+    def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
         each = None if mask is None else self._each(mask)
         return self._single.parameters_of(self._each(outputs), None, each).flatten(-2)
 
-    def parameter_arrays_of(  # noqa: D102
+    def parameter_arrays_of(
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
     ) -> FloatArray:
         each = None if mask is None else mask.reshape(-1, *self._shape)
         parameters = self._single.parameter_arrays_of(outputs.reshape(-1, *self._shape), None, each)
         return parameters.reshape(len(outputs), -1)
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:  # noqa: D102
+    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
         action, log_prob = self._single.sample(self._each(parameters), generator)
         return Sample(action.to(torch.float32), log_prob.sum(-1))
 
-    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
         action, log_prob = self._single.sample_arrays(parameters.reshape(-1, self._shape[1]), generator)
         shape = (len(parameters), self._shape[0])
         return ArraySample(action.reshape(shape).astype(np.float32), log_prob.reshape(shape).sum(-1))
 
-    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         return self._single.log_prob(self._each(parameters), action.to(torch.int64)).sum(-1)
 
-    def entropy(self, parameters: Tensor) -> Tensor:  # noqa: D102
+    def entropy(self, parameters: Tensor) -> Tensor:
         return self._single.entropy(self._each(parameters)).sum(-1)
 
-    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:  # noqa: D102
+    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:
         return self._single.kl(self._each(old_parameters), self._each(new_parameters)).sum(-1)
 
-    def mode(self, parameters: Tensor) -> Tensor:  # noqa: D102
+    def mode(self, parameters: Tensor) -> Tensor:
         return self._single.mode(self._each(parameters)).to(torch.float32)
 
     def _each(self, parameters: Tensor) -> Tensor:
@@ -341,49 +335,47 @@ class Joint(ActionDistribution):
         self.deviation_positions = [start + position for start, part in each for position in part.deviation_positions]
         self.num_logits = sum(part.num_logits for part in parts)
 
-    def parameters_of(  # noqa: D102
-        self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None
-    ) -> Tensor:
+    def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
         own = [*self._own_of_each(outputs, log_std, mask)]
         return torch.cat([part.parameters_of(*pieces) for part, pieces in zip(self.parts, own, strict=True)], dim=-1)
 
-    def parameter_arrays_of(  # noqa: D102
+    def parameter_arrays_of(
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
     ) -> FloatArray:
         own = [*self._own_of_each(outputs, log_std, mask)]
         pieces = [part.parameter_arrays_of(*inputs) for part, inputs in zip(self.parts, own, strict=True)]
         return np.concatenate(pieces, axis=-1)
 
-    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:  # noqa: D102
+    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
         pieces = torch.split(parameters, self._num_parameters, dim=-1)
         samples = [part.sample(piece, generator) for part, piece in zip(self.parts, pieces, strict=True)]
         actions, log_probs = zip(*samples, strict=True)
         return Sample(torch.cat(actions, dim=-1), torch.stack(log_probs).sum(0))
 
-    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:  # noqa: D102
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
         pieces = np.split(parameters, np.cumsum(self._num_parameters)[:-1], axis=-1)
         samples = [part.sample_arrays(piece, generator) for part, piece in zip(self.parts, pieces, strict=True)]
         actions, log_probs = zip(*samples, strict=True)
         return ArraySample(np.concatenate(actions, axis=-1), np.sum(log_probs, axis=0))
 
-    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:  # noqa: D102
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         actions = torch.split(action, self._num_actions, dim=-1)
         pieces = torch.split(parameters, self._num_parameters, dim=-1)
         each = zip(self.parts, pieces, actions, strict=True)
         return torch.stack([part.log_prob(piece, own) for part, piece, own in each]).sum(0)
 
-    def entropy(self, parameters: Tensor) -> Tensor:  # noqa: D102
+    def entropy(self, parameters: Tensor) -> Tensor:
         pieces = torch.split(parameters, self._num_parameters, dim=-1)
         return torch.stack([part.entropy(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
 
-    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:  # noqa: D102
+    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:
         pieces = (
             torch.split(parameters, self._num_parameters, dim=-1) for parameters in (old_parameters, new_parameters)
         )
         each = zip(self.parts, *pieces, strict=True)
         return torch.stack([part.kl(old, new) for part, old, new in each]).sum(0)
 
-    def mode(self, parameters: Tensor) -> Tensor:  # noqa: D102
+    def mode(self, parameters: Tensor) -> Tensor:
         pieces = torch.split(parameters, self._num_parameters, dim=-1)
         return torch.cat([part.mode(piece) for part, piece in zip(self.parts, pieces, strict=True)], dim=-1)
 
