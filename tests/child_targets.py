@@ -57,7 +57,7 @@ def hammer_weights(arena: Arena, stop: Waker) -> None:
 def publish_on_device(arena: Arena, ready: Waker, done: Waker) -> None:
     """Publishes versions 10, 20 and 30 on a CUDA device, and keeps its memory until it is told."""
     channel, device = WeightsChannel(arena), torch.device("cuda")
-    channel.offer(device)
+    channel.allocate_on_device(device)
     size = arena.array("weights.buffers").shape[1]
     for version in (10, 20, 30):
         block = torch.full((size,), float(version), device=device)

@@ -131,8 +131,8 @@ class RunControl:
         return new_values
 
     @staticmethod
-    def packed(info: Mapping[str, Any]) -> bytes:
-        """Returns a dict for environments as bytes.
+    def pack_training_info(info: Mapping[str, Any]) -> bytes:
+        """Returns a dict for environments as bytes, for `send_training_info`.
 
         Raises:
             UsageError: it cannot be pickled, or is too large.

@@ -47,7 +47,7 @@ class DeviceWeights:
             torch.cuda.current_stream(self._buffers.device).synchronize()
 
 
-def offer_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
+def allocate_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
     """Allocates the buffers on the learner's device and writes their handle into the arena.
 
     Returns:
@@ -70,7 +70,7 @@ def offer_device_weights(arena: Arena, device: torch.device, num_values: int) ->
     return DeviceWeights(buffers.zero_())
 
 
-def find_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
+def open_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
     """Opens the learner's buffers if they are on `device`; to be called after the first publication."""
     if device.type != "cuda" or arena.words("weights.handle_device")[0] != _number(device) + 1:
         return None

@@ -80,7 +80,8 @@ class TrajectorySlots:
 
     def grant(self, slot: int, split_idx: int) -> None:
         """Gives a free slot to a split (learner)."""
-        self._require(slot, SlotState.FREE)
+        if self._state[slot] != SlotState.FREE:
+            raise self._wrong_state(slot, SlotState.FREE)
         self.owner[slot] = split_idx
         self._state[slot] = SlotState.FILLING
 
@@ -90,7 +91,8 @@ class TrajectorySlots:
         Returns:
             Number of samples that are lost: valid ones of complete rows.
         """
-        self._require(slot, SlotState.FILLING)
+        if self._state[slot] != SlotState.FILLING:
+            raise self._wrong_state(slot, SlotState.FILLING)
         num_lost = int((self.valid[slot] & ~np.isnan(self.reward[slot])).sum())
         for field in self._poisoned.values():
             field[slot] = np.nan
@@ -98,7 +100,8 @@ class TrajectorySlots:
 
     def finish(self, slot: int, split_idx: int) -> None:
         """Hands a filled slot to the learner (worker)."""
-        self._require(slot, SlotState.FILLING)
+        if self._state[slot] != SlotState.FILLING:
+            raise self._wrong_state(slot, SlotState.FILLING)
         if self.owner[slot] != split_idx:
             raise SlotStateError(f"slot {slot} belongs to split {self.owner[slot]}, not to split {split_idx}")
         self._state[slot] = SlotState.READY
@@ -109,7 +112,8 @@ class TrajectorySlots:
         Raises:
             SlotStateError: the slot is not ready, or a row of it was not written since it was granted.
         """
-        self._require(slot, SlotState.READY)
+        if self._state[slot] != SlotState.READY:
+            raise self._wrong_state(slot, SlotState.READY)
         for name, field in self._poisoned.items():
             poisoned = np.isnan(field[slot])
             if poisoned.any():
@@ -122,7 +126,8 @@ class TrajectorySlots:
 
     def free(self, slot: int) -> None:
         """Ends the use of a slot and poisons it, so that its contents cannot be taken for new ones (learner)."""
-        self._require(slot, SlotState.TRAINING)
+        if self._state[slot] != SlotState.TRAINING:
+            raise self._wrong_state(slot, SlotState.TRAINING)
         for field in self._poisoned.values():
             field[slot] = np.nan
         self.owner[slot] = NOBODY
@@ -144,8 +149,7 @@ class TrajectorySlots:
             if self.is_recurrent:
                 self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
 
-    def _require(self, slot: int, expected: SlotState) -> None:
-        if self._state[slot] != expected:
-            raise SlotStateError(
-                f"slot {slot} is {self.state(slot).name}, expected {expected.name}; owner: split {self.owner[slot]}"
-            )
+    def _wrong_state(self, slot: int, expected: SlotState) -> SlotStateError:
+        return SlotStateError(
+            f"slot {slot} is {self.state(slot).name}, expected {expected.name}; owner: split {self.owner[slot]}"
+        )

@@ -61,17 +61,17 @@ class WeightsChannel:
         count = self._count[0]
         return Publication(count, self._versions[count % 2], self._env_steps[count % 2])
 
-    def offer(self, device: torch.device) -> None:
+    def allocate_on_device(self, device: torch.device) -> None:
         """Publishes on the learner's device too, if others can read there (learner, before it publishes)."""
-        from asyncrl.buffers.device_weights import offer_device_weights
+        from asyncrl.buffers.device_weights import allocate_device_weights
 
-        self._on_device = offer_device_weights(self._arena, device, self._buffers.shape[1])
+        self._on_device = allocate_device_weights(self._arena, device, self._buffers.shape[1])
 
-    def find(self, device: torch.device) -> bool:
+    def open_on_device(self, device: torch.device) -> bool:
         """Returns whether `read_on_device` can read on `device`; to be called after the first publication."""
-        from asyncrl.buffers.device_weights import find_device_weights
+        from asyncrl.buffers.device_weights import open_device_weights
 
-        self._on_device = find_device_weights(self._arena, device, self._buffers.shape[1])
+        self._on_device = open_device_weights(self._arena, device, self._buffers.shape[1])
         return self._on_device is not None
 
     def publish(self, block: FloatArray, version: int, env_steps: int, on_device: Tensor | None = None) -> None:
@@ -109,7 +109,7 @@ class WeightsChannel:
         return None
 
     def read_on_device(self, out: Tensor, seen: int) -> Publication | None:
-        """Does what `read` does, on the device that `find` was called with."""
+        """Does what `read` does, on the device that `open_on_device` was called with."""
         assert self._on_device is not None
         while (count := self._count[0]) != seen:
             self._on_device.read(count % 2, out)

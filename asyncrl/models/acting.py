@@ -87,7 +87,7 @@ class ActingPolicy:
         Raises:
             RuntimeError: none were ever published.
         """
-        if self._publication == 0 and self._weights.num_publications > 0 and self._weights.find(self._device):
+        if self._publication == 0 and self._weights.num_publications > 0 and self._weights.open_on_device(self._device):
             self._reads_on_device = True
             self._block = self._block.to(self._device)
         if self._reads_on_device:

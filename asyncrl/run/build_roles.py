@@ -273,7 +273,7 @@ def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: 
 def _channel_of_learner(setup: RunSetup) -> WeightsChannel:
     channel = WeightsChannel(setup.arena)
     if setup.plan.inference_mode == "central":
-        channel.offer(torch.device(setup.plan.device))
+        channel.allocate_on_device(torch.device(setup.plan.device))
     return channel
 
 

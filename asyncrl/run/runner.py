@@ -73,7 +73,7 @@ def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
             if pending is not None:
                 part.control.set_hyperparameters(pending)
             if info is not None:
-                part.control.send_training_info(RunControl.packed(info))
+                part.control.send_training_info(RunControl.pack_training_info(info))
             result = _run_serial_part(part, send, turn)
         return result
     finally:
