@@ -1,4 +1,14 @@
-"""asyncrl trains a policy on a Gymnasium environment as fast as the machine allows.
+"""asyncrl trains a policy on a Gymnasium environment with high throughput.
+
+    from asyncrl import TrainConfig, Trainer, load_policy
+
+    result = Trainer(TrainConfig(env="CartPole-v1", train_for_env_steps=100_000)).run()
+    policy = load_policy(result.folder)
+    action = policy.act(observation)
+
+`Trainer` runs a training, and an `Observer` watches or steers it; callbacks are ready-made observers. `register_env`,
+`register_encoder`, `register_core` and `register_model` add environments and networks. `load_policy` loads the policy
+of a run or a checkpoint.
 
 The path of a sample, from a step of an environment to a gradient:
 
@@ -9,7 +19,7 @@ The path of a sample, from a step of an environment to a gradient:
 
 Rollout workers step environments and write rows into slots of one shared arena. The policy that chooses actions runs in
 each worker (`local`) or in inference workers that batch requests (`central`). The learner takes full slots, trains, and
-publishes weights. Processes exchange only integers: numbers of slots and splits. `docs/architecture.md` says why.
+publishes weights. Processes exchange only integers: numbers of slots and splits. `docs/architecture.md` explains why.
 """
 
 from __future__ import annotations
@@ -40,29 +50,28 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "EnvironmentCurriculum": "asyncrl.observers.callbacks",
-    "EveryNTimesteps": "asyncrl.observers.callbacks",
-    "StopTrainingOnNoModelImprovement": "asyncrl.observers.callbacks",
-    "StopTrainingOnRewardThreshold": "asyncrl.observers.callbacks",
-    "EnvironmentFailed": "asyncrl.envs.errors",
-    "Hyperparameters": "asyncrl.config.hyperparameters",
-    "RunFailed": "asyncrl.runtime.processes",
-    "UsageError": "asyncrl.config.errors",
-    "Observer": "asyncrl.observers.observer",
-    "Policy": "asyncrl.policy",
-    "ProgressBar": "asyncrl.observers.progress",
-    "Run": "asyncrl.observers.observer",
-    "RunResult": "asyncrl.run.result",
-    "TrainConfig": "asyncrl.config.schema",
-    "Trainer": "asyncrl.run.trainer",
-    "register_core": "asyncrl.models.registry",
-    "register_encoder": "asyncrl.models.registry",
-    "register_env": "asyncrl.envs.registry",
-    "register_model": "asyncrl.models.registry",
+# Names are imported when they are first used, because most of these modules import torch.
+_MODULES = {
+    "EnvironmentCurriculum": "observers.callbacks",
+    "EnvironmentFailed": "envs.errors",
+    "EveryNTimesteps": "observers.callbacks",
+    "Hyperparameters": "config.hyperparameters",
+    "Observer": "observers.observer",
+    "Policy": "policy",
+    "ProgressBar": "observers.progress",
+    "Run": "observers.observer",
+    "RunFailed": "runtime.processes",
+    "RunResult": "run.result",
+    "StopTrainingOnNoModelImprovement": "observers.callbacks",
+    "StopTrainingOnRewardThreshold": "observers.callbacks",
+    "TrainConfig": "config.schema",
+    "Trainer": "run.trainer",
+    "UsageError": "config.errors",
+    "register_core": "models.registry",
+    "register_encoder": "models.registry",
+    "register_env": "envs.registry",
+    "register_model": "models.registry",
 }
-"""Modules of the names that are imported when somebody asks for them: most of them import torch."""
-
 __all__ = [
     "EnvironmentCurriculum",
     "EveryNTimesteps",
@@ -88,9 +97,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def load_policy(
@@ -99,8 +108,8 @@ def load_policy(
     """Loads a trained policy; its environment need not be installed.
 
     Args:
-        path: a run's folder or name (of a run in `train_dir`), or a checkpoint's folder.
-        which: for a run, the newest checkpoint or the best one (`save_best_metric`).
+        path: a run's folder, its name (in `train_dir`), or a checkpoint's folder.
+        which: of a run, the newest checkpoint or the best one (`save_best_metric`).
         device: device of the policy: cpu, cuda or cuda:N.
         seed: seed of the sampled actions.
 
@@ -108,9 +117,9 @@ def load_policy(
         The policy: `policy.act(obs, deterministic=False)`, and `policy.reset()` where an episode begins.
 
     Raises:
-        asyncrl.config.errors.UsageError: there is no such policy, or no such device.
+        asyncrl.UsageError: there is no such policy, or no such device.
         asyncrl.runtime.checkpoint.CheckpointError: the checkpoint is damaged.
     """
-    from asyncrl.policy import load_policy as load
+    from asyncrl.policy import load_policy as load  # here, because it imports torch
 
     return load(path, which, device, seed)

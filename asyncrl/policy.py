@@ -24,7 +24,7 @@ Which = Literal["newest", "best"]
 
 
 class Policy:
-    """The policy that a run trained: from observations to actions in the form that the environment takes.
+    """A trained policy: from observations to actions in the form that `env.step` takes. `load_policy` makes it.
 
     Attributes:
         spec: spaces of the environment that it was trained on.
@@ -32,7 +32,7 @@ class Policy:
     """
 
     def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
-        """Takes a model with its statistics, on the device where it runs; the model does not change."""
+        """Takes a model with its statistics, on its device; `seed` is for sampled actions."""
         self.spec = spec
         self.config = config
         self._model = model
@@ -43,18 +43,19 @@ class Policy:
         self._state: npt.NDArray[np.float32] | None = None
 
     def act(self, obs: Any, deterministic: bool = False) -> Any:
-        """Chooses actions. A recurrent policy keeps its state: call `reset` where an episode begins.
+        """Chooses actions. A recurrent policy keeps its state between calls: call `reset` where an episode begins.
 
         Args:
-            obs: one observation, or several as a vectorized environment gives them (B as first axis of every part).
-            deterministic: take the most likely action instead of drawing one.
+            obs: one observation, or B observations as a vectorized environment returns them (B is the first axis of
+                every part).
+            deterministic: take the most likely action instead of sampling one.
 
         Returns:
-            What the environment's `step` takes: for one observation one action; for several an array of them with B
-            as its first axis, or a list of them where actions are Dict or Tuple.
+            What the environment's `step` takes: one action for one observation; for B observations an array whose first
+            axis is B, or a list of B actions if they are Dict or Tuple.
 
         Raises:
-            ValueError: the observations have another shape, or their number differs from that of the call before.
+            ValueError: the observations have the wrong shape, or their number differs from the previous call's.
         """
         rows = self._rows_of(obs)
         batch = np.atleast_2d(rows)
@@ -69,28 +70,31 @@ class Policy:
         return actions[0] if rows.ndim == 1 else actions
 
     def reset(self, which: npt.ArrayLike | None = None) -> None:
-        """Begins an episode, in all environments or in those of a mask `[B]`; only a recurrent policy needs this."""
+        """Starts new episodes, in all environments or in those where the mask `which: [B] bool` is true.
+
+        Only recurrent policies need this.
+        """
         if which is None:
             self._state = None
         elif self._state is not None:
             self._state[np.asarray(which, dtype=np.bool_)] = 0.0
 
     def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
-        """Recurrent states `[num_envs, S]` at the beginning of episodes, for `step`."""
+        """Returns the recurrent states `[num_envs, S]` at the start of episodes, for `step`."""
         return np.zeros((num_envs, self._model.rnn_state_size), dtype=np.float32)
 
     def step(
         self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
     ) -> tuple[Any, npt.NDArray[np.float32]]:
-        """What `act` does, on encoded observations and with recurrent states that the caller keeps.
+        """Chooses actions for encoded observations, with recurrent states that the caller keeps.
 
         Args:
             rows: [B, row_size], see `asyncrl.envs.observations.ObservationCodec`.
-            state: [B, S], before these observations.
-            deterministic: as for `act`.
+            state: [B, S], recurrent states before these observations.
+            deterministic: see `act`.
 
         Returns:
-            The actions and the states `[B, S]` after the observations.
+            The actions, as `act` returns them, and the recurrent states `[B, S]` after the observations.
         """
         before = torch.from_numpy(state).to(self._device)
         result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
@@ -98,7 +102,7 @@ class Policy:
         return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(after.cpu().numpy())
 
     def _rows_of(self, obs: Any) -> npt.NDArray[Any]:
-        """One row `[row_size]`, or several `[B, row_size]`."""
+        """Encodes one observation as `[row_size]`, or several as `[B, row_size]`."""
         layout = self.spec.observation
         if layout.is_vector:
             rows = np.asarray(obs, dtype=np.float32)

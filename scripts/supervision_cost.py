@@ -32,7 +32,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.loading import load
 from asyncrl.config.plan import resolve
 from asyncrl.envs.spaces import read_spec
-from asyncrl.hogwild.actions import OwnActions
+from asyncrl.hogwild.worker import OwnActions
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters

@@ -19,9 +19,8 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.learner.ranks import ProcessGroupRanks
 from asyncrl.monitoring.reports import EpisodeRecord, RolloutReport
 from asyncrl.runtime.peers import Peers
-from asyncrl.runtime.processes import ChildFailure, ChildResult, RunFailed, process_context
+from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, RunFailed, process_context
 from asyncrl.runtime.reporting import ReportSender
-from asyncrl.runtime.supervisor import Supervisor
 from asyncrl.runtime.torchrun import RankAddress
 
 
@@ -58,7 +57,7 @@ def hammer_weights(arena: Arena, stop: Waker) -> None:
 def publish_on_device(arena: Arena, ready: Waker, done: Waker) -> None:
     """Publishes versions 10, 20 and 30 on a CUDA device, and keeps its memory until it is told."""
     channel, device = WeightsChannel(arena), torch.device("cuda")
-    channel.offer(device)
+    channel.allocate_on_device(device)
     size = arena.array("weights.buffers").shape[1]
     for version in (10, 20, 30):
         block = torch.full((size,), float(version), device=device)
@@ -102,9 +101,9 @@ def report_for_ever(number: int, reports: ReportSender) -> None:
 
 def parent_of_sleepers(folder: str, count: int) -> None:
     """Starts children, writes their process ids, and sleeps; the main program of a process."""
-    supervisor = _light_supervisor(folder)
+    manager = _light_manager(folder)
     for number in range(count):
-        supervisor.start(f"child {number}", sleep)
+        manager.start(f"child {number}", sleep)
     pids = " ".join(str(child.pid) for child in multiprocessing.active_children())
     Path(folder, "pids.tmp").write_text(pids)
     Path(folder, "pids.tmp").rename(Path(folder, "pids"))
@@ -113,27 +112,27 @@ def parent_of_sleepers(folder: str, count: int) -> None:
 
 def lose_the_fork_server(folder: str) -> None:
     """Kills the fork server under a child, starts another, and then kills the child; the main program of a process."""
-    supervisor = _light_supervisor(folder)
-    supervisor.start("busy", report_for_ever, 0)
-    _await_report(supervisor)
+    manager = _light_manager(folder)
+    manager.start("busy", report_for_ever, 0)
+    _await_report(manager)
     (child,) = multiprocessing.active_children()
     process = psutil.Process(child.pid)
     psutil.Process(process.ppid()).kill()
     time.sleep(0.2)
-    supervisor.take_reports()
-    _await_report(supervisor)
-    print("busy lives" if supervisor.wait(0.5) == [] else "busy is lost", flush=True)
-    supervisor.start("next", return_pid)
-    outcome = supervisor.wait_for("next", 60.0)
+    manager.take_reports()
+    _await_report(manager)
+    print("busy lives" if manager.wait(0.5) == [] else "busy is lost", flush=True)
+    manager.start("next", return_pid)
+    outcome = manager.wait_for("next", 60.0)
     print("next returned" if isinstance(outcome, ChildResult) else outcome, flush=True)
     process.kill()
-    outcome = supervisor.wait_for("busy", 60.0)
+    outcome = manager.wait_for("busy", 60.0)
     print(outcome.summary if isinstance(outcome, ChildFailure) else outcome, flush=True)
-    supervisor.end(timeout_s=0.0)
+    manager.end(timeout_s=0.0)
 
 
-def _await_report(supervisor: Supervisor) -> None:
-    while not supervisor.take_reports():
+def _await_report(manager: ProcessManager) -> None:
+    while not manager.take_reports():
         time.sleep(0.01)
 
 
@@ -143,11 +142,11 @@ def _parent_lives() -> bool:
     return parent is not None and parent.is_alive()
 
 
-def _light_supervisor(folder: str) -> Supervisor:
+def _light_manager(folder: str) -> ProcessManager:
     """Its fork server loads no heavy modules, which these children do not need."""
     context = process_context()
     context.set_forkserver_preload([])
-    return Supervisor(context, lambda name: Path(folder, f"{name}.log"))
+    return ProcessManager(context, lambda name: Path(folder, f"{name}.log"))
 
 
 def _report(number: int) -> Any:

@@ -31,7 +31,7 @@ class TaggedWriter:
     def __init__(self, stripes: ReplayStripes, split_idx: int, seed: int, end_probability: float = 0.3) -> None:
         self._stripes, self._split, self._random = stripes, split_idx, random.Random(seed)
         self._end_probability = end_probability
-        self._row = stripes.num_rows(split_idx)
+        self._row = stripes.num_rows[split_idx]
         self._episodes = [0] * stripes.num_envs
         self._steps = [0] * stripes.num_envs
         self._holds_final = [False] * stripes.num_envs
@@ -93,5 +93,5 @@ def write_until(arena: Arena, split_idx: int, num_rows: int) -> None:
     """Body of a process that writes as fast as it can, until all of its stripe's rows are written."""
     stripes = ReplayStripes(arena)
     writer = TaggedWriter(stripes, split_idx, seed=split_idx)
-    while stripes.num_rows(split_idx) < num_rows:
+    while stripes.num_rows[split_idx] < num_rows:
         writer.write_rows(100)

@@ -30,7 +30,7 @@ from asyncrl.envs.making import make_env
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.hogwild.sac_worker import HogwildSacWorker
+from asyncrl.hogwild.worker import HogwildSacWorker
 from asyncrl.learner import on_policy
 from asyncrl.learner.dataset import Samples
 from asyncrl.learner.on_policy import OnPolicyLearner

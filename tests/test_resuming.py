@@ -194,7 +194,7 @@ def test_a_run_in_whose_folder_somebody_put_a_pickle_does_not_go_on(tmp_path: Pa
 def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environments_is_refused(tmp_path: Path) -> None:
     layout = {"replay_splits": 1, "replay_envs": 4, "updates_due": 3}
     state = {"env_steps": 1, "elapsed_s": 0.0, "spec": SPEC.to_data(), **layout}
-    replay = checkpoint.KeptReplay({"reward.0": [np.ones(9, np.float32)]}, lambda: [0])
+    replay = checkpoint.SavedReplay({"reward.0": [np.ones(9, np.float32)]}, lambda: [0])
     content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, replay)
     older, newer = (checkpoint.save(tmp_path, content, steps, keep=5) for steps in (1, 2))
     (newer / checkpoint.REPLAY_FILE).write_bytes(b"cut short")

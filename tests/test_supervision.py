@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import Departures, RunControl
+from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
@@ -17,13 +17,13 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.monitoring.reports import RestartReport
 from asyncrl.run import supervision
-from asyncrl.run.supervision import SETTLE_TIMEOUT_S, Supervision, WorkerSpec
+from asyncrl.run.supervision import SETTLE_TIMEOUT_S, RestartPolicy, WorkerSpec
 from asyncrl.runtime.processes import ChildFailure, ChildResult, LearnerDied, RunFailed
 
 WORKERS = ("rollout-0", "rollout-1")
 
 
-class FakeSupervisor:
+class FakeProcessManager:
     """Keeps what it is told; `later` holds the outcomes that come while somebody waits."""
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ class Run:
         spec = EnvSpec("A-v0", vector_observation(2), DiscreteAction(2, 0), None)
         arena = Arena.create(arena_specs(spec, plan, num_weights=8))
         self.control = RunControl(arena, 2)
-        self.departures = Departures(arena, has_server=False, has_slots=True)
-        setup = types.SimpleNamespace(config=config, control=self.control, departures=self.departures)
+        self.worker_deaths = WorkerDeaths(arena, has_server=False, has_slots=True)
+        setup = types.SimpleNamespace(config=config, control=self.control, worker_deaths=self.worker_deaths)
         setup.for_restart = lambda: setup
-        self.supervisor, self.reports = FakeSupervisor(), []
+        self.manager, self.reports = FakeProcessManager(), []
         specs = [WorkerSpec(name, print, (), worker_idx) for worker_idx, name in enumerate(WORKERS)]
-        self.supervision = Supervision(self.supervisor, setup, specs, wake_all=self._settle, send=self.reports.append)
+        self.supervision = RestartPolicy(self.manager, setup, specs, wake_all=self._settle, send=self.reports.append)
         self.settles = True
 
     def _read_clock(self) -> float:
@@ -75,8 +75,8 @@ class Run:
         return self.now
 
     def _settle(self) -> None:
-        for worker_idx in self.departures.for_learner() if self.settles else []:
-            self.departures.settle_as_learner(worker_idx)
+        for worker_idx in self.worker_deaths.pending_for_learner() if self.settles else []:
+            self.worker_deaths.acknowledge_as_learner(worker_idx)
 
     def look_after(self, seconds: float) -> None:
         self.now += seconds
@@ -97,7 +97,7 @@ def died(child: str) -> ChildFailure:
 
 
 def test_what_all_raise_before_an_episode_was_finished_is_one_failure(run: Run) -> None:
-    run.supervisor.later = [raised("rollout-1")]
+    run.manager.later = [raised("rollout-1")]
     with pytest.raises(RunFailed) as caught:
         run.supervision.take([raised("rollout-0")])
     assert caught.value.summary == "rollout-0 failed: boom (2 workers failed the same way)"
@@ -113,23 +113,23 @@ def test_who_fails_in_another_way_is_not_counted(run: Run) -> None:
 def test_a_death_before_an_episode_was_finished_may_be_the_machines_doing(run: Run) -> None:
     run.supervision.take([died("rollout-0")])
     run.look_after(1.0)
-    assert run.supervisor.started == [*WORKERS, "rollout-0"]
+    assert run.manager.started == [*WORKERS, "rollout-0"]
 
 
 def test_who_raises_later_is_started_again_after_a_while_that_grows(run: Run) -> None:
-    run.control.note_episode()
+    run.control.has_finished_episode = True
     for delay_s in (0.1, 0.2):
-        before = len(run.supervisor.started)
+        before = len(run.manager.started)
         run.supervision.take([raised("rollout-0")])
         run.look_after(delay_s - 0.09)
-        assert len(run.supervisor.started) == before
+        assert len(run.manager.started) == before
         run.look_after(0.2)
-        assert run.supervisor.started[before:] == ["rollout-0"]
+        assert run.manager.started[before:] == ["rollout-0"]
     assert [report.child for report in run.reports if isinstance(report, RestartReport)] == ["rollout-0"] * 2
 
 
 def test_used_up_restarts_end_the_run_with_the_first_and_the_last_traceback(run: Run) -> None:
-    run.control.note_episode()
+    run.control.has_finished_episode = True
     run.supervision.take([raised("rollout-0", "first")])
     run.supervision.take([raised("rollout-1", "second")])
     with pytest.raises(RunFailed) as caught:
@@ -142,7 +142,7 @@ def test_used_up_restarts_end_the_run_with_the_first_and_the_last_traceback(run:
 
 
 def test_what_a_worker_cannot_be_helped_with_ends_the_run(run: Run) -> None:
-    run.control.note_episode()
+    run.control.has_finished_episode = True
     with pytest.raises(RunFailed) as caught:
         run.supervision.take([raised("rollout-0", exit_code=3, is_final=True)])
     assert caught.value.exit_code == 3
@@ -150,7 +150,7 @@ def test_what_a_worker_cannot_be_helped_with_ends_the_run(run: Run) -> None:
 
 @pytest.mark.parametrize(("failure", "kind"), [(died("learner"), LearnerDied), (raised("learner"), RunFailed)])
 def test_nothing_goes_on_without_the_learner(run: Run, failure: ChildFailure, kind: type[RunFailed]) -> None:
-    run.control.note_episode()
+    run.control.has_finished_episode = True
     with pytest.raises(RunFailed) as caught:
         run.supervision.take([failure])
     assert type(caught.value) is kind
@@ -160,13 +160,13 @@ def test_nobody_follows_before_all_is_settled_and_that_is_not_waited_for_without
     run.settles = False
     run.supervision.take([died("rollout-1")])
     run.look_after(SETTLE_TIMEOUT_S - 1.0)
-    assert run.supervisor.started == list(WORKERS)
+    assert run.manager.started == list(WORKERS)
     with pytest.raises(RunFailed, match="rollout worker 1 could not be started again"):
         run.look_after(2.0)
 
 
 def test_a_process_that_the_kernel_does_not_let_go_of_has_no_successor(run: Run) -> None:
-    run.supervisor.lets_go = False
+    run.manager.lets_go = False
     with pytest.raises(RunFailed, match="its process does not end"):
         run.supervision.take([died("rollout-0")])
 
@@ -177,7 +177,7 @@ def test_nobody_is_started_while_the_run_ends(run: Run, end: str) -> None:
     getattr(run.control, end)()
     run.supervision.take([raised("rollout-1")])
     run.look_after(SETTLE_TIMEOUT_S + 1.0)
-    assert run.supervisor.started == list(WORKERS)
+    assert run.manager.started == list(WORKERS)
     assert [report.child for report in run.reports] == ["rollout-0"], "nobody is told of a restart that does not come"
 
 
@@ -187,6 +187,6 @@ def test_only_who_stands_still_is_killed(monkeypatch: pytest.MonkeyPatch) -> Non
         for _ in range(320):
             note()
             run.look_after(0.5)
-    assert list(run.supervisor.killed) == ["rollout-1"]
-    assert "made no environment step for 150 s" in run.supervisor.killed["rollout-1"]
-    assert "--env_step_timeout" in run.supervisor.killed["rollout-1"]
+    assert list(run.manager.killed) == ["rollout-1"]
+    assert "made no environment step for 150 s" in run.manager.killed["rollout-1"]
+    assert "--env_step_timeout" in run.manager.killed["rollout-1"]

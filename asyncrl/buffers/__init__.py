@@ -1,1 +1,1 @@
-"""Memory that processes share, and the small integers they pass each other. NumPy only; no process is started here."""
+"""Shared memory, and the integers that processes exchange. NumPy only; no process is started here."""

@@ -1,11 +1,12 @@
 """One anonymous shared mapping that holds every shared array of a run.
 
-A memfd has no name in `/dev/shm`, so a killed run leaves nothing behind and no other user can open it. The runner
-creates the arena; children get its file descriptor with their start-up arguments.
+A memfd has no name in `/dev/shm`, so a killed run leaves no file and no other user can open it. The runner creates the
+arena; children get its file descriptor with their start-up arguments.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_ALIGNMENT = 128  # two cache lines: words of different writers never share one
+_ALIGNMENT = 128  # two cache lines, so words of different writers never share one
 
 
 @dataclass(frozen=True)
@@ -29,35 +30,30 @@ class ArraySpec:
     shape: tuple[int, ...]
 
     @property
-    def nbytes(self) -> int:
-        """Size in bytes, without padding."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+    def padded_bytes(self) -> int:
+        """Size in the arena."""
+        nbytes = math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def arena_size(specs: Iterable[ArraySpec]) -> int:
     """Bytes that an arena of these arrays takes."""
-    return sum(_padded(spec.nbytes) for spec in specs)
-
-
-def _padded(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return sum(spec.padded_bytes for spec in specs)
 
 
 class Arena:
-    """Shared arrays by name. Owned by the process that created it; others hold views of the same pages."""
+    """Shared arrays by name. The process that creates it owns it; others have views of the same pages."""
 
     def __init__(self, fd: int, specs: tuple[ArraySpec, ...]) -> None:
-        """Maps an existing file descriptor; use `Arena.create` to make a new one."""
+        """Maps an existing file descriptor; `Arena.create` makes a new one."""
         self._fd = fd
         self._specs = specs
         self._mapping = mmap.mmap(fd, arena_size(specs))
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         offset = 0
         for spec in specs:
-            count = int(np.prod(spec.shape, dtype=np.int64))
-            array = np.frombuffer(self._mapping, dtype=spec.dtype, count=count, offset=offset)
-            self._arrays[spec.name] = array.reshape(spec.shape)
-            offset += _padded(spec.nbytes)
+            self._arrays[spec.name] = np.ndarray(spec.shape, spec.dtype, self._mapping, offset)
+            offset += spec.padded_bytes
 
     @classmethod
     def create(cls, specs: Iterable[ArraySpec]) -> Arena:
@@ -65,13 +61,17 @@ class Arena:
 
         Raises:
             ValueError: two arrays have the same name.
-            OSError: the memory is not there.
+            OSError: there is not enough memory.
         """
         specs = tuple(specs)
         if len({spec.name for spec in specs}) != len(specs):
             raise ValueError(f"two arrays share a name: {sorted(spec.name for spec in specs)}")
         size = arena_size(specs)
-        fd = _anonymous_file()
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("asyncrl", os.MFD_CLOEXEC)
+        else:
+            fd, path = tempfile.mkstemp(prefix="asyncrl-")
+            os.unlink(path)
         try:
             os.ftruncate(fd, size)
             if hasattr(os, "posix_fallocate"):
@@ -82,22 +82,21 @@ class Arena:
             raise
 
     def array(self, name: str) -> npt.NDArray[Any]:
-        """The shared array of that name."""
         return self._arrays[name]
 
     def words(self, name: str) -> memoryview:
-        """A one-dimensional int64 array as a memoryview, whose items are read and written in one aligned access."""
+        """Returns a one-dimensional int64 array as a memoryview: each item is read or written in one aligned access."""
         array = self._arrays[name]
         if array.dtype != np.int64 or array.ndim != 1:
             raise ValueError(f"{name} is {array.dtype} with {array.ndim} dimensions, words are int64 with one")
         return memoryview(array)  # type: ignore[arg-type]
 
     def pages(self) -> npt.NDArray[np.uint8]:
-        """All bytes of the mapping, which stays as long as this array does."""
+        """All bytes of the mapping, which lives as long as this array."""
         return np.frombuffer(self._mapping, dtype=np.uint8)
 
     def close(self) -> None:
-        """Gives the descriptor back; the pages go when the last view of them does."""
+        """Closes the descriptor; the pages are freed with the last view of them."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -109,11 +108,3 @@ class Arena:
 
 def _rebuild_arena(duplicate: Any, specs: tuple[ArraySpec, ...]) -> Arena:
     return Arena(duplicate.detach(), specs)
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("asyncrl", os.MFD_CLOEXEC)
-    fd, path = tempfile.mkstemp(prefix="asyncrl-")
-    os.unlink(path)
-    return fd

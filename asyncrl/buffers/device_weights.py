@@ -1,8 +1,10 @@
-"""Published weights in the memory of a CUDA device, for those on the same device who act with them.
+"""Published weights in the memory of a CUDA device, for inference workers on the same device.
 
-The learner allocates two buffers and leaves the driver's handle of them in the arena; an inference worker opens it.
-Which buffer holds what, and whether a copy is whole, is said by the words of `WeightsChannel`, as for the buffers on
-the host: both sides wait for their copies before they go by the words. The memory is the learner's while it lives.
+The learner allocates two buffers and writes the driver's handle of them into the arena; an inference worker opens it.
+The words of `WeightsChannel` say which buffer is the newest and whether a copy is consistent, as for the buffers on the
+host: both sides wait for their copies before they use the words. The memory belongs to the learner's process.
+
+PyTorch's own sharing of CUDA tensors is not used: it counts references in a named file in `/dev/shm`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ class DeviceWeights:
     """The two buffers `[2, N] float32`."""
 
     def __init__(self, buffers: Tensor) -> None:
-        """Takes the buffers of this process, or those of another that it has opened."""
         self._buffers = buffers
 
     def write(self, place: int, block: Tensor | FloatArray) -> None:
@@ -46,20 +47,18 @@ class DeviceWeights:
             torch.cuda.current_stream(self._buffers.device).synchronize()
 
 
-def offer_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
-    """Allocates the buffers on the learner's device; None where there is nothing to share.
+def allocate_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
+    """Allocates the buffers on the learner's device and writes their handle into the arena.
 
-    Args:
-        arena: gets the handle.
-        device: the learner's.
-        num_values: N.
+    Returns:
+        None if the device is no CUDA device, or its memory cannot be shared.
     """
     if device.type != "cuda":
         return None
     address, handle = ctypes.c_uint64(), _Handle()
     try:
         with torch.cuda.device(device):
-            torch.cuda.current_stream().synchronize()  # so that the device's context is there
+            torch.cuda.current_stream().synchronize()  # creates the device's context
             _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(_allocated_bytes(num_values)))
             _call("cuIpcGetMemHandle", ctypes.byref(handle), address)
             buffers = _view(address.value, num_values, device)
@@ -71,8 +70,8 @@ def offer_device_weights(arena: Arena, device: torch.device, num_values: int) ->
     return DeviceWeights(buffers.zero_())
 
 
-def find_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
-    """Opens the learner's buffers if they are on `device`; after the first publication they are there or never."""
+def open_device_weights(arena: Arena, device: torch.device, num_values: int) -> DeviceWeights | None:
+    """Opens the learner's buffers if they are on `device`; to be called after the first publication."""
     if device.type != "cuda" or arena.words("weights.handle_device")[0] != _number(device) + 1:
         return None
     address, handle = ctypes.c_uint64(), _Handle.from_buffer_copy(arena.array("weights.handle").tobytes())
@@ -91,7 +90,7 @@ class _Handle(ctypes.Structure):
 
 
 class _Memory:
-    """Tells PyTorch what lies at an address of a device."""
+    """Describes memory at an address of a device to PyTorch."""
 
     def __init__(self, address: int, num_values: int) -> None:
         self.__cuda_array_interface__ = {
@@ -104,7 +103,7 @@ class _Memory:
 
 
 def _allocated_bytes(num_values: int) -> int:
-    """Whole blocks: the driver cuts smaller pieces out of one, and a handle of a piece is a handle of its block."""
+    """Whole blocks: the driver cuts smaller allocations out of one, and their handle would be that of the block."""
     return -(-2 * num_values * 4 // _BLOCK_BYTES) * _BLOCK_BYTES
 
 

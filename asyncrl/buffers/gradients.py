@@ -1,9 +1,9 @@
-"""Gradients on their way from workers to the process that combines them: two places for each worker.
+"""Gradients from workers to the process that combines them: two places for each worker.
 
     FREE --write (worker)--> READY --take (combiner)--> TAKEN --free (combiner, after it has published)--> FREE
 
-A worker without a free place waits, so no gradient is of weights that are many combinations old. A place becomes READY
-after its gradient is whole: a worker that is killed before leaves it FREE, so its successor needs no repair.
+A worker without a free place waits, so no gradient belongs to weights that are many combinations old. A place becomes
+READY after its gradient is complete: if a worker is killed before, the place stays FREE and its successor writes it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena, ArraySpec
-from asyncrl.config.plan import PLACES_OF_A_WORKER
-
-PLACES = PLACES_OF_A_WORKER
+from asyncrl.config.plan import PLACES_OF_A_WORKER as PLACES
 
 
 class PlaceState(enum.IntEnum):
-    """Who may touch a place, see the module's diagram."""
+    """Who may use a place; see the module's diagram."""
 
     FREE = 0
     READY = 1
@@ -38,49 +36,47 @@ def gradient_specs(size: int, num_workers: int) -> list[ArraySpec]:
 
 
 class GradientPlaces:
-    """All places. A worker's are those from `PLACES` times its number on."""
+    """The places of all workers; those of worker w begin at w * `PLACES`.
+
+    Attributes:
+        values: [places, N] float32, the gradients.
+    """
 
     def __init__(self, arena: Arena) -> None:
-        """Views the arrays that `gradient_specs` described."""
         self.values = arena.array("gradients.values")
         self._state = arena.words("gradients.state")
         self._order = arena.words("gradients.order")
 
     def free_place(self, worker_idx: int) -> int | None:
-        """A place that the worker may write, None if it has to wait."""
-        own = range(worker_idx * PLACES, (worker_idx + 1) * PLACES)
-        return next((place for place in own if self._state[place] == PlaceState.FREE), None)
+        """Returns a place that the worker may write, None if it has to wait."""
+        places = range(worker_idx * PLACES, (worker_idx + 1) * PLACES)
+        return next((place for place in places if self._state[place] == PlaceState.FREE), None)
 
     def last_number(self, worker_idx: int) -> int:
-        """The number of the last gradient that the worker has handed over, 0 if there was none."""
-        return int(max(self._order[place] for place in range(worker_idx * PLACES, (worker_idx + 1) * PLACES)))
+        """Returns the number of the worker's last gradient, 0 if there was none."""
+        return int(max(self._order[worker_idx * PLACES : (worker_idx + 1) * PLACES]))
 
     def write(self, place: int, gradient: npt.NDArray[np.float32], number: int) -> None:
-        """Hands a gradient over (worker); `number` counts the worker's own."""
+        """Hands a gradient over (worker); `number` counts the gradients of the worker."""
         self.values[place] = gradient
         self._order[place] = number
         self._state[place] = PlaceState.READY
 
-    @property
-    def num_ready(self) -> int:
-        """Gradients that may be taken."""
-        return len(self._ready)
-
-    @property
-    def _ready(self) -> list[int]:
-        return [place for place in range(len(self._state)) if self._state[place] == PlaceState.READY]
+    def ready_places(self) -> list[int]:
+        """Returns the places whose gradients may be taken."""
+        return [place for place, state in enumerate(self._state) if state == PlaceState.READY]
 
     def take(self, count: int) -> list[int] | None:
         """Takes `count` gradients, of each worker the oldest first (combiner); None while there are fewer."""
-        ready = self._ready
+        ready = self.ready_places()
         if len(ready) < count:
             return None
-        taken = sorted(ready, key=lambda place: self._order[place])[:count]
+        taken = sorted(ready, key=self._order.__getitem__)[:count]
         for place in taken:
             self._state[place] = PlaceState.TAKEN
         return taken
 
     def free(self, places: Sequence[int]) -> None:
-        """Gives places back (combiner)."""
+        """Frees places that were taken (combiner)."""
         for place in places:
             self._state[place] = PlaceState.FREE

@@ -1,4 +1,4 @@
-"""The whole schema of the shared memory, from the spaces and the plan: every array, its dtype and its shape.
+"""The complete schema of the shared memory, from the spaces and the plan: every array, its dtype and its shape.
 
 A slot holds one trajectory of one split: T rows of steps. `obs` and `value` have one row more, for the state after
 the last step. Row rules: `obs[t + 1]` is the true next observation of `obs[t]` unless `terminated[t]`. After a
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncrl.buffers.arena import ArraySpec, arena_size
-from asyncrl.buffers.control import control_specs, departure_specs
+from asyncrl.buffers.control import control_specs, worker_death_specs
 from asyncrl.buffers.gradients import gradient_specs
 from asyncrl.buffers.messages import ring_specs
 from asyncrl.buffers.replay import replay_specs
@@ -33,7 +33,7 @@ class FieldSpec:
 
 
 def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec, ...]:
-    """Fields that each have a row for every environment: `[slots, T or T+1, envs, *row_shape]`."""
+    """Fields with a row for every environment: `[slots, T or T+1, envs, *row_shape]`."""
     return (
         FieldSpec("obs", spec.observation.row_dtype, (spec.observation.row_size,), has_extra_row=True),
         FieldSpec("rnn_state", "float32", (rnn_state_size,), has_extra_row=True),
@@ -49,7 +49,7 @@ def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec
 
 
 def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
-    """Arrays of all slots: the trajectory fields, what is known of each row as a whole, and the words of each slot."""
+    """Arrays of all slots: the trajectory fields, the policy version and time of each row, the words of each slot."""
     num_slots, rollout, num_envs = plan.num_slots, plan.rollout, plan.envs_per_split
     specs = [
         ArraySpec(
@@ -61,13 +61,13 @@ def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
     ]
     specs.append(ArraySpec("slots.policy_version", "int64", (num_slots, rollout + 1)))
     specs.append(ArraySpec("slots.chosen_at", "float64", (num_slots, rollout + 1)))
-    specs.extend(ArraySpec(f"slots.{word}", "int64", (num_slots,)) for word in ("state", "owner", "generation"))
+    specs.extend(ArraySpec(f"slots.{word}", "int64", (num_slots,)) for word in ("state", "owner"))
     return specs
 
 
 @dataclass(frozen=True)
 class SharedSizes:
-    """Elements of what Hogwild workers train together: tensors, and the vectors of running moments, by name."""
+    """Number of elements of the tensors that Hogwild workers train together, and of their running moments, by name."""
 
     tensors: Mapping[str, int]
     moments: Mapping[str, int]
@@ -93,16 +93,16 @@ def arena_specs(
     for worker_idx in range(plan.num_workers):
         specs.extend(ring_specs(f"granted.{worker_idx}", plan.num_slots))
         specs.extend(ring_specs(f"ready.{worker_idx}", plan.num_slots))
-        # After an inference worker's death a split's request may be in the ring and be answered by the table.
+        # After an inference worker's death, a request may be answered from the table while it is still in the ring.
         specs.extend(ring_specs(f"requests.{worker_idx}", 2 * plan.worker_num_splits))
         specs.append(ArraySpec(f"progress.{worker_idx}", "int64", (3,)))
     specs.extend(control_specs())
-    specs.extend(departure_specs(plan.num_workers))
+    specs.extend(worker_death_specs(plan.num_workers))
     specs.extend(weights_specs(num_weights))
     return specs
 
 
 def arena_bytes(spec: EnvSpec, plan: ResourcePlan, num_weights: int, shared: SharedSizes | None = None) -> int:
-    """Memory of a run's arena in bytes, those that Hogwild workers have for themselves included."""
+    """Bytes of a run's arena, and of the private arenas of Hogwild workers."""
     own = plan.num_workers * arena_bytes(spec, plan.of_one_worker, 1) if plan.hogwild is not None else 0
     return own + arena_size(arena_specs(spec, plan, num_weights, shared))

@@ -1,18 +1,18 @@
-"""How processes tell each other of work: rings of numbers, wake-ups, and requests for actions.
+"""How processes notify each other of work: rings of numbers, wake-ups, and requests for actions.
 
-**Rings.** A lock-free ring of integers has one producer and one consumer. `tail` is written by the producer alone and
-`head` by the consumer alone; an item is written before the tail that covers it. Each store is one aligned 8-byte write,
-and x86-64 keeps the order of stores, so the consumer never sees a tail whose items are not there. A process killed at
+**Rings.** A lock-free ring of integers has one producer and one consumer. Only the producer writes `tail`, only the
+consumer writes `head`, and an item is written before the tail that covers it. Each store is one aligned 8-byte write,
+and x86-64 keeps the order of stores, so the consumer never sees a tail whose items are missing. A process killed at
 any instruction leaves the ring usable by the other side.
 
-**Wake-ups.** One eventfd (elsewhere a pipe) for each consumer, made before any process starts, so a restarted process
-needs nothing from its peers. A wake-up is a hint: it is sent after the data was written, and a waiting process looks at
-its rings again when it was woken and when its timeout has passed.
+**Wake-ups.** Each consumer has one eventfd (elsewhere a pipe), made before any process starts, so a restarted process
+needs nothing from the others. A wake-up is a hint: it is sent after the data was written, and a waiting process checks
+its rings when it is woken and after its timeout.
 
-**Requests.** They say which split waits for an action on which row of which slot. The worker writes slot and row, then
-the request's number; the server writes the action into the slot, then the answer's number. A request is open exactly
-while the answer's number is smaller, so after any death both sides can tell from these words alone what is open, and no
-request is answered twice.
+**Requests.** A request names the slot and row for which a split waits for actions. The worker writes slot and row, then
+the request's number; the server writes the actions into the slot, then the same number as the answer's. A request is
+open while the answer's number is smaller. So after any death both sides know from these words alone which requests are
+open, and no request is answered twice.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from asyncrl.buffers.arena import Arena, ArraySpec
 
 
 class IndexRing:
-    """Integers in order, through the arena. Holds at most `capacity` of them."""
+    """A queue of at most `capacity` integers in the arena, see `ring_specs`."""
 
     def __init__(self, arena: Arena, name: str) -> None:
-        """Views the ring `name` whose arrays `ring_specs` described."""
         self._items = arena.words(f"{name}.items")
         self._head = arena.words(f"{name}.head")
         self._tail = arena.words(f"{name}.tail")
@@ -39,7 +38,7 @@ class IndexRing:
         """Appends an item (producer).
 
         Raises:
-            OverflowError: the ring is full, which its capacity is chosen to exclude.
+            OverflowError: the ring is full; capacities are chosen so that this cannot happen.
         """
         tail = self._tail[0]
         if tail - self._head[0] >= self._capacity:
@@ -48,7 +47,7 @@ class IndexRing:
         self._tail[0] = tail + 1
 
     def pop_all(self) -> list[int]:
-        """Takes all items that are there, oldest first (consumer)."""
+        """Removes and returns all items, oldest first (consumer)."""
         head, tail = self._head[0], self._tail[0]
         if head == tail:
             return []
@@ -58,7 +57,7 @@ class IndexRing:
 
 
 def ring_specs(name: str, capacity: int) -> list[ArraySpec]:
-    """Arrays of a ring, each on cache lines of its own."""
+    """Arrays of a ring, each on separate cache lines."""
     return [
         ArraySpec(f"{name}.items", "int64", (capacity,)),
         ArraySpec(f"{name}.head", "int64", (1,)),
@@ -70,25 +69,21 @@ class Waker:
     """Wakes the one process that waits on it; any number of processes may send."""
 
     def __init__(self, read_fd: int | None = None, write_fd: int | None = None) -> None:
-        """Makes a new waker; the arguments are for the copy in a child."""
+        """Makes a new waker; only the copy in a child process is given descriptors."""
         if read_fd is None or write_fd is None:
             read_fd, write_fd = _new_descriptors()
         self._read_fd = read_fd
         self._write_fd = write_fd
 
     def wake(self) -> None:
-        """Ends the present or the next `wait` of the consumer."""
+        """Ends the current or the next `wait` of the consumer."""
         try:
             os.write(self._write_fd, b"\1\0\0\0\0\0\0\0")
         except BlockingIOError:
             return  # as many wake-ups as fit are pending: the consumer wakes anyway
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until woken or until the timeout has passed; takes all pending wake-ups.
-
-        Returns:
-            Whether it was woken.
-        """
+        """Waits until woken or until the timeout; takes all pending wake-ups. Returns whether it was woken."""
         if not select.select([self._read_fd], [], [], timeout_s)[0]:
             return False
         try:
@@ -98,7 +93,6 @@ class Waker:
         return True
 
     def close(self) -> None:
-        """Closes this process's descriptors."""
         os.close(self._read_fd)
         if self._write_fd != self._read_fd:
             os.close(self._write_fd)
@@ -128,7 +122,6 @@ class RequestTable:
     """One request at a time for each split."""
 
     def __init__(self, arena: Arena) -> None:
-        """Views the words of all splits."""
         self._request_seq = arena.words("splits.request_seq")
         self._response_seq = arena.words("splits.response_seq")
         self._slot = arena.words("splits.request_slot")
@@ -152,10 +145,6 @@ class RequestTable:
             return None
         return int(self._slot[split_idx]), int(self._row[split_idx])
 
-    def close(self, split_idx: int) -> None:
-        """Ends the request of a split whose worker died, if one is open (server)."""
-        self._response_seq[split_idx] = self._request_seq[split_idx]
-
     def answer(self, split_idx: int) -> None:
-        """Says that the actions are written (server)."""
+        """Closes the request, if one is open: the actions are written, or the split's worker has died (server)."""
         self._response_seq[split_idx] = self._request_seq[split_idx]

@@ -1,4 +1,4 @@
-"""Page-locked memory: what a CUDA device copies from and to by itself, while the host goes on."""
+"""Page-locked memory, which a CUDA device copies from and to while the host continues."""
 
 from __future__ import annotations
 
@@ -19,16 +19,9 @@ _SUCCESS = 0
 
 
 def pin_arena(arena: Arena, owner: object) -> bool:
-    """Registers all of an arena with CUDA, for as long as `owner` lives.
+    """Registers all of an arena with CUDA, as long as `owner` lives; returns whether it is registered.
 
-    Where the driver refuses, copies out of the arena are right, but the host waits for each.
-
-    Args:
-        arena: the shared memory.
-        owner: whoever copies out of it.
-
-    Returns:
-        Whether it is registered.
+    If the driver refuses, copies out of the arena still work, but the host waits for each.
     """
     pages = arena.pages()
     code = int(_runtime().cudaHostRegister(pages.ctypes.data, pages.nbytes, 0))
@@ -36,7 +29,7 @@ def pin_arena(arena: Arena, owner: object) -> bool:
         _clear_error()
         log.warning("shared memory of %d bytes could not be page-locked: CUDA error %d", pages.nbytes, code)
         return False
-    weakref.finalize(owner, _unpin, pages)  # which keeps the memory mapped until then
+    weakref.finalize(owner, _unpin, pages)  # keeps the memory mapped until then
     return True
 
 
@@ -46,7 +39,7 @@ def _unpin(pages: npt.NDArray[np.uint8]) -> None:
 
 
 def _clear_error() -> None:
-    """CUDA says again at the next kernel what was refused before, and PyTorch would raise it there."""
+    """Clears the last error of CUDA, which PyTorch would otherwise raise at the next kernel."""
     with contextlib.suppress(RuntimeError):
         torch.empty(1, device="cuda").fill_(0.0)
 
@@ -56,5 +49,5 @@ def _runtime() -> Any:
 
 
 def host_buffer(shape: tuple[int, ...], dtype: Any, device: torch.device) -> torch.Tensor:
-    """Zeros on the host, page-locked if they are to be copied to or from a CUDA device."""
+    """Returns zeros on the host, page-locked if `device`, to or from which they are copied, is a CUDA device."""
     return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")

@@ -1,12 +1,12 @@
 """The replay: a stripe of rows for each split, written by its worker, read by the learner.
 
-A stripe has R rows of E environments, which step together, so one cursor a stripe is one for each of its environments.
-Row r lies at index r % R and holds an observation and the step taken from it. `obs[r + 1]` is the true next observation
-of `obs[r]` unless `terminated[r]`. After a truncation the next row holds the episode's final observation: it is not
-`valid`, not stepped and never the start of a transition; the reset observation is the row after it.
+A stripe has R rows of E environments, which step together, so all environments share one cursor. Row r is at index
+r % R and holds an observation and the step taken from it. `obs[r + 1]` is the true next observation of `obs[r]` unless
+`terminated[r]`. After a truncation the next row holds the episode's final observation: it is not `valid`, not stepped
+and never the start of a transition; the reset observation is the row after it.
 
-A worker writes row c and the observation of row c + 1, then moves the cursor to c + 1. While it does so, row c - R and
-the observation of row c + 1 - R are destroyed: with the cursor at c, the rows from c + 2 - R on are whole.
+A worker writes row c and the observation of row c + 1, then moves the cursor to c + 1. Meanwhile it overwrites row
+c - R and the observation of row c + 1 - R: with the cursor at c, the rows from c + 2 - R on are complete.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.buffers.answers import ActionAnswer
 from asyncrl.buffers.arena import Arena, ArraySpec
+from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.envs.spec import EnvSpec, stored_action
-from asyncrl.runtime.checkpoint import KeptReplay
+from asyncrl.runtime.checkpoint import SavedReplay
 
 _UNLIMITED = 2**62
-_SPARE_ROWS = 2  # the row that is being written, and the one whose observation is
+_SPARE_ROWS = 2  # the row that is being written, and the one whose observation is being written
 _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
 
 class StepRows(NamedTuple):
-    """Where one step of a split goes, all views of a slot or a stripe: `[E]`, and `next_obs [E, D]`."""
+    """Views of a slot or a stripe, into which one step of a split is written: `[E]`, and `next_obs [E, D]`."""
 
     reward: npt.NDArray[np.float32]
     terminated: npt.NDArray[np.bool_]
@@ -38,12 +38,12 @@ class StepRows(NamedTuple):
 
 
 def rows_per_stripe(num_splits: int, envs_per_split: int, replay_size: int) -> int:
-    """R: rows of a stripe, with those that can't be read while the worker writes."""
+    """R: rows of a stripe, including those that cannot be read while the worker writes."""
     return -(-replay_size // (num_splits * envs_per_split)) + _SPARE_ROWS
 
 
 def replay_specs(spec: EnvSpec, num_splits: int, envs_per_split: int, replay_size: int) -> list[ArraySpec]:
-    """Arrays of a replay of `replay_size` environment steps, of the mailbox for actions, and of the limits."""
+    """Arrays of a replay of `replay_size` environment steps, of the mailbox for actions, and of `ReplayLimits`."""
     envs = (num_splits, envs_per_split)
     rows = (num_splits, rows_per_stripe(num_splits, envs_per_split, replay_size), envs_per_split)
     action_dtype, action_shape = stored_action(spec.action)
@@ -64,13 +64,13 @@ class ReplayStripes:
 
     Attributes:
         num_splits, capacity, num_envs: stripes K, rows of each R, environments of a split E.
+        num_rows: [K], the cursors: complete rows of each stripe. They never fall; only this class writes them.
     """
 
     def __init__(self, arena: Arena) -> None:
-        """Views the arrays that `replay_specs` described."""
         self._fields = {name: arena.array(f"replay.{name}") for name in _FIELDS}
         self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid = self._fields.values()
-        self._num_rows = arena.words("replay.rows")
+        self.num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
         self._mail = arena.array("mailbox.action")
         self.num_splits: int
@@ -79,26 +79,22 @@ class ReplayStripes:
         self.num_splits, self.capacity, self.num_envs = self.reward.shape
         self._no_state = np.empty((self.num_envs, 0), dtype=np.float32)
 
-    def num_rows(self, split_idx: int) -> int:
-        """The stripe's cursor: how many rows of it are complete; it never falls."""
-        return self._num_rows[split_idx]
-
     def first_whole_row(self, split_idx: int) -> int:
-        """The oldest row that the worker can't be overwriting now."""
-        return max(0, self._num_rows[split_idx] + _SPARE_ROWS - self.capacity)
+        """Returns the oldest row that the worker cannot be overwriting now."""
+        return max(0, self.num_rows[split_idx] + _SPARE_ROWS - self.capacity)
 
     def total_env_steps(self) -> int:
-        """Environment steps of all complete rows, also of those that are overwritten."""
+        """Environment steps of all complete rows, including overwritten ones."""
         return sum(self._env_steps)
 
     @property
     def num_held_steps(self) -> int:
-        """Rows that can be read, times environments: environment steps, and a few rows that are not steps."""
-        rows = (self._num_rows[split] - self.first_whole_row(split) for split in range(self.num_splits))
+        """Rows that can be read, times environments: environment steps, and a few rows that are no steps."""
+        rows = (self.num_rows[split] - self.first_whole_row(split) for split in range(self.num_splits))
         return sum(rows) * self.num_envs
 
     def rows(self, split_idx: int, row: int) -> StepRows:
-        """Where the step of a row goes (worker)."""
+        """Views of a row, for its step (worker)."""
         at, after = row % self.capacity, (row + 1) % self.capacity
         return StepRows(
             reward=self.reward[split_idx, at],
@@ -109,7 +105,7 @@ class ReplayStripes:
         )
 
     def store_action(self, split_idx: int, row: int) -> npt.NDArray[Any]:
-        """Takes the actions out of the mailbox into a row (worker), and returns them."""
+        """Copies the actions from the mailbox to a row and returns them (worker)."""
         action: npt.NDArray[Any] = self.action[split_idx, row % self.capacity]
         action[...] = self._mail[split_idx]
         return action
@@ -117,71 +113,62 @@ class ReplayStripes:
     def publish(self, split_idx: int, num_steps: int) -> None:
         """Completes the stripe's next row (worker); `num_steps` of its environments were stepped."""
         self._env_steps[split_idx] += num_steps
-        self._num_rows[split_idx] += 1
+        self.num_rows[split_idx] += 1
 
     def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """The observations `[E, D]` of a (split, row)."""
-        split_idx, row = place
-        obs: npt.NDArray[Any] = self.obs[split_idx, row % self.capacity]
+        """Returns the observations `[E, D]` of a (split, row)."""
+        obs: npt.NDArray[Any] = self.obs[place[0], place[1] % self.capacity]
         return obs
 
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The observations of a (split, row), and no states `[E, 0]`: no policy of a replay is recurrent."""
+        """See `InferenceBuffer`; states are `[E, 0]`, because no policy that learns from a replay is recurrent."""
         return self.obs[place[0], place[1] % self.capacity], self._no_state
 
-    def answer(self, place: tuple[int, int], envs: slice, answer: ActionAnswer, version: int, now: float) -> None:
-        """Puts a split's actions into its mailbox. Called by the worker or its inference worker.
-
-        Args:
-            place: split and row.
-            envs: the split's part of the answer.
-            answer: of one forward pass.
-            version: the policy's; not kept, for a replay is of many.
-            now: not kept.
-        """
+    def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
+        """See `InferenceBuffer`; writes the actions into the split's mailbox. Version and time are not kept."""
         self._mail[place[0]] = answer.action[envs]
 
     def close_episodes(self, split_idx: int) -> None:
-        """Ends what a worker that died has left open (the worker that follows it, before its first row).
+        """Ends the open episodes of a worker that died (its successor, before its first row).
 
-        The row after the last complete one becomes a final observation, of which no transition starts. So none leads
-        from what the dead worker saw into the episodes that begin now, and nothing of its unpublished row is kept.
+        The row after the last complete one becomes a final observation, at which no transition starts. So no transition
+        leads from the dead worker's episodes into new ones, and its unpublished row is dropped.
         """
-        if self._num_rows[split_idx] > 0:
-            self._close_after(split_idx, self._num_rows[split_idx])
-            self._num_rows[split_idx] += 1
+        if self.num_rows[split_idx] > 0:
+            self._close_after(split_idx, self.num_rows[split_idx])
+            self.num_rows[split_idx] += 1
 
-    def content(self) -> KeptReplay:
-        """All rows that are whole, oldest first (learner), as views; workers may go on writing meanwhile.
+    def content(self) -> SavedReplay:
+        """Returns all complete rows as views, oldest first (learner); workers may continue to write.
 
         Columns are named by field and stripe and have one observation more than rows; `env_steps` has the counters.
         """
         columns: dict[str, list[npt.NDArray[Any]]] = {"env_steps": [np.array(self._env_steps, dtype=np.int64)]}
         spans = []
         for split_idx in range(self.num_splits):
-            stop = self._num_rows[split_idx]
+            stop = self.num_rows[split_idx]
             start = min(self.first_whole_row(split_idx), stop)
             spans.append((start, stop))
             for name, field in self._fields.items():
                 columns[f"{name}.{split_idx}"] = _unwrap(field[split_idx], start, stop + (name == "obs"))
 
         def count_lost() -> list[int]:
-            # Rows that were overwritten while they were read, at most all: the observation after them stays.
+            # Rows that were overwritten while they were read, at most all; the observation after them remains.
             return [
                 min(max(0, self.first_whole_row(split_idx) - start), stop - start)
                 for split_idx, (start, stop) in enumerate(spans)
             ]
 
-        return KeptReplay(columns, count_lost)
+        return SavedReplay(columns, count_lost)
 
-    def restore(self, kept: KeptReplay) -> None:
-        """Fills an empty replay with what `content` gave, before any worker starts.
+    def restore(self, kept: SavedReplay) -> None:
+        """Fills an empty replay with what `content` returned, before any worker starts.
 
-        Episodes that were open are closed: the row after the last holds their last observation and is no start, so no
-        transition leads into the episodes that begin now.
+        Open episodes are closed: the row after the last holds their last observation and starts no transition, so no
+        transition leads into new episodes.
 
         Raises:
-            ValueError: it is of another number of splits or environments.
+            ValueError: it has another number of splits or environments.
         """
         columns, (counts,) = kept.columns, kept.columns["env_steps"]
         found = (len(counts), *columns["reward.0"][0].shape[1:])
@@ -198,10 +185,10 @@ class ReplayStripes:
             if num_rows > 0:
                 self._close_after(split_idx, num_rows)
             self._env_steps[split_idx] = int(counts[split_idx])
-            self._num_rows[split_idx] = num_rows + (num_rows > 0)
+            self.num_rows[split_idx] = num_rows + (num_rows > 0)
 
     def _close_after(self, split_idx: int, num_rows: int) -> None:
-        """Truncates the episodes that are open after so many rows; the row after them is no start."""
+        """Truncates the episodes that are open after `num_rows` rows; the next row starts no transition."""
         last, after = (num_rows - 1) % self.capacity, num_rows % self.capacity
         was_open = self.valid[split_idx, last] & ~self.terminated[split_idx, last]
         self.truncated[split_idx, last] |= was_open
@@ -209,7 +196,7 @@ class ReplayStripes:
 
 
 def _unwrap(column: npt.NDArray[Any], start: int, stop: int) -> list[npt.NDArray[Any]]:
-    """Rows from `start` to before `stop` of a ring, as two views that follow one another."""
+    """Returns the rows `start:stop` of a ring as two consecutive views."""
     at = start % len(column)
     older = column[at : at + stop - start]
     return [older, column[: stop - start - len(older)]]
@@ -225,22 +212,18 @@ def _copy_newest(parts: Sequence[npt.NDArray[Any]], out: npt.NDArray[Any]) -> No
 
 
 class ReplayLimits:
-    """How far workers may step: words that the learner writes."""
+    """Words of the learner that limit how far workers may step."""
 
     def __init__(self, arena: Arena) -> None:
-        """Views the words."""
         self._rows = arena.words("replay.row_limits")
         self._steps = arena.words("replay.step_limit")
 
     def set(self, row_limits: Sequence[int] | None, step_limit: int) -> bool:
-        """Sets the limits (learner).
+        """Sets the limits (learner); returns whether one of them rose.
 
         Args:
             row_limits: rows that each split may have; None if only steps are limited.
             step_limit: environment steps of all splits together.
-
-        Returns:
-            Whether one of them rose.
         """
         has_risen = step_limit > self._steps[0]
         self._steps[0] = step_limit
@@ -251,11 +234,5 @@ class ReplayLimits:
         return has_risen
 
     def may_step(self, split_idx: int, num_rows: int, total_env_steps: int) -> bool:
-        """Whether a split that has `num_rows` rows may take another one (worker).
-
-        Args:
-            split_idx: the split.
-            num_rows: rows that it has.
-            total_env_steps: environment steps of all splits.
-        """
+        """Whether a split with `num_rows` rows may make another one (worker); `total_env_steps` is of all splits."""
         return num_rows < self._rows[split_idx] and total_env_steps < self._steps[0]

@@ -1,23 +1,27 @@
-"""Tensors that several learners train at once: their values, the optimizer's state, and counts with one writer each.
+"""What Hogwild workers share: trained tensors with the optimizer's state, running moments, units of returns, counts.
 
-Values and state are written by all workers, without a lock (Recht et al. 2011, "Hogwild!"): an element may miss an
-update that came at the same moment. Counts may not, so each worker has words and moments of its own, and the count of
-all is their sum. Owner number 0 is the run itself, for what a checkpoint held; worker w is number w + 1.
+All workers write tensors and optimizer state without a lock (Recht et al. 2011, "Hogwild!"): an element may miss an
+update that came at the same moment. Counts must not miss any, so each worker writes separate words and moments, and the
+total is their sum. Owner number 0 is the run itself, for the contents of a checkpoint; worker w is owner w + 1.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena, ArraySpec
+from asyncrl.buffers.control import RunControl
 
 RUN = 0
-_LOOK_EVERY_S = 1e-4
-_MOST_LOOKS = 1000
+_POLL_S = 1e-4
+_MAX_POLLS = 1000
+_SAVED_STEPS = "env_steps_of_worker_{}"
 
 FloatArray = npt.NDArray[np.float32]
 DoubleArray = npt.NDArray[np.float64]
@@ -38,8 +42,8 @@ def shared_tensor_specs(sizes: Mapping[str, int], moments: Mapping[str, int], nu
     for name, size in moments.items():
         specs.append(ArraySpec(f"moments.{name}.values", "float64", (num_workers + 1, 2, 1 + 2 * size)))
         specs.append(ArraySpec(f"moments.{name}.written", "int64", (num_workers + 1,)))
-    specs.append(ArraySpec("shared.resting", "int64", (num_workers,)))
-    specs.append(ArraySpec("shared.settled", "int64", (num_workers,)))
+    specs.append(ArraySpec("shared.has_finished", "int64", (num_workers,)))
+    specs.append(ArraySpec("shared.used_steps", "int64", (num_workers,)))
     specs.append(ArraySpec("return_units.values", "float32", (2,)))
     specs.append(ArraySpec("return_units.written", "int64", (1,)))
     return specs
@@ -51,11 +55,10 @@ class SharedTensor:
     Attributes:
         value: [N] float32.
         first, second: [N] float32, the optimizer's moments.
-        steps: how many steps each owner has made of it.
+        steps: [owners], optimizer steps that each owner has taken.
     """
 
     def __init__(self, arena: Arena, name: str) -> None:
-        """Views the arrays that `shared_tensor_specs` described."""
         self.value: FloatArray = arena.array(f"shared.{name}.value")
         self.first: FloatArray = arena.array(f"shared.{name}.first")
         self.second: FloatArray = arena.array(f"shared.{name}.second")
@@ -63,29 +66,27 @@ class SharedTensor:
 
     @property
     def num_steps(self) -> int:
-        """Steps that all owners have made."""
+        """Steps of all owners."""
         return int(sum(self.steps))
 
 
 class SharedMoments:
-    """Count, mean and variance of what each owner has seen, in entries with one writer each.
+    """Count, mean and variance of the vectors that each owner has seen, in entries with one writer each.
 
-    An entry has two places that take turns: the one with number `written % 2` is whole, so an owner that is killed
-    while it writes the other leaves nothing half-written behind.
+    An entry has two places that alternate: place `written % 2` is complete, also if an owner is killed while it writes
+    the other.
+
+    Attributes:
+        size: elements of a vector.
     """
 
     def __init__(self, arena: Arena, name: str) -> None:
-        """Views the arrays that `shared_tensor_specs` described."""
         self._values: DoubleArray = arena.array(f"moments.{name}.values")
         self._written = arena.words(f"moments.{name}.written")
-
-    @property
-    def size(self) -> int:
-        """Elements of the vectors."""
-        return (int(self._values.shape[2]) - 1) // 2
+        self.size = (int(self._values.shape[2]) - 1) // 2
 
     def write(self, owner: int, count: int, mean: DoubleArray, variance: DoubleArray) -> None:
-        """Replaces an owner's entry (that owner)."""
+        """Replaces the entry of an owner (that owner)."""
         size, written = self.size, self._written[owner] + 1
         entry = self._values[owner, written % 2]
         entry[0] = count
@@ -93,18 +94,12 @@ class SharedMoments:
         entry[1 + size :] = variance
         self._written[owner] = written
 
-    def read(self, owner: int) -> DoubleArray | None:
-        """Copies an owner's entry: count, means, variances; None if it was written meanwhile."""
-        written = self._written[owner]
-        entry = self._values[owner, written % 2].copy()
-        return entry if self._written[owner] == written else None
-
     def new_entries(self) -> DoubleArray:
-        """Room for the entries of all owners, `[owners, 1 + 2 * size]`, as if nobody had seen anything."""
+        """Returns empty entries of all owners, `[owners, 1 + 2 * size]`: count, means, variances."""
         return np.zeros_like(self._values[:, 0])
 
     def read_all(self, entries: DoubleArray) -> None:
-        """Copies the entries of all owners; of those that were written meanwhile `entries` keeps what it has."""
+        """Copies the entries of all owners into `entries`, except those that were written meanwhile."""
         before = self._written.tolist()
         values = self._values.copy()
         for owner, (then, now) in enumerate(zip(before, self._written.tolist(), strict=True)):
@@ -113,13 +108,12 @@ class SharedMoments:
 
 
 class ReturnUnits:
-    """Mean and deviation of returns in whose units the shared critic predicts; written by the keeper alone.
+    """Mean and deviation of returns, in whose units the shared critic predicts. Only the parameter server writes them.
 
-    The critic's head and these change together, so a reader copies both between two looks at `written`.
+    They change together with the critic's head, so a reader copies both and checks that `written` did not change.
     """
 
     def __init__(self, arena: Arena) -> None:
-        """Views the arrays that `shared_tensor_specs` described."""
         self.values: FloatArray = arena.array("return_units.values")
         self._written = arena.words("return_units.written")
 
@@ -130,21 +124,90 @@ class ReturnUnits:
         return written
 
     def read(self) -> tuple[int, float, float]:
-        """A number of these units, their mean and their deviation.
+        """Returns the number of these units, their mean and their deviation.
 
-        Waits while they change, at most 0.1 s: the keeper may have died meanwhile.
+        Waits while they change, at most 0.1 s: the parameter server may have died meanwhile.
         """
-        for _ in range(_MOST_LOOKS):
+        for _ in range(_MAX_POLLS):
             number, (mean, std) = self.written, self.values.tolist()
             if number % 2 == 0 and self.written == number:
                 break
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
         return number, mean, std
 
     def begin(self) -> None:
-        """Says that head and units are about to change (keeper)."""
+        """Notes that head and units are about to change (parameter server)."""
         self._written[0] += 1
 
     def end(self) -> None:
-        """Says that they have changed (keeper)."""
+        """Notes that they have changed (parameter server)."""
         self._written[0] += 1
+
+
+def saved_worker_steps(state: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the environment steps of each worker in a checkpoint's state; empty for the other backend."""
+    names = itertools.takewhile(state.__contains__, map(_SAVED_STEPS.format, itertools.count()))
+    return tuple(int(state[name]) for name in names)
+
+
+class GlobalClock:
+    """Environment steps of all workers together, which schedules and the end of the run follow."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        control: RunControl,
+        num_workers: int,
+        first_env_steps: int,
+        most_env_steps: int,
+        first_worker_steps: Sequence[int] = (),
+    ) -> None:
+        """Counts on from the steps of a checkpoint.
+
+        Args:
+            arena: the run's.
+            control: counts the steps of each worker.
+            num_workers: processes that train.
+            first_env_steps: steps of the checkpoint.
+            most_env_steps: steps at which the run ends.
+            first_worker_steps: steps of each worker of the checkpoint.
+        """
+        self._has_finished = arena.words("shared.has_finished")
+        self._used_steps = arena.words("shared.used_steps")
+        self._control = control
+        self._num_workers = num_workers
+        self._first = first_env_steps
+        self._first_of_workers = first_worker_steps
+        self._most = most_env_steps
+
+    @property
+    def env_steps(self) -> int:
+        return self._first + self._control.total_steps
+
+    @property
+    def saved(self) -> dict[str, int]:
+        """What `saved_worker_steps` reads; workers of a previous start that the run has no more keep their steps."""
+        collected = [self._control.collected_steps(worker) for worker in range(self._num_workers)]
+        steps = itertools.zip_longest(self._first_of_workers, collected, fillvalue=0)
+        return {_SAVED_STEPS.format(worker): before + now for worker, (before, now) in enumerate(steps)}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps were made, or the run was asked to stop."""
+        return self._control.stop_requested or self.env_steps >= self._most
+
+    def unused_steps(self, worker_idx: int) -> int:
+        """Returns the steps of a worker that were neither trained on nor counted as dropped (that worker)."""
+        return self._control.collected_steps(worker_idx) - int(self._used_steps[worker_idx])
+
+    def mark_steps_used(self, worker_idx: int) -> None:
+        """Notes that all steps of a worker were trained on or counted as dropped (that worker)."""
+        self._used_steps[worker_idx] = self._control.collected_steps(worker_idx)
+
+    def finish(self, worker_idx: int) -> None:
+        """Notes that a worker has no unfinished rollout or update any more (that worker)."""
+        self._has_finished[worker_idx] = 1
+
+    @property
+    def have_all_finished(self) -> bool:
+        return all(self._has_finished)

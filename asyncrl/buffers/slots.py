@@ -1,10 +1,10 @@
-"""Trajectory slots: room for one trajectory of one split each, with one owner at a time.
+"""Trajectory slots: each has room for one trajectory of one split, and one owner at a time.
 
     FREE --grant (learner)--> FILLING --finish (worker)--> READY --take (learner)--> TRAINING --free (learner)--> FREE
 
-The learner owns a slot that is FREE or TRAINING, and gives FILLING to a split; the worker of that split owns it until
-it is READY. The words are the truth; rings only carry the news. When the worker dies the learner owns its FILLING slots
-too, as soon as nobody answers its requests any more (`asyncrl.buffers.control`), and grants them anew.
+The learner owns a slot that is FREE or TRAINING, and grants it to a split, whose worker owns it until it is READY. The
+words of state and owner are authoritative; rings are hints. When a worker dies, the learner takes over its FILLING
+slots as soon as nobody answers its requests any more (`asyncrl.buffers.control`), and grants them again.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.buffers.answers import CriticizedAnswer
 from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.inference_buffer import ActorCriticOutput
 
 NOBODY = -1
+_POISONED = ("value", "log_prob", "reward")
 
 
 class SlotState(enum.IntEnum):
-    """Who may touch a slot, see the module's diagram."""
+    """Who may use a slot; see the module's diagram."""
 
     FREE = 0
     FILLING = 1
@@ -40,10 +41,10 @@ class TrajectorySlots:
     Attributes:
         num_slots, rollout, num_envs: slots S, step rows T, environments of a split E.
         is_recurrent: whether the slots keep recurrent states.
+        owner: [S], the split that fills or filled each slot; `NOBODY` for a free one. Only this class writes it.
     """
 
     def __init__(self, arena: Arena) -> None:
-        """Views the arrays that `slot_specs` described."""
         self.obs = arena.array("slots.obs")
         self.rnn_state = arena.array("slots.rnn_state")
         self.value = arena.array("slots.value")
@@ -56,9 +57,10 @@ class TrajectorySlots:
         self.valid = arena.array("slots.valid")
         self.policy_version = arena.array("slots.policy_version")
         self.chosen_at = arena.array("slots.chosen_at")
+        self.owner = arena.words("slots.owner")
         self._state = arena.words("slots.state")
-        self._owner = arena.words("slots.owner")
-        self._generation = arena.words("slots.generation")
+        # NaN in these fields means that a row was not written since the slot was granted.
+        self._poisoned = {name: arena.array(f"slots.{name}") for name in _POISONED}
         self.num_slots: int
         self.rollout: int
         self.num_envs: int
@@ -66,79 +68,77 @@ class TrajectorySlots:
         self.is_recurrent = self.rnn_state.shape[3] > 0
 
     def state(self, slot: int) -> SlotState:
-        """Present state of a slot."""
         return SlotState(self._state[slot])
-
-    def owner(self, slot: int) -> int:
-        """The split that fills or filled the slot, `NOBODY` if it is free."""
-        return int(self._owner[slot])
-
-    def generation(self, slot: int) -> int:
-        """How many times the slot was granted."""
-        return int(self._generation[slot])
 
     def reset(self) -> None:
         """Frees and poisons every slot (before any process starts)."""
+        for field in self._poisoned.values():
+            field[:] = np.nan
         for slot in range(self.num_slots):
-            self._poison(slot)
-            self._owner[slot] = NOBODY
+            self.owner[slot] = NOBODY
             self._state[slot] = SlotState.FREE
 
     def grant(self, slot: int, split_idx: int) -> None:
         """Gives a free slot to a split (learner)."""
-        self._require(slot, SlotState.FREE)
-        self._owner[slot] = split_idx
-        self._generation[slot] += 1
+        if self._state[slot] != SlotState.FREE:
+            raise self._wrong_state(slot, SlotState.FREE)
+        self.owner[slot] = split_idx
         self._state[slot] = SlotState.FILLING
 
-    def grant_anew(self, slot: int) -> int:
-        """Empties a slot whose worker died while it filled it, and leaves it with the same split (learner).
+    def grant_again(self, slot: int) -> int:
+        """Empties a slot whose worker died while it filled it; the same split keeps it (learner).
 
         Returns:
-            Samples that are lost: valid ones of whole rows.
+            Number of samples that are lost: valid ones of complete rows.
         """
-        self._require(slot, SlotState.FILLING)
+        if self._state[slot] != SlotState.FILLING:
+            raise self._wrong_state(slot, SlotState.FILLING)
         num_lost = int((self.valid[slot] & ~np.isnan(self.reward[slot])).sum())
-        self._poison(slot)
-        self._generation[slot] += 1
+        for field in self._poisoned.values():
+            field[slot] = np.nan
         return num_lost
 
     def finish(self, slot: int, split_idx: int) -> None:
         """Hands a filled slot to the learner (worker)."""
-        self._require(slot, SlotState.FILLING, split_idx)
+        if self._state[slot] != SlotState.FILLING:
+            raise self._wrong_state(slot, SlotState.FILLING)
+        if self.owner[slot] != split_idx:
+            raise SlotStateError(f"slot {slot} belongs to split {self.owner[slot]}, not to split {split_idx}")
         self._state[slot] = SlotState.READY
 
     def take(self, slot: int) -> None:
         """Takes a ready slot for training (learner).
 
         Raises:
-            SlotStateError: the slot is not ready, or rows were not written since it was granted.
+            SlotStateError: the slot is not ready, or a row of it was not written since it was granted.
         """
-        self._require(slot, SlotState.READY)
-        self.check_written(slot)
+        if self._state[slot] != SlotState.READY:
+            raise self._wrong_state(slot, SlotState.READY)
+        for name, field in self._poisoned.items():
+            poisoned = np.isnan(field[slot])
+            if poisoned.any():
+                row, env = np.argwhere(poisoned)[0]
+                raise SlotStateError(
+                    f"slot {slot} of split {self.owner[slot]}: {name} of row {row}, environment {env} was never "
+                    "written or is not a number"
+                )
         self._state[slot] = SlotState.TRAINING
 
     def free(self, slot: int) -> None:
-        """Ends the use of a slot (learner), whose old contents can't be mistaken for new ones from now on."""
-        self._require(slot, SlotState.TRAINING)
-        self._poison(slot)
-        self._owner[slot] = NOBODY
+        """Ends the use of a slot and poisons it, so that its contents cannot be taken for new ones (learner)."""
+        if self._state[slot] != SlotState.TRAINING:
+            raise self._wrong_state(slot, SlotState.TRAINING)
+        for field in self._poisoned.values():
+            field[slot] = np.nan
+        self.owner[slot] = NOBODY
         self._state[slot] = SlotState.FREE
 
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The observations `[E, row_size]` of a (slot, row), and the recurrent states `[E, S]` before them."""
+        """See `InferenceBuffer`."""
         return self.obs[place], self.rnn_state[place]
 
-    def answer(self, place: tuple[int, int], envs: slice, answer: CriticizedAnswer, version: int, now: float) -> None:
-        """Writes beside the observations of a (slot, row) what a policy says of them.
-
-        Args:
-            place: slot and row; the row after the last step gets a value only.
-            envs: the split's part of the answer.
-            answer: of one forward pass.
-            version: the policy's.
-            now: time (`time.monotonic`).
-        """
+    def answer(self, place: tuple[int, int], envs: slice, answer: ActorCriticOutput, version: int, now: float) -> None:
+        """See `InferenceBuffer`; the row after the last step gets a value only."""
         self.value[place] = answer.value[envs]
         self.policy_version[place] = version
         self.chosen_at[place] = now
@@ -149,25 +149,7 @@ class TrajectorySlots:
             if self.is_recurrent:
                 self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
 
-    def check_written(self, slot: int) -> None:
-        """Raises `SlotStateError` if a row of the slot still holds poison."""
-        for name, field in (("value", self.value), ("log_prob", self.log_prob), ("reward", self.reward)):
-            poisoned = np.isnan(field[slot])
-            if poisoned.any():
-                row, env = np.argwhere(poisoned)[0]
-                raise SlotStateError(
-                    f"slot {slot} of split {self.owner(slot)}: {name} of row {row}, environment {env} was never "
-                    "written or is not a number"
-                )
-
-    def _poison(self, slot: int) -> None:
-        for field in (self.value, self.log_prob, self.reward):
-            field[slot] = np.nan
-
-    def _require(self, slot: int, expected: SlotState, split_idx: int | None = None) -> None:
-        if self._state[slot] != expected:
-            raise SlotStateError(
-                f"slot {slot} is {self.state(slot).name}, expected {expected.name}; owner: split {self.owner(slot)}"
-            )
-        if split_idx is not None and self.owner(slot) != split_idx:
-            raise SlotStateError(f"slot {slot} belongs to split {self.owner(slot)}, not to split {split_idx}")
+    def _wrong_state(self, slot: int, expected: SlotState) -> SlotStateError:
+        return SlotStateError(
+            f"slot {slot} is {self.state(slot).name}, expected {expected.name}; owner: split {self.owner[slot]}"
+        )

@@ -78,13 +78,13 @@ class EvaluationWorker:
         """
         if self._weights.num_publications == 0:
             return False
-        env_steps = self._weights.newest_env_steps
+        env_steps = self._weights.newest.env_steps
         if self._control.num_evaluations > self._num_requests:
             return True
         if self._every is None:
             return False
         if self._control.ended:
-            return self._evaluated != (self._weights.newest_version, env_steps)
+            return self._evaluated != (self._weights.newest.version, env_steps)
         return self._due_at <= env_steps < self._config.train_for_env_steps
 
     @property

@@ -1,1 +1,1 @@
-"""The other backend: workers that each own environments and gradients and share one set of parameters."""
+"""The Hogwild backend: workers with private environments and gradients train one set of shared parameters."""

@@ -1,16 +1,16 @@
-"""A2C's learner in a Hogwild process: statistics and units of returns are common to all, gradients are its own."""
+"""A2C's learner in a Hogwild process: statistics and units of returns are common to all, gradients are private."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncrl.buffers.answers import ActionAnswer
+from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.shared_tensors import ReturnUnits
+from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.storage import Storage
@@ -18,13 +18,13 @@ from asyncrl.models.acting import Act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import read_block
 
-_MOST_TRIES = 1000
-_REUNIT_AT = 0.01
+_MAX_TRIES = 1000
+_MIN_CHANGE_OF_UNITS = 0.01
 _CPU = torch.device("cpu")
 
 
 class HogwildActorCritic(OnPolicyLearner):
-    """Learns from rollouts of one pass and one minibatch each."""
+    """Learns from rollouts in one pass of one minibatch."""
 
     def __init__(
         self,
@@ -34,44 +34,57 @@ class HogwildActorCritic(OnPolicyLearner):
         units: ReturnUnits | None,
         device: torch.device = _CPU,
         has_copies: bool = False,
+        channel: WeightsChannel | None = None,
     ) -> None:
-        """Starts with the shared weights as they are.
+        """Starts with the shared weights.
 
         Args:
             model: the network to act and learn with.
             config: the run's settings.
-            storage: where its weights live.
+            storage: memory of its weights.
             units: units of returns of the shared critic; None where statistics come with published weights.
             device: where the network is.
-            has_copies: whether the network's weights are copies of the shared ones, which the keeper does not rescale.
+            has_copies: whether the network has copies of the shared weights, which the parameter server cannot rescale.
+            channel: published weights, which `begin` takes in place of shared ones.
         """
         once = config.model_copy(update={"num_epochs": 1, "num_batches_per_epoch": 1, "shuffle_minibatches": False})
         super().__init__(model, once, device, storage)
+        self._storage = storage
+        self._channel = channel
+        self._publication = 0
+        self._block = torch.empty(self.block_size if channel is not None else 0)
         self._units = units
         self._has_copies = has_copies
-        self._units_number = 0  # of the units that the network is in
+        self._units_number = 0  # of the units in which the network predicts
         if units is not None:
             self._units_number, mean, std = units.read()
             self._set_units(mean, std)
 
-    def begin(self, pull: Callable[[], None]) -> None:
-        """Takes over weights, units of returns and statistics, for the rollout that begins now.
-
-        Args:
-            pull: copies the weights; they and the units of their critic are of one moment.
-        """
-        if self._units is None:
-            pull()
-        else:
-            self._pull_with_units(pull, self._units)
+    def begin(self) -> None:
+        """Copies weights, statistics and units of returns for the next rollout, all of one moment."""
+        if self._channel is not None:
+            news = self._channel.read(self._block.numpy(), self._publication)
+            if news is not None:
+                self._publication, self.policy_version = news.number, news.version
+                read_block(self.model, self._flat, self._block)
+        if self._units is not None:
+            for _ in range(_MAX_TRIES):
+                self._units_number, mean, std = self._units.read()
+                self._storage.pull()
+                self._set_units(mean, std)
+                if self._units.written == self._units_number:
+                    break
+            if self._config.normalize_input:
+                self._obs_moments.merge()
+                self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics = {self.policy_version: self._obs_statistics}
 
     def follow_units(self) -> None:
-        """Takes over units of returns that have moved since the weights were pulled.
+        """Adopts units of returns that changed since `begin`.
 
-        Shared weights were rescaled by the keeper; copies of them are rescaled here. Values in a slot are in units of
-        rewards, so they remain right.
+        The parameter server has rescaled shared weights; copies of them are rescaled here. Values in a slot are in
+        units of rewards, so they remain valid.
         """
         units = self._units
         if units is None or units.written == self._units_number:
@@ -84,80 +97,57 @@ class HogwildActorCritic(OnPolicyLearner):
             self._set_units(mean, std)
 
     def act_in_units(self, act: Act) -> Act:
-        """The same as `act`, with values in units of rewards although the units of returns move meanwhile."""
+        """Returns `act` with values in units of rewards, also while the units of returns change."""
         units = self._units
         if units is None or self._has_copies:
             return act
 
-        def act_and_look(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActionAnswer:
-            for _ in range(_MOST_TRIES):
+        def act_and_check(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
+            for _ in range(_MAX_TRIES):
                 self.follow_units()
                 answer = act(obs, state)
                 if units.written == self._units_number:
                     break
             return answer
 
-        return act_and_look
+        return act_and_check
 
     def _set_units(self, mean: float, std: float) -> None:
         self.model.return_mean.fill_(mean)
         self.model.return_std.fill_(std)
 
-    def take_published(self, block: Tensor, policy_version: int) -> None:
-        """Takes over a publication: weights and statistics of one moment."""
-        self.policy_version = policy_version
-        read_block(self.model, self._flat, block)
-
-    def _pull_with_units(self, pull: Callable[[], None], units: ReturnUnits) -> None:
-        for _ in range(_MOST_TRIES):
-            self._units_number, mean, std = units.read()
-            pull()
-            self._set_units(mean, std)
-            if units.written == self._units_number:
-                break
-        if self._config.normalize_input:
-            self._obs_moments.merge()
-            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
-
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
-        """Adds the rollout to the common statistics; what acts and learns changes at the next `begin`."""
+        """Adds the rollout to the common statistics; acting and training use them from the next `begin` on."""
         if self._config.normalize_input:
             self._obs_moments.update(raw_obs)
         if self._config.normalize_returns:
             self._return_moments.update(raw_returns.unsqueeze(-1))
 
 
-class KeptActorCritic(HogwildActorCritic):
-    """The keeper's: it trains nothing by itself, keeps the units of returns, and is what checkpoints hold."""
-
-    def keep_units(self) -> None:
-        """Rescales the shared critic's head where returns have moved, so that no prediction changes (PopArt)."""
-        units = self._units
-        if units is None or not self._config.normalize_returns or self._return_moments.count == 0:
-            return
-        mean, std = self._return_moments.mean.float(), self._return_moments.std.float()
-        old_mean, old_std = self.model.return_mean, self.model.return_std
-        has_moved = (mean - old_mean).abs() > _REUNIT_AT * old_std, (std / old_std).log().abs() > _REUNIT_AT
-        if not any(bool(moved) for moved in has_moved):
-            return
-        units.begin()
-        self.model.renormalize_returns(mean, std)
-        units.values[:] = [float(mean), float(std)]
-        units.end()
+class ServerActorCritic(HogwildActorCritic):
+    """The learner of the parameter server: it updates the units of returns, and checkpoints are saved from it."""
 
     def follow(self, policy_version: int) -> None:
-        """Follows what the workers have done, before a publication or a checkpoint; moments were merged before."""
+        """Adopts the workers' progress, before a publication or a checkpoint; moments are merged already.
+
+        Where returns have changed, the shared critic's head is rescaled so that no prediction changes (PopArt).
+        """
         self.policy_version = policy_version
-        self.keep_units()
+        if self._units is not None and self._config.normalize_returns and self._return_moments.count > 0:
+            mean, std = self._return_moments.mean.float(), self._return_moments.std.float()
+            old_mean, old_std = self.model.return_mean, self.model.return_std
+            has_mean_changed = bool((mean - old_mean).abs() > _MIN_CHANGE_OF_UNITS * old_std)
+            if has_mean_changed or bool((std / old_std).log().abs() > _MIN_CHANGE_OF_UNITS):
+                self._units.begin()
+                self.model.renormalize_returns(mean, std)
+                self._units.values[:] = [float(mean), float(std)]
+                self._units.end()
         if self._config.normalize_input:
             self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
 
-    def set_schedule(self, env_steps: int) -> None:
-        """Moves the learning rate to where its schedule has it after so many steps."""
+    def descend(self, gradient: Tensor, env_steps: int) -> None:
+        """Clips a gradient `[N]` of workers and takes one step, at the learning rate after `env_steps` steps."""
         self._learning_rate.start_dataset(env_steps)
-
-    def descend_along(self, gradient: Tensor) -> None:
-        """Clips a gradient `[N]` that others computed, and takes one step down it."""
         self._gradient.copy_(gradient)
         self._step(torch.zeros(()), self._learning_rate.value)
         self.policy_version += 1

@@ -1,28 +1,49 @@
-"""What every Hogwild worker has, whatever it learns from, and how it ends."""
+"""Hogwild workers: each collects and learns in turn.
+
+consumes  shared parameters and statistics; published ones where the parameter server combines gradients
+produces  optimizer steps of the shared parameters, or gradients; its part of the common statistics; counts of steps
+waits     for nobody; for WAIT_S while its gradients are not combined yet, and after all steps of the run were made
+stops     when the run has ended
+
+Each environment step of A2C is trained on or reported as dropped: the successor of a dead worker reports its unfinished
+rollout.
+"""
 
 from __future__ import annotations
 
 import abc
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import torch
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
-from asyncrl.hogwild.clock import GlobalClock
+from asyncrl.buffers.gradients import GradientPlaces
+from asyncrl.buffers.inference_buffer import InferenceBuffer
+from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.buffers.shared_tensors import GlobalClock
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.schema import TrainConfig
+from asyncrl.hogwild.actor_critic import HogwildActorCritic
+from asyncrl.learner.dataset import Batcher
+from asyncrl.learner.limiter import ReplayLimiter
+from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.off_policy_trainer import MOST_UPDATES_AT_ONCE
+from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.slot_ledger import Columns
+from asyncrl.models.acting import Act
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.rollout.worker import WAIT_S, StepsEnvironments, WorkerReports
+from asyncrl.rollout.replay_worker import ReplaySplit
+from asyncrl.rollout.worker import WAIT_S, Split, StepsEnvironments, WorkerReports
+
+_SLOT = _SPLIT = 0  # a worker has one slot and one split, in private memory
 
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """What every worker is made of.
-
-    Attributes:
-        worker_idx: its number.
-        control: the run's words.
-        clock: environment steps of all workers.
-        arena: the memory of its own, which goes with it.
-        phases: its time goes here.
-    """
+    """What every worker needs; `arena` is its private memory."""
 
     worker_idx: int
     control: RunControl
@@ -32,35 +53,151 @@ class WorkerParts:
 
 
 class HogwildWorker(WorkerReports, abc.ABC):
-    """Collects and learns in turn, until all workers together have made the steps of the run."""
+    """Works until all workers together have made the steps of the run."""
+
+    waiting_for = Phase.WAIT_UPDATES
 
     def __init__(self, parts: WorkerParts, group: StepsEnvironments) -> None:
-        """Takes ownership of the environments and of the memory."""
+        """Takes ownership of the environments and of the private memory."""
         super().__init__(parts.worker_idx, [group], parts.control, parts.phases)
         self._clock = parts.clock
         self._arena = parts.arena
 
     def poll(self) -> float:
-        """Works once, or says that it has nothing in hand any more.
+        """Works for a short time, until the run has all its steps.
 
         Returns:
             Seconds to wait, unless woken, before polling again.
         """
         if self._clock.is_over:
-            self._clock.rest(self.worker_idx)
+            self._clock.finish(self.worker_idx)
             return WAIT_S
         return self._work()
 
     def close(self) -> None:
-        """Closes the environments and gives the memory back."""
+        """Closes the environments and frees the private memory."""
         super().close()
         self._arena.close()
 
-    @property
-    def waiting_for(self) -> Phase:
-        """What keeps the worker from going on when `poll` did nothing."""
-        return Phase.WAIT_UPDATES
-
     @abc.abstractmethod
+    def _work(self) -> float: ...
+
+
+class HogwildA2cWorker(HogwildWorker):
+    """A worker of A3C: collects a rollout with its network, and steps along its gradient. Owns one slot."""
+
+    def __init__(
+        self,
+        parts: WorkerParts,
+        split: Split,
+        slots: TrajectorySlots,
+        learner: HogwildActorCritic,
+        places: GradientPlaces | None,
+        recurrence: int,
+    ) -> None:
+        """Takes ownership of the split, whose environments are reset.
+
+        Gradients go to `places`; the learner applies them if that is None.
+        """
+        super().__init__(parts, split.group)
+        self._split = split
+        self._slots = slots
+        self._batcher = Batcher(slots, slots.num_envs, recurrence)
+        self._learner = learner
+        self._places = places
+        split.group.note_dropped(self._clock.unused_steps(self.worker_idx))
+        self._clock.mark_steps_used(self.worker_idx)
+
     def _work(self) -> float:
-        """Does a little; returns for how long to wait before the next time."""
+        """Collects one rollout with one copy of the weights, and learns from it."""
+        if self._places is not None and self._places.free_place(self.worker_idx) is None:
+            return WAIT_S
+        self._learner.begin()
+        self.phases.charge(Phase.FETCH)
+        self._slots.grant(_SLOT, _SPLIT)
+        self._split.begin(_SLOT)
+        ready = None
+        while ready is None:
+            num_steps, ready = self._split.advance()
+            self.count_steps(num_steps)
+        self._slots.take(_SLOT)
+        dataset = self._batcher.collect([Columns(_SLOT, 0, self._slots.num_envs, is_last=True)])
+        self.phases.charge(Phase.COPY)
+        if dataset.num_valid > 0:  # there are no valid samples if all environments failed
+            self._learner.follow_units()
+            for _ in self._learner.updates(dataset, self._clock.env_steps):
+                pass
+            self.note_training(self._learner.take_metrics(), self._learner.skipped_steps)
+        self._clock.mark_steps_used(self.worker_idx)
+        self._slots.free(_SLOT)
+        self.phases.charge(Phase.TRAIN)
+        return 0.0
+
+
+class HogwildSacWorker(HogwildWorker):
+    """A worker of asynchronous SAC: steps and updates in turn, at the configured ratio. Owns a replay.
+
+    The worker that updates the critics also moves the target critics, so they move once for each update.
+    """
+
+    def __init__(
+        self,
+        parts: WorkerParts,
+        split: ReplaySplit,
+        stripes: ReplayStripes,
+        limits: ReplayLimits,
+        limiter: ReplayLimiter,
+        sampler: ReplaySampler,
+        learner: OffPolicyLearner,
+        config: TrainConfig,
+    ) -> None:
+        """Takes ownership of the split, whose environments are reset; `limiter` sets `limits` by the updates made."""
+        super().__init__(parts, split.group)
+        self._split = split
+        self._stripes = stripes
+        self._limits = limits
+        self._limiter = limiter
+        self._sampler = sampler
+        self._learner = learner
+        self._config = config
+
+    def _work(self) -> float:
+        """Makes the updates that are due, or one step of every environment."""
+        num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
+        if num_updates > 0:
+            batches = self._sampler.sample(num_updates, self._config.batch_size)
+            if self._config.normalize_input:
+                self._learner.observe(torch.cat([batch.obs for batch in batches]))
+            self.phases.charge(Phase.GATHER)
+            metrics = self._learner.train(batches, self._clock.env_steps)
+            self.note_training(metrics, self._learner.skipped_steps)
+            self._limiter.count(num_updates)
+            self.phases.charge(Phase.TRAIN)
+            return 0.0
+        self._limiter.release()
+        split = self._split
+        if not self._limits.may_step(split.split_idx, split.num_rows, self._stripes.total_env_steps()):
+            return WAIT_S
+        split.ask()
+        self.count_steps(split.advance())
+        self.phases.charge(Phase.OTHER)
+        return 0.0
+
+
+class OwnActions:
+    """An `ActionSource` that acts at once, with the network that the worker trains."""
+
+    def __init__(self, act: Act, buffer: InferenceBuffer, version: Callable[[], int]) -> None:
+        """Reads observations from `buffer` and writes actions to it; `version` returns the current policy version."""
+        self._act = act
+        self._buffer = buffer
+        self._version = version
+
+    def request(self, split_idx: int, slot: int, row: int) -> bool:
+        place = slot, row
+        answer = self._act(*self._buffer.inputs_at(place))
+        self._buffer.answer(place, slice(0, self._buffer.num_envs), answer, self._version(), time.monotonic())
+        return True
+
+    def is_answered(self, split_idx: int) -> bool:
+        return True

@@ -1,1 +1,1 @@
-"""Inference workers: they run the policy on batches of requests from many splits."""
+"""Inference workers, which run the policy on batches of requests from many splits."""

@@ -44,7 +44,7 @@ class ReplayLimiter:
         self._most_env_steps = most_env_steps
         self._start = replay.warmup_env_steps
         self._updates = 0
-        self._first_rows = [stripes.num_rows(split) for split in range(stripes.num_splits)]
+        self._first_rows = [stripes.num_rows[split] for split in range(stripes.num_splits)]
         self._round = 0
 
     @property
@@ -80,7 +80,7 @@ class ReplayLimiter:
 
     @property
     def _is_round_over(self) -> bool:
-        rows = (self._stripes.num_rows(split) - first for split, first in enumerate(self._first_rows))
+        rows = (self._stripes.num_rows[split] - first for split, first in enumerate(self._first_rows))
         return min(rows) >= self._round
 
     def state_dict(self) -> dict[str, int | float]:

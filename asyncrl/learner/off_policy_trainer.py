@@ -25,7 +25,7 @@ from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
 from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics, mean_metrics
-from asyncrl.runtime.checkpoint import KeptReplay
+from asyncrl.runtime.checkpoint import SavedReplay
 
 MOST_UPDATES_AT_ONCE = 16  # between two publications
 _REPORT_EVERY_S = 0.25
@@ -190,7 +190,7 @@ class OffPolicyTrainer:
         }
         return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **about})
 
-    def replay(self) -> KeptReplay | None:
+    def replay(self) -> SavedReplay | None:
         """The rows that are whole, if they are to be kept."""
         return self._stripes.content() if self._config.save_replay else None
 

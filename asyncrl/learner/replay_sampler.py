@@ -85,7 +85,7 @@ class ReplaySampler:
         """The first row of each stripe that may be drawn, and how many may."""
         stripes = self._stripes
         first = np.array([stripes.first_whole_row(idx) for idx in range(stripes.num_splits)])
-        stop = np.array([stripes.num_rows(idx) for idx in range(stripes.num_splits)]) - (self._n_step - 1)
+        stop = np.array([stripes.num_rows[idx] for idx in range(stripes.num_splits)]) - (self._n_step - 1)
         return first, np.maximum(stop - first, 0)
 
     def _draw(self, count: int) -> tuple[IntArray, IntArray, IntArray]:
@@ -96,7 +96,7 @@ class ReplaySampler:
         if ends[-1] == 0:
             raise RuntimeError(
                 f"no transition of {self._n_step} steps is whole yet: the longest stripe has "
-                f"{max(map(stripes.num_rows, range(stripes.num_splits)))} rows; raise --warmup_env_steps"
+                f"{max(stripes.num_rows)} rows; raise --warmup_env_steps"
             )
         found: list[IntArray] = []
         missing = count

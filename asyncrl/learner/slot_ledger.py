@@ -15,7 +15,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from asyncrl.buffers.control import Departures, RunControl
+from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
@@ -67,7 +67,7 @@ class SlotLedger:
         if self._reader is not None:
             self._reader.start_copy(slot)
         self.ready.append(slot)
-        self._waiting_splits.append(self._slots.owner(slot))
+        self._waiting_splits.append(self._slots.owner[slot])
 
     def take_over(self, splits: Container[int]) -> list[tuple[int, int]]:
         """Puts in order what a worker that died has left behind, by the slots' words alone.
@@ -83,13 +83,13 @@ class SlotLedger:
         """
         grants = []
         for slot in range(self._slots.num_slots):
-            split_idx, state = self._slots.owner(slot), self._slots.state(slot)
+            split_idx, state = self._slots.owner[slot], self._slots.state(slot)
             if split_idx not in splits:
                 continue
             if state == SlotState.READY and slot not in self.ready:
                 self.add_ready(slot)
             elif state == SlotState.FILLING:
-                self.dropped_samples += self._slots.grant_anew(slot)
+                self.dropped_samples += self._slots.grant_again(slot)
                 grants.append((split_idx, slot))
         return grants
 
@@ -190,7 +190,7 @@ class SlotExchange:
         granted: Sequence[IndexRing],
         workers: Sequence[Waker],
         splits_per_worker: int,
-        departures: Departures,
+        worker_deaths: WorkerDeaths,
     ) -> None:
         """Takes the rings from and to each rollout worker, and their wakers, by the worker's index."""
         self._ledger = ledger
@@ -198,14 +198,14 @@ class SlotExchange:
         self._granted = granted
         self._workers = workers
         self._splits_per_worker = splits_per_worker
-        self._departures = departures
+        self._worker_deaths = worker_deaths
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
 
     def poll(self) -> None:
         """Takes in ready slots and grants free ones; settles deaths of workers."""
         with self._changed:
-            departed = self._departures.for_learner()
+            departed = self._worker_deaths.pending_for_learner()
             slots = [slot for ring in self._ready for slot in ring.pop_all()]
             for slot in slots:
                 self._ledger.add_ready(slot)
@@ -281,4 +281,4 @@ class SlotExchange:
         first = worker_idx * self._splits_per_worker
         for _, slot in self._ledger.take_over(range(first, first + self._splits_per_worker)):
             self._granted[worker_idx].push(slot)
-        self._departures.settle_as_learner(worker_idx)
+        self._worker_deaths.acknowledge_as_learner(worker_idx)

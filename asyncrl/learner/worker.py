@@ -30,7 +30,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
 from asyncrl.runtime import checkpoint
-from asyncrl.runtime.checkpoint import Checkpoint, KeptReplay
+from asyncrl.runtime.checkpoint import Checkpoint, SavedReplay
 from asyncrl.runtime.processes import RunFailed
 
 
@@ -61,7 +61,7 @@ class Trainer(Protocol):
     def state(self) -> LearnerState:
         """All that continues the training, but for samples and what other processes have in hand."""
 
-    def replay(self) -> KeptReplay | None:
+    def replay(self) -> SavedReplay | None:
         """The samples that a checkpoint is to keep; None for trajectories, which are used once."""
 
 

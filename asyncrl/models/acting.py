@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncrl.buffers.answers import ActionAnswer, ObservationDesk
+from asyncrl.buffers.inference_buffer import ActorOutput, InferenceBuffer
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.array_policy import make_array_policy, runs_in_arrays
 from asyncrl.models.cuda_graph import Compile
@@ -24,7 +24,7 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 
-Act = Callable[[npt.NDArray[Any], npt.NDArray[Any]], ActionAnswer]
+Act = Callable[[npt.NDArray[Any], npt.NDArray[Any]], ActorOutput]
 """From observations and recurrent states to the policy's answers."""
 
 
@@ -38,7 +38,7 @@ class Actor(Protocol):
     def gather(self, parts: Sequence[Part]) -> None:
         """Takes in what is to be acted on: of splits of equal size."""
 
-    def act(self) -> ActionAnswer:
+    def act(self) -> ActorOutput:
         """What the policy says of what was gathered; the arrays may be overwritten by the next call."""
 
     def take_notice(self) -> str | None:
@@ -52,7 +52,7 @@ class ActingPolicy:
         self,
         model: ActingModel,
         weights: WeightsChannel,
-        desk: ObservationDesk,
+        buffer: InferenceBuffer,
         device: torch.device,
         seed: int,
         phases: PhaseTimer | None = None,
@@ -66,7 +66,7 @@ class ActingPolicy:
         self._reads_on_device = False
         self._weights = weights
         self._phases = phases or PhaseTimer()
-        self._desk = desk
+        self._buffer = buffer
         self._publication = 0
         self._version = -1
         self._actor = make_actor(self._model, device, seed, compile)
@@ -87,7 +87,7 @@ class ActingPolicy:
         Raises:
             RuntimeError: none were ever published.
         """
-        if self._publication == 0 and self._weights.num_publications > 0 and self._weights.find(self._device):
+        if self._publication == 0 and self._weights.num_publications > 0 and self._weights.open_on_device(self._device):
             self._reads_on_device = True
             self._block = self._block.to(self._device)
         if self._reads_on_device:
@@ -105,17 +105,17 @@ class ActingPolicy:
         """Runs the policy on rows of observations and writes what it says where each split looks for it.
 
         Args:
-            places: of each split in the batch, as the desk names them.
+            places: of each split in the batch, as the buffer names them.
         """
-        desk, num_envs = self._desk, self._desk.num_envs
-        self._actor.gather([desk.inputs_at(place) for place in places])
+        buffer, num_envs = self._buffer, self._buffer.num_envs
+        self._actor.gather([buffer.inputs_at(place) for place in places])
         self._phases.charge(Phase.GATHER)
         result = self._act() if self._version > 0 else self._act_untrained()
         self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):
             envs = slice(position * num_envs, (position + 1) * num_envs)
-            desk.answer(place, envs, result, self._version, now)
+            buffer.answer(place, envs, result, self._version, now)
         self._phases.charge(Phase.COPY)
 
     def take_notice(self) -> str | None:
@@ -145,7 +145,7 @@ class HostActor:
         for fields, target in zip(zip(*parts, strict=True), (self.obs, self._state), strict=True):
             np.concatenate(fields, out=target)
 
-    def act(self) -> ActionAnswer:
+    def act(self) -> ActorOutput:
         """See `Actor`."""
         return self._act(self.obs, self._state)
 
@@ -169,7 +169,7 @@ def make_actor(model: ActingModel, device: torch.device, seed: int, compile: Com
         return HostActor(lambda obs, state: in_arrays(obs))
     generator = torch.Generator().manual_seed(seed)
 
-    def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActionAnswer:
+    def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
         result = model.act(torch.from_numpy(obs), generator, torch.from_numpy(state))
         return answer_of(model, [tensor.numpy() for tensor in result])
 
@@ -180,7 +180,7 @@ def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
     """The same as a function of the observations and states of one split."""
     actor = make_actor(model, device, seed, compile="off")
 
-    def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActionAnswer:
+    def act(obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
         actor.gather([(obs, state)])
         return actor.act()
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncrl.buffers.answers import ActionAnswer
+from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.pinning import host_buffer
 from asyncrl.models.array_policy import ArrayActResult, ArraySacActResult
 from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
@@ -29,7 +29,7 @@ Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 """Observations `[E, row_size]` of a split, and the recurrent states `[E, S]` before them."""
 
 
-def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActionAnswer:
+def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActorOutput:
     """The arrays of what a model's `act` returns, under their names."""
     return ArraySacActResult(*arrays) if isinstance(model, SacActor) else ArrayActResult(*arrays)
 
@@ -66,7 +66,7 @@ class DeviceActor:
         for array, fields in zip(self._batch.arrays, zip(*parts, strict=True), strict=True):
             np.concatenate(fields, out=array[: self._num_rows])
 
-    def act(self) -> ActionAnswer:
+    def act(self) -> ActorOutput:
         """What the policy says of what was gathered; the arrays are overwritten by the next call."""
         try:
             arrays = self._batch.run()

@@ -160,7 +160,7 @@ class Run:
         Raises:
             UsageError: it cannot be pickled, or is too large.
         """
-        self.training_info = RunControl.packed(info)
+        self.training_info = RunControl.pack_training_info(info)
 
     def add(self, observer: Observer) -> None:
         """Adds one that is told from now on."""

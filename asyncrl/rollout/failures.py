@@ -101,7 +101,7 @@ class FailureLog:
     def note_episode(self, env_idx: int) -> None:
         """Notes that an environment has finished an episode, so environments work as they are meant to."""
         self._drops_in_a_row.pop(env_idx, None)
-        self._control.note_episode()
+        self._control.has_finished_episode = True
 
     def note_failure(self, trouble: EnvironmentTrouble) -> None:
         """Notes that an environment is to be recreated.
@@ -115,7 +115,7 @@ class FailureLog:
             raise trouble
         now, limit, window_s = self._clock(), self._config.max_env_failures, self._config.restart_window_s
         self._recent.add(trouble, now)
-        recent = self._recent.look(now)
+        recent = self._recent.within_window(now)
         self._num_failures += 1
         if len(recent) > limit:
             raise EnvironmentsKeepFailing(

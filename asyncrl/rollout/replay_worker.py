@@ -39,7 +39,7 @@ class ReplaySplit:
         self._stripes = stripes
         self._actions = actions
         self._phases = phases or PhaseTimer()
-        self.num_rows = stripes.num_rows(split_idx)
+        self.num_rows = stripes.num_rows[split_idx]
         self.has_asked = self._is_answered = False
         group.reset(stripes.obs_at((split_idx, self.num_rows)))
 

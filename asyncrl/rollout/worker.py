@@ -141,7 +141,7 @@ class RolloutWorker(WorkerReports):
             Seconds to wait, unless woken, before polling again.
         """
         for slot in self._granted.pop_all():
-            self._waiting_slots[self._slots.owner(slot)].append(slot)
+            self._waiting_slots[self._slots.owner[slot]].append(slot)
         worked = False
         for split_idx, split in self._splits.items():
             if split.slot is None and self._waiting_slots[split_idx]:

@@ -23,7 +23,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.making import env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation.worker import EvaluationWorker
-from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
+from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.dataset import Batcher, DeviceSlots
@@ -58,7 +58,7 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
     return ActingPolicy(
         model=make_acting_model(setup.spec, setup.config),
         weights=WeightsChannel(setup.arena),
-        desk=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
+        buffer=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
         device=device,
         seed=env_seed(setup.seed, _ACTING_SEEDS + actor_idx, setup.seed_steps),
         phases=phases,
@@ -127,7 +127,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
         clients={worker: workers[worker] for worker in served},
         splits_per_client=setup.plan.worker_num_splits,
         max_wait_s=setup.config.inference_max_wait_ms / 1000.0,
-        departures=setup.departures,
+        worker_deaths=setup.worker_deaths,
         phases=phases,
     )
 
@@ -153,7 +153,7 @@ def build_learner(
     exchange: SlotExchange | None = None
     trainer: Trainer
     if plan.hogwild is not None:
-        trainer = build_hogwild_keeper(setup, plan.hogwild, waker, workers, phases)
+        trainer = build_parameter_server(setup, plan.hogwild, waker, workers, phases)
     elif plan.replay is not None:
         trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, agreement)
     else:
@@ -257,7 +257,7 @@ def _build_exchange(
         granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
         workers=workers,
         splits_per_worker=plan.worker_num_splits,
-        departures=setup.departures,
+        worker_deaths=setup.worker_deaths,
     )
 
 
@@ -273,7 +273,7 @@ def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: 
 def _channel_of_learner(setup: RunSetup) -> WeightsChannel:
     channel = WeightsChannel(setup.arena)
     if setup.plan.inference_mode == "central":
-        channel.offer(torch.device(setup.plan.device))
+        channel.allocate_on_device(torch.device(setup.plan.device))
     return channel
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.buffers.shared_tensors import saved_worker_steps
 from asyncrl.config.dependencies import missing_for
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_value
@@ -18,7 +19,6 @@ from asyncrl.config.problems import Problem
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.hogwild.clock import saved_worker_steps
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
 from asyncrl.runtime.run_folder import run_path

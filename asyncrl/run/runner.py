@@ -29,11 +29,10 @@ from asyncrl.run.build_roles import (
     build_serial,
 )
 from asyncrl.run.setup import RunSetup
-from asyncrl.run.supervision import Supervision, WorkerSpec
-from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, ChildResult, RunFailed
+from asyncrl.run.supervision import RestartPolicy, WorkerSpec
+from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, ChildResult, ProcessManager, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.signals import StopAtOnce
-from asyncrl.runtime.supervisor import Supervisor
 
 REPORT_EVERY_S = 1.0
 WATCH_S = 0.2
@@ -74,7 +73,7 @@ def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
             if pending is not None:
                 part.control.set_hyperparameters(pending)
             if info is not None:
-                part.control.send_training_info(RunControl.packed(info))
+                part.control.send_training_info(RunControl.pack_training_info(info))
             result = _run_serial_part(part, send, turn)
         return result
     finally:
@@ -151,7 +150,7 @@ def run_parallel(
     Raises:
         RunFailed: the run cannot go on without a role that failed. The learner has saved before, if it could.
     """
-    supervisor = Supervisor(context, log_path)
+    supervisor = ProcessManager(context, log_path)
     plan, control = setup.plan, setup.control
     learner_waker = Waker()
     workers = [Waker() for _ in range(plan.num_workers)]
@@ -173,7 +172,7 @@ def run_parallel(
             server = servers[setup.server_of(worker_idx)] if servers else None
             args = (worker_idx, waker, learner_waker, server)
             specs.append(WorkerSpec(f"rollout-{worker_idx}", _rollout_main, args, worker_idx))
-        supervision = Supervision(supervisor, setup, specs, wake_all, send)
+        supervision = RestartPolicy(supervisor, setup, specs, wake_all, send)
         evaluation = _EvaluationProcess(supervisor, setup)
         try:
             outcome = _watch(supervisor, supervision, evaluation, control, learner_waker, send, turn)
@@ -201,7 +200,7 @@ def run_parallel(
 class _EvaluationProcess:
     """The process that evaluates: it runs all along, or from the first time that an observer asks for it."""
 
-    def __init__(self, supervisor: Supervisor, setup: RunSetup) -> None:
+    def __init__(self, supervisor: ProcessManager, setup: RunSetup) -> None:
         self._supervisor, self._setup = supervisor, setup
         self._has_ended = False
         self._num_asked = 0
@@ -224,8 +223,8 @@ class _EvaluationProcess:
 
 
 def _watch(
-    supervisor: Supervisor,
-    supervision: Supervision,
+    supervisor: ProcessManager,
+    supervision: RestartPolicy,
     evaluation: _EvaluationProcess,
     control: RunControl,
     learner: Waker,
@@ -252,7 +251,7 @@ def _watch(
         evaluation.start_if_asked()
 
 
-def _await_last_evaluation(supervisor: Supervisor, control: RunControl, send: Send, turn: Turn) -> None:
+def _await_last_evaluation(supervisor: ProcessManager, control: RunControl, send: Send, turn: Turn) -> None:
     """Lets the evaluation of the trained policy end, unless the user wants the run to."""
     deadline = time.monotonic() + LAST_EVALUATION_S
     while EVALUATION in supervisor.running and not control.stop_requested and time.monotonic() < deadline:
@@ -268,7 +267,7 @@ def _await_last_evaluation(supervisor: Supervisor, control: RunControl, send: Se
         send(EvaluationFailed(f"the last evaluation took longer than {LAST_EVALUATION_S:g} s"))
 
 
-def _let_learner_save(supervisor: Supervisor, control: RunControl, learner: Waker) -> None:
+def _let_learner_save(supervisor: ProcessManager, control: RunControl, learner: Waker) -> None:
     """Asks the learner to end as at Ctrl-C, before a failure ends the run."""
     if LEARNER in supervisor.running:
         control.request_stop()

@@ -131,8 +131,8 @@ class Session:
             return
         code = self.exit_code if error is None else exit_code_of(error)
         if self.is_first_rank:
-            self._peers.tell({"exit_code": code})  # unless there was something to run
-        self._peers.left_with(code)
+            self._peers.send_settings({"exit_code": code})  # unless there was something to run
+        self._peers.note_exit_code(code)
         self._peers.__exit__(kind, error if isinstance(error, RunFailed) else None, trace)
 
     @property
@@ -169,7 +169,7 @@ class Session:
 
     def _receive(self) -> LoadedConfig:
         assert self._peers is not None
-        told = self._peers.ask()
+        told = self._peers.receive_settings()
         if "exit_code" in told:
             raise EndedByFirstRank("rank 0 has not started the run", exit_code=int(told["exit_code"]))
         self._first_env_steps = told["env_steps"]
@@ -321,7 +321,7 @@ class _Attempt:
             if self.peers is not None:
                 env_steps = None if resumption is None else resumption.env_steps
                 told = {"config": config.model_dump(mode="json"), "env_steps": env_steps}
-                self.peers.tell({**told, "hyperparameters": self.hyperparameters.changes()})
+                self.peers.send_settings({**told, "hyperparameters": self.hyperparameters.changes()})
         run.config = self.hyperparameters.apply_to(config)
         folder.forget_after(-1 if run.start.before is None else run.start.env_steps)
         folder.write_config(config)

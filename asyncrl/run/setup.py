@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import Departures, RunControl
+from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
@@ -108,10 +108,10 @@ class RunSetup:
         return self.first_env_steps + (self.steps_at_restart or 0)
 
     @property
-    def departures(self) -> Departures:
+    def worker_deaths(self) -> WorkerDeaths:
         """The words of dead rollout workers."""
         has_slots = self.plan.replay is None and self.plan.hogwild is None
-        return Departures(self.arena, has_server=self.plan.num_inference_workers > 0, has_slots=has_slots)
+        return WorkerDeaths(self.arena, has_server=self.plan.num_inference_workers > 0, has_slots=has_slots)
 
     def server_of(self, worker_idx: int) -> int:
         """The inference worker that serves a rollout worker: one for all its splits."""

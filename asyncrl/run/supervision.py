@@ -20,9 +20,8 @@ from typing import Any
 
 from asyncrl.monitoring.reports import Report, RestartReport
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, LearnerDied, RunFailed, title
+from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, LearnerDied, ProcessManager, RunFailed, title
 from asyncrl.runtime.restarts import HangDetector, RestartBudget
-from asyncrl.runtime.supervisor import Supervisor
 
 START_TIMEOUT_S = 120.0  # until a worker has made its environments and looked around once
 SETTLE_TIMEOUT_S = 60.0
@@ -57,12 +56,12 @@ class _Pending:
     deadline: float
 
 
-class Supervision:
+class RestartPolicy:
     """Starts rollout and inference workers, and starts them again."""
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: ProcessManager,
         setup: RunSetup,
         workers: Sequence[WorkerSpec],
         wake_all: Callable[[], None],
@@ -85,7 +84,7 @@ class Supervision:
         self._send = send
         self._budget = RestartBudget(config.max_restarts, config.restart_window_s)
         self._hangs = HangDetector(config.env_step_timeout, START_TIMEOUT_S)
-        self._departures = setup.departures
+        self._worker_deaths = setup.worker_deaths
         self._pending: list[_Pending] = []
         self._failures: list[ChildFailure] = []
         for worker in workers:
@@ -119,7 +118,7 @@ class Supervision:
             return
         for pending in list(self._pending):
             worker_idx = pending.worker.worker_idx
-            is_settled = worker_idx is None or self._departures.is_settled(worker_idx)
+            is_settled = worker_idx is None or self._worker_deaths.is_acknowledged(worker_idx)
             if now >= pending.due_at and is_settled:
                 self._pending.remove(pending)
                 self._start(pending.worker, self._setup.for_restart())
@@ -164,7 +163,7 @@ class Supervision:
         if delay_s is None:
             raise self._used_up()
         if worker.worker_idx is not None:
-            self._departures.announce(worker.worker_idx)
+            self._worker_deaths.announce(worker.worker_idx)
             self._wake_all()
         self._pending.append(_Pending(worker, now + delay_s, now + delay_s + SETTLE_TIMEOUT_S))
         allowed = f"restart {self._budget.num_taken} of at most {config.max_restarts} in {config.restart_window_s:g} s"
@@ -184,7 +183,7 @@ class Supervision:
             for name, worker in self._workers.items()
             if worker.worker_idx is not None and name in running
         }
-        for name in self._hangs.look(progress, now):
+        for name in self._hangs.find_hung(progress, now):
             timeout_s = self._setup.config.env_step_timeout
             self._supervisor.kill_hung(
                 name,

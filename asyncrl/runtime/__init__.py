@@ -1,1 +1,1 @@
-"""Start, stop and watch processes; the folder of a run and its checkpoints; memory."""
+"""Processes of a run, its folder and checkpoints, its ranks, and the environment in which it runs."""

@@ -1,12 +1,12 @@
-"""Checkpoints: written whole or not at all, verified when read, and never able to run code.
+"""Checkpoints: written completely or not at all, verified when read, and unable to run code.
 
-A checkpoint is a folder `checkpoint_<env_steps>/` with safetensors files for model and optimizer, one for the replay if
-that is kept, `state.json`, and `SHA256SUMS` with the checksums of them all (`sha256sum -c` reads it). It is written
-under a temporary name, synced and renamed, so that a folder of that name is complete whenever the machine stops.
+A checkpoint is a folder `checkpoint_<env_steps>/` with safetensors files of model, optimizer and perhaps the replay,
+`state.json`, and `SHA256SUMS` with the checksums of all of them (`sha256sum -c` reads it). It is written under a
+temporary name, synced and renamed, so a folder of that name is complete even if the machine stops at any moment.
 
-    checkpoints/checkpoint_*               the newest, from which a run goes on
-    checkpoints/milestones/checkpoint_*    kept for ever
-    checkpoints/best/checkpoint_*          the one whose policy did best
+    checkpoints/checkpoint_*               the newest, from which a run resumes
+    checkpoints/milestones/checkpoint_*    never deleted
+    checkpoints/best/checkpoint_*          the policy with the best return
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _SAFETENSORS_DTYPES = {"float32": "F32", "int64": "I64", "uint8": "U8", "bool": 
 
 
 class CheckpointError(Exception):
-    """A checkpoint could not be written, or what was found cannot be used; the text is for the user."""
+    """A checkpoint could not be written or cannot be used; the text is for the user."""
 
 
 class ForeignCheckpointError(CheckpointError):
-    """What stands in a checkpoint's place is of another kind, such as a pickle. It was not opened."""
+    """A file of a checkpoint has another format, such as pickle. It was not opened."""
 
 
 @dataclass(frozen=True)
 class _Manifest:
-    """What `state.json` says, and the checksums of all files."""
+    """Contents of `state.json`, and the checksums of all files."""
 
     env_steps: int
     state: dict[str, Any]
@@ -64,13 +64,12 @@ class _Manifest:
 
 
 @dataclass(frozen=True)
-class KeptReplay:
-    """Samples to go on learning from, written from and read to where they lie: they may fill half of the memory.
+class SavedReplay:
+    """The replay, as views: it may fill half of the memory.
 
     Attributes:
-        columns: by name, an array in parts that follow one another. While they are written, the oldest rows may be
-            overwritten.
-        count_lost: by stripe, how many of the oldest rows were; called after the last column was written.
+        columns: arrays by name, each in consecutive parts. Workers may overwrite the oldest rows during the writing.
+        count_lost: returns how many of the oldest rows were overwritten, by stripe; called after the last column.
     """
 
     columns: Mapping[str, Sequence[npt.NDArray[Any]]]
@@ -79,19 +78,19 @@ class KeptReplay:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on.
+    """The state from which a run resumes.
 
     Attributes:
-        model: the model's tensors by name, normalizer statistics among them.
-        optimizer: the optimizer's tensors by name, and what else the learner keeps as tensors.
-        state: what JSON can hold: counters, rates, versions; `config` and `spec` say what the model is and acts on.
-        replay: samples to go on learning from; None if they were not kept.
+        model: tensors of the model by name, including normalizer statistics.
+        optimizer: tensors of the optimizer by name, and other tensors of the learner.
+        state: JSON-able: counters, rates, versions; `config` and `spec` describe the model and its environment.
+        replay: None if it was not kept.
     """
 
     model: Mapping[str, torch.Tensor]
     optimizer: Mapping[str, torch.Tensor]
     state: Mapping[str, Any]
-    replay: KeptReplay | None = None
+    replay: SavedReplay | None = None
 
 
 def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None) -> Path:
@@ -99,25 +98,34 @@ def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None)
 
     Args:
         folder: a folder of checkpoints; made if missing. Only one process may save into it.
-        checkpoint: what to write; tensors may be of any device and views of one another.
-        env_steps: environment steps trained so far; it names and orders the checkpoints.
-        keep: how many checkpoints stay, at least the one written now; all of them if None.
+        checkpoint: tensors may be on any device and views of one another.
+        env_steps: environment steps trained so far, which name and order the checkpoints.
+        keep: number of checkpoints to keep, at least the one written now; None for all.
 
     Returns:
-        The checkpoint's folder. It is on the disk when this returns.
+        The checkpoint's folder, synced to the disk.
 
     Raises:
-        CheckpointError: the file system refused. No part of the checkpoint is left, and older ones are untouched.
+        CheckpointError: the file system refused. No part of the checkpoint is left, and older ones are unchanged.
     """
     target = folder / f"checkpoint_{env_steps:012d}"
     temporary = folder / f"{_TEMPORARY_PREFIX}{target.name}"
+    replaced = folder / f"{_REPLACED_PREFIX}{target.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _restore_replaced(folder)
-        _delete_leftovers(folder)
+        for path in folder.glob(f"{_REPLACED_PREFIX}*"):  # the run was killed before it renamed the successor
+            successor = folder / path.name.removeprefix(_REPLACED_PREFIX)
+            if not successor.exists():
+                os.rename(path, successor)
+        for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):  # the run was killed while it saved
+            shutil.rmtree(path, ignore_errors=True)
         temporary.mkdir()
         _write_files(temporary, checkpoint, env_steps)
-        _replace(temporary, target)
+        if target.exists():
+            os.rename(target, replaced)
+        os.rename(temporary, target)
+        _sync_folder(folder)
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         reason = error.strerror or str(error)
@@ -126,38 +134,13 @@ def save(folder: Path, checkpoint: Checkpoint, env_steps: int, keep: int | None)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     if keep is not None:
-        _prune(folder, max(keep, 1), env_steps)
+        found = _list(folder)
+        # Checkpoints of later steps belong to a run that was resumed from an earlier one.
+        kept = [path for steps, path in found if steps <= env_steps][-max(keep, 1) :]
+        for _, path in found:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
     return target
-
-
-def latest(folder: Path) -> Path | None:
-    """Returns the checkpoint with the most environment steps in a run's folder of checkpoints, None if it has none."""
-    found = _list(folder)
-    return found[-1][1] if found else None
-
-
-def checkpoint_of(folder: Path, env_steps: int) -> Path | None:
-    """Returns the checkpoint of exactly so many environment steps, None if there is none."""
-    return dict(_list(folder)).get(env_steps)
-
-
-def copy_as_best(path: Path, folder: Path, mean_return: float) -> Path:
-    """Saves a checkpoint once more, as the best one so far of the run whose checkpoints lie in `folder`.
-
-    Raises:
-        CheckpointError: as for `load` and `save`.
-    """
-    return save_best(folder, load(path), saved_env_steps(path), mean_return)
-
-
-def save_best(folder: Path, content: Checkpoint, env_steps: int, mean_return: float) -> Path:
-    """Saves the best checkpoint so far of the run whose checkpoints lie in `folder`, in the place of the one before.
-
-    Raises:
-        CheckpointError: as for `save`.
-    """
-    best = Checkpoint(content.model, content.optimizer, {**content.state, "mean_return": mean_return})
-    return save(folder / BEST, best, env_steps, keep=1)
 
 
 def newest_first(folder: Path) -> list[Path]:
@@ -165,23 +148,59 @@ def newest_first(folder: Path) -> list[Path]:
     return [path for _, path in reversed(_list(folder))]
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """Returns a checkpoint's `state`, the tensors not looked at.
+def latest(folder: Path) -> Path | None:
+    """Returns the checkpoint with the most environment steps in a folder, None if it has none."""
+    return next(iter(newest_first(folder)), None)
+
+
+def checkpoint_of(folder: Path, env_steps: int) -> Path | None:
+    """Returns the checkpoint with exactly these environment steps, None if there is none."""
+    return dict(_list(folder)).get(env_steps)
+
+
+def save_best(folder: Path, content: Checkpoint, env_steps: int, mean_return: float) -> Path:
+    """Saves the best checkpoint of the run whose checkpoints are in `folder`, in place of the previous one.
 
     Raises:
-        CheckpointError: as for `load`.
+        CheckpointError: see `save`.
+    """
+    best = Checkpoint(content.model, content.optimizer, {**content.state, "mean_return": mean_return})
+    return save(folder / BEST, best, env_steps, keep=1)
+
+
+def copy_as_best(path: Path, folder: Path, mean_return: float) -> Path:
+    """Saves the checkpoint at `path` again, as the best one.
+
+    Raises:
+        CheckpointError: see `load` and `save`.
+    """
+    return save_best(folder, load(path), saved_env_steps(path), mean_return)
+
+
+def best_return(checkpoints: Path) -> float | None:
+    """Returns the mean return of the best checkpoint, None if none can be read."""
+    for path in newest_first(checkpoints / BEST):
+        with contextlib.suppress(CheckpointError, KeyError, TypeError, ValueError):
+            return float(load_state(path)["mean_return"])
+    return None
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Returns the `state` of a checkpoint without reading its tensors.
+
+    Raises:
+        CheckpointError: see `load`.
     """
     return _read_manifest(path).state
 
 
-def best_return(checkpoints: Path) -> float | None:
-    """Mean return of the best checkpoint so far, None if there is none that can be read."""
-    for path in newest_first(checkpoints / BEST):
-        try:
-            return float(load_state(path)["mean_return"])
-        except (CheckpointError, KeyError, TypeError, ValueError):
-            continue
-    return None
+def saved_env_steps(path: Path) -> int:
+    """Returns the environment steps of a checkpoint without reading its tensors.
+
+    Raises:
+        CheckpointError: see `load`.
+    """
+    return _read_manifest(path).env_steps
 
 
 def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoint:
@@ -190,11 +209,11 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
     Args:
         path: a checkpoint's folder.
         device: device of the tensors.
-        with_replay: read the replay, too, if it was kept; its columns are views of the file.
+        with_replay: read the replay too, if it was kept; its columns are views of the file.
 
     Raises:
-        CheckpointError: it is missing, incomplete, damaged or of a newer format.
-        ForeignCheckpointError: its tensors are in no safetensors file.
+        CheckpointError: it is missing, incomplete, damaged or of another format version.
+        ForeignCheckpointError: a file of tensors is not a safetensors file.
     """
     manifest = _read_manifest(path)
     has_replay = with_replay and REPLAY_FILE in manifest.checksums
@@ -206,25 +225,12 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
     )
 
 
-def saved_env_steps(path: Path) -> int:
-    """Returns the environment steps that had been trained when the checkpoint at `path` was written.
-
-    Raises:
-        CheckpointError: as for `load`, the tensors not looked at.
-    """
-    return _read_manifest(path).env_steps
-
-
 def _write_files(folder: Path, checkpoint: Checkpoint, env_steps: int) -> None:
     sums = {
         MODEL_FILE: _write(folder / MODEL_FILE, [_serialize(checkpoint.model)]),
         OPTIMIZER_FILE: _write(folder / OPTIMIZER_FILE, [_serialize(checkpoint.optimizer)]),
     }
-    manifest = {
-        "format_version": FORMAT_VERSION,
-        "env_steps": env_steps,
-        "state": dict(checkpoint.state),
-    }
+    manifest = {"format_version": FORMAT_VERSION, "env_steps": env_steps, "state": dict(checkpoint.state)}
     if checkpoint.replay is not None:
         sums[REPLAY_FILE] = _write(folder / REPLAY_FILE, _serialize_columns(checkpoint.replay.columns))
         manifest["replay_lost"] = list(checkpoint.replay.count_lost())
@@ -249,7 +255,7 @@ def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
     import safetensors.torch
     import torch
 
-    # Parameters are views of one flat tensor, and safetensors wants each to own its memory.
+    # Parameters are views of one flat tensor; safetensors needs tensors that own their memory.
     owned = {
         name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         for name, tensor in tensors.items()
@@ -258,9 +264,9 @@ def _serialize(tensors: Mapping[str, torch.Tensor]) -> bytes:
 
 
 def _serialize_columns(columns: Mapping[str, Sequence[npt.NDArray[Any]]]) -> Iterator[bytes]:
-    """A safetensors file piece by piece; safetensors itself would make two copies of everything.
+    """Yields a safetensors file in pieces; safetensors itself would copy everything twice.
 
-    Wide numbers come first, for each is read at a multiple of its size.
+    Wide dtypes come first, so that every column is aligned.
     """
     ordered = sorted(columns.items(), key=lambda column: -column[1][0].itemsize)
     header, start = {}, 0
@@ -280,16 +286,6 @@ def _serialize_columns(columns: Mapping[str, Sequence[npt.NDArray[Any]]]) -> Ite
                 yield content[begin : begin + _CHUNK_BYTES].tobytes()
 
 
-def _replace(temporary: Path, target: Path) -> None:
-    """Gives a complete folder its name; one that had the name before is of the same step and gives way."""
-    replaced = target.parent / f"{_REPLACED_PREFIX}{target.name}"
-    if target.exists():
-        os.rename(target, replaced)
-    os.rename(temporary, target)
-    _sync_folder(target.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
 def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -298,42 +294,15 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _restore_replaced(folder: Path) -> None:
-    """Gives back the name of a checkpoint whose successor a killed run had not named yet."""
-    for path in folder.glob(f"{_REPLACED_PREFIX}*"):
-        target = folder / path.name.removeprefix(_REPLACED_PREFIX)
-        if not target.exists():
-            os.rename(path, target)
-
-
-def _delete_leftovers(folder: Path) -> None:
-    """Deletes what a killed run had begun to write."""
-    for path in folder.glob(f"{_TEMPORARY_PREFIX}*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _prune(folder: Path, keep: int, just_saved: int) -> None:
-    """Deletes all but the newest checkpoints up to the one just saved.
-
-    Those of later steps are of a run that was given up when it went on from an earlier one. A checkpoint that will not
-    go is left: the new one is safe either way.
-    """
-    found = _list(folder)
-    kept = [path for env_steps, path in found if env_steps <= just_saved][-keep:]
-    for _, path in found:
-        if path not in kept:
-            shutil.rmtree(path, ignore_errors=True)
-
-
 def _list(folder: Path) -> list[tuple[int, Path]]:
     """Returns (environment steps, path) of each checkpoint, oldest first.
 
-    One whose successor of the same steps was never named, because the run was killed just then, counts as well.
+    This includes a checkpoint whose successor of the same steps was never renamed, because the run was killed.
     """
     if not folder.is_dir():
         return []
     found: dict[int, Path] = {}
-    for path in sorted(folder.iterdir()):  # those that were replaced come first, and give way
+    for path in sorted(folder.iterdir()):  # replaced checkpoints sort first, so their successors win
         match = _NAME.fullmatch(path.name.removeprefix(_REPLACED_PREFIX))
         if match:
             found[int(match.group(1))] = path
@@ -342,7 +311,7 @@ def _list(folder: Path) -> list[tuple[int, Path]]:
 
 def _read_manifest(path: Path) -> _Manifest:
     content = _read(path / STATE_FILE)
-    has_checksums = (path / CHECKSUMS_FILE).exists()  # formats before this one had none
+    has_checksums = (path / CHECKSUMS_FILE).exists()  # older formats have none
     checksums = _read_checksums(path) if has_checksums else {}
     if has_checksums:
         _verify(path / STATE_FILE, [content], checksums)
@@ -399,7 +368,7 @@ def _read_tensors(path: Path, checksums: Mapping[str, str], device: str) -> dict
         return {name: tensor.to(device) for name, tensor in safetensors.torch.load(content).items()}
 
 
-def _read_replay(path: Path, manifest: _Manifest) -> KeptReplay:
+def _read_replay(path: Path, manifest: _Manifest) -> SavedReplay:
     import safetensors.torch
 
     try:
@@ -409,7 +378,7 @@ def _read_replay(path: Path, manifest: _Manifest) -> KeptReplay:
         raise CheckpointError(f"Cannot read {path}: {error.strerror}.") from error
     with _refusing_other_files(path):
         columns = {name: [tensor.numpy()] for name, tensor in safetensors.torch.load_file(path).items()}
-    return KeptReplay(columns, lambda: manifest.replay_lost)
+    return SavedReplay(columns, lambda: manifest.replay_lost)
 
 
 @contextlib.contextmanager

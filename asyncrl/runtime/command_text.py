@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def command_text(module: str, *arguments: str) -> str:
-    """The command that runs a module with this process's Python from this process's working directory."""
+    """Returns the command that runs a module with the same Python from the same working directory."""
     interpreter = Path(sys.executable)
     if interpreter.is_relative_to(Path.cwd()):
         interpreter = interpreter.relative_to(Path.cwd())
@@ -17,11 +17,11 @@ def command_text(module: str, *arguments: str) -> str:
 
 
 def run_flags(train_dir: str, experiment: str) -> list[str]:
-    """The flags that name a run, without those that have their default."""
+    """Returns the flags that name a run, without defaults."""
     named = [] if train_dir == "train_dir" else [f"--train_dir={train_dir}"]
     return [*named, f"--experiment={experiment}"]
 
 
 def shown_path(path: Path) -> str:
-    """A path as it is shortest: relative where it lies in the working directory."""
+    """Returns a path as text, relative if it is in the working directory."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

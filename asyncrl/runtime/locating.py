@@ -1,4 +1,4 @@
-"""Finds the run or the checkpoint that a user names: by the path that the program prints, or by name."""
+"""Finds the run or the checkpoint that a user names, by path or by name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.run_folder import MARKER, RunFolder
 
 TRAIN_DIR = "train_dir"
-"""Folder of all runs where nobody names another."""
+"""Default folder of all runs."""
 
 _WHICH = ("newest", "best")
 
 
 def locate(given: Path) -> Path:
-    """Returns the path, or where it does not exist the folder of the run in `TRAIN_DIR` that has this name."""
+    """Returns the path if it exists; otherwise the folder of the run with this name in `TRAIN_DIR`, if there is one."""
     path, named = given.expanduser(), Path(TRAIN_DIR) / given
     return named if not path.exists() and named.exists() else path
 
@@ -46,15 +46,14 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
 
     Args:
         given: path of a checkpoint, of a folder of checkpoints or of a run, or the name of a run in `train_dir`.
-        which: the one to take of a run's: newest or best.
+        which: the checkpoint of a run to return: newest or best.
         train_dir: folder that holds all runs.
 
     Raises:
-        UsageError: there is no such run or checkpoint, or the run has saved none yet.
+        UsageError: there is no such run or checkpoint, or the run has not saved one yet.
     """
     if which not in _WHICH:
-        near = nearest(which, _WHICH)
-        hint = f"; the nearest is {near}" if near else ""
+        hint = _hint(which, _WHICH)
         raise UsageError(f"There is no checkpoint {which!r} of a run: expected {' or '.join(_WHICH)}{hint}.")
     path = Path(given).expanduser()
     if (path / checkpoints.STATE_FILE).exists():
@@ -74,7 +73,7 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
 
 
 def find_checkpoint_of(run: Path, name: str) -> Path:
-    """Returns the checkpoint of a run that has this name, such as checkpoint_000000100000, best or milestones.
+    """Returns the checkpoint with this name of a run, such as checkpoint_000000100000, best or milestones.
 
     Raises:
         UsageError: there is none.
@@ -82,8 +81,12 @@ def find_checkpoint_of(run: Path, name: str) -> Path:
     folder = run / "checkpoints"
     if (folder / name).is_dir():
         return find_checkpoint(folder / name)
-    near = nearest(name, (*_WHICH, *(path.name for path in checkpoints.newest_first(folder))))
-    hint = f"; the nearest is {near}" if near else ""
+    hint = _hint(name, (*_WHICH, *(path.name for path in checkpoints.newest_first(folder))))
     raise UsageError(
         f"There is no checkpoint {name!r} of {run}: expected {', '.join(_WHICH)}, a checkpoint's name or path{hint}."
     )
+
+
+def _hint(name: str, known: tuple[str, ...]) -> str:
+    near = nearest(name, known)
+    return f"; the nearest is {near}" if near else ""

@@ -1,4 +1,4 @@
-"""How much memory there is to take: the machine's and the control group's limit, whichever is tighter."""
+"""The memory that a run can allocate."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from asyncrl.config import cgroups
 
 
 def available_bytes(cgroup_root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP) -> int:
-    """Memory in bytes that can still be allocated: min(MemAvailable, control group limit - use).
+    """Returns the bytes that can still be allocated: min(MemAvailable, control group limit - use).
 
     Args:
-        cgroup_root: where the control groups' file system is mounted.
-        membership: the file that names the control groups of this process.
+        cgroup_root: mount point of the control groups' file system.
+        membership: file with the control groups of this process.
     """
     free = [int(psutil.virtual_memory().available)]
     for folder in cgroups.folders("memory", cgroup_root, membership):
@@ -29,7 +29,7 @@ def available_bytes(cgroup_root: Path = cgroups.ROOT, membership: Path = cgroups
 
 
 def _reclaimable(folder: Path) -> int:
-    """Cached files that the kernel gives back when memory is asked for; a control group counts them as use."""
+    """Cached files, which the kernel drops when memory is needed; a control group counts them as use."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""Importing this before NumPy gives its BLAS one thread, in this process and its children.
+"""Imported before NumPy, this module limits NumPy's BLAS to one thread, in this process and its children.
 
-A policy that acts in NumPy multiplies small matrices: more threads wait for one another, and serial mode takes three
+A policy that acts in NumPy multiplies small matrices: several threads wait for each other, and serial mode takes three
 times the processor time.
 """
 

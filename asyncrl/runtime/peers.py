@@ -1,8 +1,8 @@
-"""The other ranks of a run, as its runners see them: the settings from rank 0, and whether the ranks are alive.
+"""The connection of a rank's runner to the runners of the other ranks: settings from rank 0, and signs of life.
 
-Each runner increments its own counter in torchrun's store, and checks that the counters of the others change. A rank
-that fails writes the reason there; a rank whose machine is down writes nothing. The learners' exchanges have no time
-limit, because a rank may wait long for its environments: the runner ends them.
+Each runner increments a counter in torchrun's store, and checks that the counters of the others change. A rank that
+fails writes the reason there; a rank whose machine is down writes nothing. The learners' exchanges have no time limit,
+because a rank may wait long for its environments: the runner ends them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.runtime.processes import RunFailed
@@ -31,17 +30,17 @@ START_S = 300.0
 """How long a rank may take to connect."""
 LOST_OTHERS = "lost the connection to the other ranks during an exchange"
 EXPLANATION_S = 5.0
-"""How long to wait for the reason why another rank ended."""
+"""How long to wait for the reason of another rank's failure."""
 LEAVE_S = 5.0
 """How long an ending rank waits for a store that may not answer."""
 _NOT_FAILED = (0, 130, 143)
 
 
 def open_store(address: RankAddress, part: str, *, is_runner: bool = False) -> Store:
-    """A connection to the store of a run's ranks, in which the keys of one part are apart from others.
+    """Connects to the store of a run's ranks; each `part` has separate keys.
 
     Raises:
-        RunFailed: nobody answers there.
+        RunFailed: the store does not answer.
     """
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -66,7 +65,8 @@ class Peers:
     def __init__(self, address: RankAddress) -> None:
         """Connects, and starts the heartbeat."""
         self.address = address
-        self._has_told = False
+        self.is_first = address.rank == 0
+        self._has_sent_settings = False
         self._own_failure: str | None = None
         self._store = open_store(address, "runners", is_runner=True)
         self._failure: str | None = None
@@ -82,18 +82,13 @@ class Peers:
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._thread.start()
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0."""
-        return self.address.rank == 0
+    def send_settings(self, settings: Mapping[str, Any]) -> None:
+        """Sends the settings to all other ranks (rank 0); later calls do nothing."""
+        if not self._has_sent_settings:
+            self._has_sent_settings = True
+            self._store.set("run", json.dumps(settings))
 
-    def tell(self, what: Mapping[str, Any]) -> None:
-        """Sends the settings to all others (rank 0); later calls do nothing."""
-        if not self._has_told:
-            self._has_told = True
-            self._store.set("run", json.dumps(what))
-
-    def ask(self) -> dict[str, Any]:
+    def receive_settings(self) -> dict[str, Any]:
         """Receives the settings from rank 0.
 
         Raises:
@@ -105,14 +100,14 @@ class Peers:
             if time.monotonic() > deadline:
                 raise RunFailed(f"rank 0 has not sent the settings of the run within {START_S:g} s")
             time.sleep(0.05)
-        told: dict[str, Any] = json.loads(self._store.get("run"))
-        return told
+        settings: dict[str, Any] = json.loads(self._store.get("run"))
+        return settings
 
     def share(self, content: bytes | None) -> bytes | None:
-        """What rank 0 has given last, in all ranks about a second later; never waits for the store.
+        """Returns the last content of rank 0, in other ranks about a second later; never waits for the store.
 
         Args:
-            content: what rank 0 gives; others pass what they have.
+            content: the content of rank 0; other ranks pass what they have.
         """
         if self.is_first:
             self._to_share = content
@@ -125,13 +120,13 @@ class Peers:
             RunFailed: one of them has failed or does not respond, or the store does not respond.
         """
         silence_s = time.monotonic() - self._store_answered_at
-        if silence_s > SILENCE_S:  # checked here: without a network the other thread blocks in a request
+        if silence_s > SILENCE_S:  # checked here, because without a network the other thread blocks in a request
             self._fail(f"the store of the run's ranks has not answered for {silence_s:.0f} s{self._store_error}")
         if self._failure is not None:
             raise RunFailed(self._failure, is_final=True)
 
     def explain(self, failure: RunFailed) -> RunFailed:
-        """The failure to end the run with: if an exchange failed, the reason that another rank gives."""
+        """Returns the failure to end the run with: if an exchange failed, the reason that another rank reports."""
         deadline = time.monotonic() + (EXPLANATION_S if LOST_OTHERS in failure.summary else 0.0)
         while self._failure is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -140,24 +135,20 @@ class Peers:
         self._own_failure = failure.summary
         return failure
 
-    def left_with(self, exit_code: int) -> int:
-        """Notes the exit code, and returns it."""
+    def note_exit_code(self, exit_code: int) -> None:
+        """Notes the exit code of this rank, which other ranks are told if it is a failure."""
         if exit_code not in _NOT_FAILED and self._own_failure is None:
             self._own_failure = f"ended with exit code {exit_code}"
-        return exit_code
 
     def __enter__(self) -> Peers:
-        """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Reports the end or the failure of this rank, and stops the heartbeat."""
         self._is_leaving.set()
         self._thread.join(LEAVE_S)
         if self._thread.is_alive():
-            return  # the store does not answer, and one request waits for the other
+            return  # the store does not answer, and a second request would wait too
         failure = self._own_failure or (None if error is None else str(error))
         with contextlib.suppress(RuntimeError):
             if failure is None:
@@ -173,7 +164,7 @@ class Peers:
             try:
                 self._store.set(f"beat/{self.address.rank}", str(number))
                 self._exchange_shared()
-                self._look(now)
+                self._check_others(now)
                 self._store_answered_at = now
             except RuntimeError as error:
                 self._store_error = f": {error}"
@@ -186,7 +177,7 @@ class Peers:
             content = base64.b64decode(self._store.get("shared"))
             self._shared = self._shared if content == self._shared else content
 
-    def _look(self, now: float) -> None:
+    def _check_others(self, now: float) -> None:
         for rank in self._others:
             if self._store.check([f"left/{rank}"]):
                 self._heard_at[rank] = now

@@ -1,8 +1,10 @@
-"""Child processes: how they start, how they end, and how what goes wrong in them reaches the runner as text.
+"""Child processes: how they start and end, and how their failures reach the runner as text.
 
-Children start from a fork server that has the heavy modules loaded already. They ignore Ctrl-C (the runner decides),
-die with the runner, and write a log file of their own. They outlive the fork server: if that dies, multiprocessing can
-no longer tell how they fare, so a child is watched through a descriptor of its process (pidfd) where there are any.
+Children start from a fork server that has loaded the heavy modules. They ignore Ctrl-C (the runner decides), end with
+the runner, and write separate log files. They outlive the fork server: if it dies, multiprocessing no longer knows
+their state, so each child is watched through a descriptor of its process (pidfd) where the system has them.
+
+The runner waits on the children's sentinels and on the pipes of their outcomes, never on a queue.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import queue
 import signal
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,11 +28,14 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from asyncrl.monitoring.reports import Report
 from asyncrl.runtime.lifeline import end_with
+from asyncrl.runtime.reporting import ReportChannel
 
-_EXIT_S, _STACK_S, _KILLED_S = 2.0, 0.5, 5.0
-_UNKNOWN_EXIT = 255  # what multiprocessing gives for a child whose fork server is gone
-EXIT_FAILED_TOO_OFTEN = 3  # processes or environments, as often as the settings allow
+EXIT_FAILED_TOO_OFTEN = 3
+"""Exit code when processes or environments have failed as often as the settings allow."""
+_EXIT_S, _STACK_S, _KILLED_S, _BURY_S, _CLOSING_S = 2.0, 0.5, 5.0, 1.0, 1.0
+_UNKNOWN_EXIT = 255  # multiprocessing's exit code of a child whose fork server has died
 _EXIT_OF_IMPORTED_MAIN = 97
 _NO_MAIN_GUARD = (
     "The script starts training when it is imported, and each process of the run imports it. Put the call under "
@@ -40,10 +47,12 @@ log = logging.getLogger(__name__)
 
 
 class RunFailed(Exception):
-    """A run cannot go on. `summary` is one line for the user; `details` a traceback, empty where it says no more.
+    """A run cannot continue.
 
     Attributes:
-        exit_code: what the command is to return.
+        summary: one line for the user.
+        details: a traceback, or "".
+        exit_code: exit code of the command.
         is_final: starting the process again would not help.
     """
 
@@ -56,14 +65,22 @@ class RunFailed(Exception):
 
 
 class LearnerDied(RunFailed):
-    """The learner's process ended without a word: the run can go on from its last checkpoint only."""
+    """The learner's process ended without a message: the run can only continue from its last checkpoint."""
+
+
+@dataclass(frozen=True)
+class ChildResult:
+    """What a child's target returned."""
+
+    child: str
+    value: Any
 
 
 @dataclass(frozen=True)
 class ChildFailure:
-    """What went wrong in a child: one line that says it, and the traceback as text.
+    """The failure of a child: one line, and the traceback as text.
 
-    `exit_code` and `is_final` are those of a `RunFailed` which the child raised. `is_death`: it ended without a word.
+    `exit_code` and `is_final` are those of a `RunFailed` that the child raised. `is_death`: it ended without a message.
     """
 
     child: str
@@ -75,9 +92,9 @@ class ChildFailure:
 
 
 def process_context(first_modules: Sequence[str] = ()) -> BaseContext:
-    """The start method of all children, with its server's modules set; nothing is started yet.
+    """Returns the start method of all children, and sets the modules of its server; nothing is started yet.
 
-    NumPy's BLAS, which workers act with, would otherwise start a thread for every core in every worker.
+    NumPy's BLAS, with which workers act, would otherwise start a thread for every core in every worker.
 
     Args:
         first_modules: modules that the server loads before all others.
@@ -93,19 +110,19 @@ def process_context(first_modules: Sequence[str] = ()) -> BaseContext:
 def refuse_to_run_while_imported() -> None:
     """Ends a child process that runs the user's script again because the script has no main guard.
 
-    A child imports the main module before it looks for its target. The runner explains the exit code.
+    A child imports the main module before it imports its target. The runner explains the exit code.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(_EXIT_OF_IMPORTED_MAIN)
 
 
 def start_loading_modules(context: BaseContext) -> None:
-    """Starts the fork server, which loads its modules meanwhile, also in place of one that has died."""
+    """Starts the fork server, which loads its modules in the background; also if the previous one has died."""
     if context.get_start_method() != "forkserver":
         return
     before = _fork_server_pid()
-    resource_tracker.ensure_running()  # after its own start it would let Ctrl-C through again
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server ignores it only once all is loaded
+    resource_tracker.ensure_running()  # started by the fork server, it would unblock Ctrl-C
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server ignores it only when all is loaded
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -119,32 +136,34 @@ def _fork_server_pid() -> int | None:
     return pid
 
 
-@dataclass(frozen=True)
-class ChildResult:
-    """What a child's target returned."""
-
-    child: str
-    value: Any
-
-
 class ChildProcess:
-    """One child: its process, and the pipe through which it says what came of it.
+    """One child: its process, the pipe of its outcome, and the channel of its reports.
 
     Attributes:
-        has_ended: whether `end` has seen the process gone.
+        has_ended: whether `end` has seen the end of the process.
     """
 
     def __init__(
-        self, context: BaseContext, name: str, log_path: Path, target: Callable[..., Any], args: tuple[Any, ...]
+        self,
+        context: BaseContext,
+        name: str,
+        log_path: Path,
+        target: Callable[..., Any],
+        args: tuple[Any, ...],
+        reports: ReportChannel,
     ) -> None:
-        """Starts `target(*args)` in a new process."""
+        """Starts `target(*args, reports.sender)` in a new process."""
         self.name = name
+        self.reports = reports
         self.has_ended = False
-        self._killed_for: str | None = None
+        self._kill_reason: str | None = None
         self.messages: Connection
         self.messages, child_end = context.Pipe(duplex=False)
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]
-            target=_child_main, args=(name, log_path, child_end, target, args), name=name, daemon=True
+            target=_child_main,
+            args=(name, log_path, child_end, target, (*args, reports.sender)),
+            name=name,
+            daemon=True,
         )
         try:
             self.process.start()
@@ -153,58 +172,57 @@ class ChildProcess:
             raise RunFailed(f"{title(name)} could not be started: {type(error).__name__}: {error}") from error
         finally:
             child_end.close()
+        assert self.process.pid is not None
+        self.pid: int = self.process.pid
         self._fork_server = _fork_server_pid()
-        self._pidfd = _open_pidfd(self.process)
+        self._pidfd: int | None = None
+        with contextlib.suppress(AttributeError, OSError):  # the system has no pidfd
+            self._pidfd = os.pidfd_open(self.pid)
 
     @property
     def sentinel(self) -> int:
         """Descriptor that becomes ready when the process ends."""
         return self.process.sentinel if self._pidfd is None else self._pidfd
 
-    @property
-    def pid(self) -> int:
-        """Number of the process."""
-        assert self.process.pid is not None
-        return self.process.pid
-
     def take_outcome(self) -> ChildResult | ChildFailure | None:
-        """What came of the child, None while it runs and has said nothing.
+        """Returns the outcome of the child, None while it runs.
 
-        A process that ended without a word gets a failure that says how it ended.
+        A process that ended without a message gets a failure that describes its exit.
         """
-        ended = self._wait_for_end(0.0)
+        has_ended = self._wait_for_end(0.0)
         with contextlib.suppress(EOFError, OSError):
             if self.messages.poll():
                 outcome: ChildResult | ChildFailure = self.messages.recv()
                 return outcome
-        if not ended:
+        if not has_ended:
             return None
         self.process.join(_EXIT_S)  # the fork server passes the exit code on a moment later
         if self.process.exitcode == _EXIT_OF_IMPORTED_MAIN:
             return ChildFailure(self.name, _NO_MAIN_GUARD, "", is_final=True)
-        reason = self._killed_for or self._describe_exit()
+        if self._kill_reason is not None:
+            reason = self._kill_reason
+        elif self._is_orphan:
+            reason = "died, exit status unknown: the fork server had exited"
+        else:
+            reason = describe_exit(self.process.exitcode)
         return ChildFailure(self.name, f"{title(self.name)} {reason}", "", is_death=True)
 
     def kill(self, reason: str) -> None:
         """Kills a process that hangs, after it has written its stacks into its log.
 
         Args:
-            reason: what is said of it instead of the signal that it died of, as "made no step".
+            reason: what its failure says in place of the signal, such as "made no step".
         """
-        self._killed_for = reason
+        self._kill_reason = reason
         if hasattr(signal, "SIGUSR1"):
             self._send(signal.SIGUSR1)
             self._wait_for_end(_STACK_S)
         self._send(signal.SIGKILL)
 
     def end(self, timeout_s: float) -> bool:
-        """Waits for the process to end, and kills it after the timeout.
-
-        Returns:
-            Whether it ended by itself.
-        """
-        ended = self._wait_for_end(timeout_s)
-        if not ended or self._is_orphan:
+        """Waits for the process to end, and kills it after the timeout; returns whether it ended by itself."""
+        has_ended = self._wait_for_end(timeout_s)
+        if not has_ended or self._is_orphan:
             self._send(signal.SIGKILL)
         self.has_ended = self._wait_for_end(_KILLED_S)
         self.process.join(_EXIT_S)
@@ -212,17 +230,12 @@ class ChildProcess:
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
-        return ended
+        return has_ended
 
     @property
     def _is_orphan(self) -> bool:
-        """Whether multiprocessing takes it for dead because the fork server, which reports its exit, has ended."""
+        """Whether multiprocessing reports its end only because the fork server, which reports exits, has died."""
         return self.process.exitcode == _UNKNOWN_EXIT and self._fork_server != _fork_server_pid()
-
-    def _describe_exit(self) -> str:
-        if self._is_orphan:
-            return "died, exit status unknown: the fork server had exited"
-        return describe_exit(self.process.exitcode)
 
     def _wait_for_end(self, timeout_s: float) -> bool:
         return bool(connection.wait([self.sentinel], timeout_s))
@@ -235,38 +248,128 @@ class ChildProcess:
                 signal.pidfd_send_signal(self._pidfd, number)
 
 
-def _open_pidfd(process: BaseProcess) -> int | None:
-    """A descriptor of the process that tells of its end whatever its parent is; None where the system has none."""
-    assert process.pid is not None
-    try:
-        return os.pidfd_open(process.pid)
-    except (AttributeError, OSError):
+class ProcessManager:
+    """Starts the children of a run, reports how each ends, and ends them all."""
+
+    def __init__(self, context: BaseContext, log_path: Callable[[str], Path]) -> None:
+        """Starts nothing; `log_path` returns the log file of a child."""
+        self._context = context
+        self._log_path = log_path
+        self._inbox: queue.SimpleQueue[Report] = queue.SimpleQueue()
+        self._running: dict[str, ChildProcess] = {}
+        self._ended: dict[str, ChildProcess] = {}
+        self._closing: list[ReportChannel] = []
+        self._num_started = 0
+
+    def start(self, name: str, target: Callable[..., Any], *args: Any) -> None:
+        """Starts `target(*args, reports)` in a child process, where `reports` sends reports to this process.
+
+        A name may be used again after `bury`.
+
+        Raises:
+            RunFailed: no process could be started.
+        """
+        self._num_started += 1
+        channel = ReportChannel(f"{name} #{self._num_started}", self._inbox)
+        self._closing.append(channel)  # in case the process cannot be started
+        self._running[name] = ChildProcess(self._context, name, self._log_path(name), target, args, channel)
+        self._closing.remove(channel)
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the children without an outcome."""
+        return list(self._running)
+
+    def wait(self, timeout_s: float) -> list[ChildResult | ChildFailure]:
+        """Waits for outcomes of children, at most `timeout_s`; each child has one outcome."""
+        if self._running:
+            watched = [part for child in self._running.values() for part in (child.sentinel, child.messages)]
+            connection.wait(watched, timeout_s)
+        start_loading_modules(self._context)
+        outcomes = []
+        for name, child in list(self._running.items()):
+            outcome = child.take_outcome()
+            if outcome is not None:
+                outcomes.append(outcome)
+                self._ended[name] = self._running.pop(name)
+        return outcomes
+
+    def bury(self, name: str) -> bool:
+        """Makes sure that the process of a child with an outcome has ended, and frees its resources.
+
+        Returns:
+            Whether it has ended: the kernel may not end a process at once.
+        """
+        child = self._ended.pop(name)
+        child.end(_BURY_S)
+        child.reports.begin_closing()
+        self._closing = [child.reports, *(other for other in self._closing if not other.is_closed)]
+        return child.has_ended
+
+    def kill_hung(self, name: str, reason: str) -> None:
+        """Kills a child that hangs, after it has logged its stacks; see `ChildProcess.kill`."""
+        self._running[name].kill(reason)
+
+    def wait_for(self, name: str, timeout_s: float) -> ChildResult | ChildFailure | None:
+        """Waits for the outcome of one child, at most `timeout_s`; outcomes of others are dropped."""
+        deadline = time.monotonic() + timeout_s
+        while name in self._running and (left_s := deadline - time.monotonic()) > 0.0:
+            for outcome in self.wait(min(left_s, 0.2)):
+                if outcome.child == name:
+                    return outcome
         return None
+
+    def take_reports(self) -> list[Report]:
+        """Returns the reports since the last call."""
+        return [self._inbox.get() for _ in range(self._inbox.qsize())]
+
+    def end(self, timeout_s: float) -> list[str]:
+        """Waits for all children to end and kills the others after `timeout_s`.
+
+        Returns:
+            Names of the children that were killed.
+        """
+        deadline = time.monotonic() + timeout_s
+        children = [*self._ended.values(), *self._running.values()]
+        killed = [child.name for child in children if not child.end(max(0.0, deadline - time.monotonic()))]
+        channels = [*self._closing, *(child.reports for child in children)]
+        for channel in channels:
+            channel.begin_closing()
+        deadline = time.monotonic() + _CLOSING_S
+        for channel in channels:
+            channel.close(max(0.0, deadline - time.monotonic()))
+        self._running, self._ended, self._closing = {}, {}, []
+        return killed
 
 
 def title(name: str) -> str:
-    """A child's name in words: `rollout worker 2` for `rollout-2`."""
+    """Returns a child's name in words: `rollout worker 2` for `rollout-2`."""
     role, _, number = name.partition("-")
     return f"{role} worker {number}" if number.isdigit() else name
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """An exit code in words: which signal, or which number."""
-    if exit_code is not None and exit_code < 0:
-        try:
-            name = signal.Signals(-exit_code).name
-        except ValueError:
-            name = f"signal {-exit_code}"
-        hint = ", possibly out of memory" if name == "SIGKILL" else ""
-        return f"died: {name}{hint}"
-    return f"ended with exit code {exit_code}"
+    """Returns an exit code in words: the signal, or the number."""
+    if exit_code is None or exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hint = ", possibly out of memory" if name == "SIGKILL" else ""
+    return f"died: {name}{hint}"
+
+
+def explain(name: str, error: BaseException) -> RunFailed:
+    """Returns an unexpected exception of a role as a failure of the run."""
+    return RunFailed(f"{title(name)} failed: {type(error).__name__}: {error}", traceback.format_exc())
 
 
 def _child_main(
     name: str, log_path: Path, messages: Connection, target: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what the environment may start
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes that the environment starts
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if (runner := multiprocessing.parent_process()) is not None:
         end_with(runner.sentinel)
@@ -276,11 +379,9 @@ def _child_main(
         value = target(*args)
     except BaseException as error:
         log.exception("failed")
-        explained = error if isinstance(error, RunFailed) else explain(name, error)
+        failure = error if isinstance(error, RunFailed) else explain(name, error)
         with contextlib.suppress(OSError):
-            messages.send(
-                ChildFailure(name, explained.summary, explained.details, explained.exit_code, explained.is_final)
-            )
+            messages.send(ChildFailure(name, failure.summary, failure.details, failure.exit_code, failure.is_final))
         log_file.flush()
         os._exit(1)
     log.info("done")
@@ -289,14 +390,9 @@ def _child_main(
     logging.shutdown()
 
 
-def explain(name: str, error: BaseException) -> RunFailed:
-    """An unforeseen exception of a role as a failure of the run."""
-    return RunFailed(f"{title(name)} failed: {type(error).__name__}: {error}", traceback.format_exc())
-
-
 def _open_log(name: str, log_path: Path) -> Any:
-    log_file = open(log_path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - lives as long as the process
-    for stream in (1, 2):  # what an environment or a C library prints: a hundred of them would bury the progress line
+    log_file = open(log_path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+    for stream in (1, 2):  # output of environments and C libraries would hide the progress line
         os.dup2(log_file.fileno(), stream)
     faulthandler.enable(log_file, all_threads=True)
     if hasattr(faulthandler, "register"):  # `ChildProcess.kill` asks for the stacks

@@ -1,7 +1,8 @@
-"""What a run ran with: versions, source, command, machine."""
+"""The environment of a run: versions, source, command, machine."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -20,11 +21,7 @@ _SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe(device: str) -> dict[str, Any]:
-    """Returns what makes a run comparable with another: JSON-able, and without user or host names.
-
-    Args:
-        device: the device that `auto` became.
-    """
+    """Returns versions, source and machine, JSON-able and without user or host names; `device` is the resolved one."""
     return {
         "command": sys.argv,
         "python": platform.python_version(),
@@ -34,7 +31,7 @@ def describe(device: str) -> dict[str, Any]:
             "platform": platform.platform(),
             "cpu": _cpu_name(),
             "cores": os.cpu_count(),
-            "usable_cores": _num_usable_cores(),
+            "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_bytes": psutil.virtual_memory().total,
             "gpus": _gpu_names(),
             "device": device,
@@ -61,11 +58,6 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _num_usable_cores() -> int | None:
-    """Cores that this process may run on, which a container or `taskset` can limit."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -76,12 +68,10 @@ def _cpu_name() -> str:
 
 
 def _gpu_names() -> list[str]:
-    """Names as the NVIDIA driver lists them; asking torch would start CUDA in this process."""
+    """Names from the NVIDIA driver; torch would initialize CUDA in this process."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
+        with contextlib.suppress(OSError):
             lines = path.read_text(encoding="utf-8").splitlines()
-        except OSError:
-            continue
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+            names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return names

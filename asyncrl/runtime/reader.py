@@ -1,4 +1,4 @@
-"""What a command does when the program that reads its output, such as `head`, has ended."""
+"""Ends a command quietly when the program that reads its output, such as `head`, has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def run_for_a_reader(main: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code; 1, and no traceback, if nobody reads its output any more."""
+    """Runs a command and returns its exit code; 1, without a traceback, if the reader of its output has ended."""
     try:
         code = main()
         sys.stdout.flush()
@@ -19,7 +19,7 @@ def run_for_a_reader(main: Callable[[], int]) -> int:
 
 
 def drop_output() -> None:
-    """Lets standard output lead nowhere: nobody reads it any more, and Python flushes it once more at its end."""
+    """Redirects standard output to the null device, because Python flushes it once more at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

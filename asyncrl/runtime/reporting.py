@@ -1,9 +1,9 @@
-"""The control plane from one child to the runner: typed reports over signal-slot and a faster-fifo queue.
+"""Reports from one child to the runner: typed records over signal-slot and a faster-fifo queue.
 
-A process killed while it uses a faster-fifo queue can leave the queue's mutex locked for ever. So every queue belongs
-to one child and is read by one thread of the runner that serves this child alone; if the child dies, queue and thread
-are abandoned together and nobody else waits for them. `emit` drops reports when the queue is full; nothing that must
-arrive travels here (errors go through a pipe, counts through the arena).
+A process that is killed while it uses a faster-fifo queue can leave the queue's mutex locked for ever. Therefore each
+queue belongs to one child and is read by one thread of the runner; if the child dies, queue and thread are abandoned
+together and nobody else waits for them. `send` drops reports when the queue is full; nothing that must arrive travels
+here (errors go through a pipe, counts through the arena).
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ configure_logger(logging.getLogger(__name__))
 
 
 class ReportSender(EventLoopObject):  # type: ignore[misc]
-    """The child's end. Crosses to the child with its start-up arguments."""
+    """The child's end, which it gets with its start-up arguments."""
 
     @signal  # type: ignore[untyped-decorator]
-    def reported(self) -> None:
-        """Emitted with each report."""
+    def reported(self) -> None: ...
 
     def send(self, report: Report) -> None:
         """Sends a report, or drops it if the runner is far behind."""
@@ -49,14 +48,11 @@ def _rebuild_sender(name: str, send_signals_to: dict[str, Any], receiver_queues:
 class _Receiver(EventLoopObject):  # type: ignore[misc]
     def __init__(self, loop: EventLoop, name: str, inbox: queue.SimpleQueue[Report]) -> None:
         super().__init__(loop, name)
-        self._inbox = inbox
-
-    def on_report(self, report: Report) -> None:
-        self._inbox.put(report)
+        self.on_report = inbox.put
 
 
 class ReportChannel:
-    """One child's channel: its sender, and the runner's thread that puts its reports into the inbox."""
+    """The channel of one child: its sender, and the runner's thread that puts reports into the inbox."""
 
     def __init__(self, name: str, inbox: queue.SimpleQueue[Report]) -> None:
         """Makes queue and thread; `name` is unique among the channels of the run."""
@@ -66,26 +62,25 @@ class ReportChannel:
         receiver = _Receiver(self._loop, f"{name} receiver", inbox)
         self.sender = ReportSender(EventLoop(f"{name} loop", serial_mode=True), name)
         self.sender.connect("reported", receiver, "on_report")
-        self._closed = threading.Event()
+        self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._receive, name=f"reports of {name}", daemon=True)
         self._thread.start()
 
     def begin_closing(self) -> None:
-        """Asks the thread to take what is there and end, which it does within its idle wake-up time."""
-        self._closed.set()
+        """Asks the thread to take the reports that are left and end, within its idle wake-up time."""
+        self._is_closing.set()
 
     @property
     def is_closed(self) -> bool:
-        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def close(self, timeout_s: float) -> None:
-        """Lets the thread take what is there, and abandons it if it does not end in time."""
+        """Closes the channel, and abandons its thread if that does not end in time."""
         self.begin_closing()
         self._thread.join(timeout_s)
 
     def _receive(self) -> None:
-        while not self._closed.is_set():
+        while not self._is_closing.is_set():
             self._loop.process_events()
         self._loop.default_timer.set_interval(0.0)
         while not self._loop.signal_queue.empty():

@@ -1,17 +1,17 @@
-"""The folder of one run: where each file lies, who may write there, and what may be deleted.
+"""The folder of one run: its files, who may write there, and what may be deleted.
 
 TRAIN_DIR/EXPERIMENT/
-    config.yaml         every setting of the run, without those of one start of the program
+    config.yaml         every setting of the run, except those of one start of the program
     environment.json    versions, git commit, machine, number of ranks
     metrics.jsonl       one record a line
-    tensorboard/        the same as event files
+    tensorboard/        the same records as event files
     checkpoints/
     logs/<role>.log
     episodes.json       the last training episodes when the newest checkpoint was saved
     summary.json        how the run ended
-    ranks/<r>/          the same of each rank but the first, where several trained it together
-    .asyncrl-run        marks the folder as a run: only what carries it is ever deleted
-    .lock               locked, and holding the process id, while the run lives
+    ranks/<r>/          the same files of each rank except rank 0, if several ranks train together
+    .asyncrl-run        marks the folder as a run: only a marked folder is ever deleted
+    .lock               locked while the run lives; contains its process id
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.config.errors import UsageError
@@ -38,11 +37,9 @@ if TYPE_CHECKING:
 RestartBehavior = Literal["resume", "restart", "overwrite"]
 
 RANKS = "ranks"
-"""In a run's folder, that of the folders of all ranks but the first."""
+"""Folder of the folders of all ranks except rank 0, in the run's folder."""
 
 MARKER = ".asyncrl-run"
-"""File that marks the folder of a run."""
-
 _LOCK = ".lock"
 _MAX_NAME_BYTES = 200
 
@@ -51,40 +48,61 @@ class RunFolder:
     """Paths of one run and, from `create` to `close`, the right to write there.
 
     The lock belongs to the process that called `create`; its children get paths, not this object.
+
+    Attributes:
+        path: the folder; `config` to `summary` are its files and folders as the module lists them.
     """
 
-    def __init__(self, path: Path, lock: _Lock | None = None) -> None:
-        """Use `create` or `open`."""
+    def __init__(self, path: Path, lock: int | None = None) -> None:
+        """Locks nothing; `lock` is the descriptor of `create`."""
         self.path = path
+        self.config = path / "config.yaml"
+        self.environment = path / "environment.json"
+        self.metrics = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.checkpoints = path / "checkpoints"
+        self.logs = path / "logs"
+        self.episodes = path / "episodes.json"
+        self.summary = path / "summary.json"
         self._lock = lock
 
     @classmethod
     def create(cls, train_dir: str, experiment: str, restart_behavior: RestartBehavior) -> RunFolder:
-        """Makes the folder of a run, or takes over that of an ended one, and locks it.
+        """Makes the folder of a run, or takes over the folder of an ended one, and locks it.
 
         Args:
             train_dir: folder that holds all runs; made if missing.
             experiment: name of the run.
-            restart_behavior: what to do with an ended run of that name: `resume` keeps its files for the run that goes
-                on, `restart` moves it to NAME_old (NAME_old2, ...), `overwrite` deletes all of it.
+            restart_behavior: what to do with an ended run of that name: `resume` keeps its files, `restart` moves it to
+                NAME_old (NAME_old2, ...), `overwrite` deletes all of it.
 
         Raises:
-            UsageError: the name is not one, the folder is in use, holds something that is no run, or cannot be
-                written.
+            UsageError: the name is not possible, or the folder is in use, is not a run, or cannot be written.
         """
         path = checked_run_path(train_dir, experiment)
         try:
             path.mkdir(parents=True, exist_ok=True)
             _check_is_run_or_empty(path)
-            lock = _Lock.acquire(path)
+            lock = _lock(path)
             try:
-                if restart_behavior == "restart" and _contents(path):
-                    old_lock, path = lock, _move_aside(path)
-                    lock = _Lock.acquire(path)
-                    old_lock.release()
-                _claim(path, restart_behavior)
+                contents = [entry for entry in path.iterdir() if entry.name not in (MARKER, _LOCK)]
+                if restart_behavior == "restart" and contents:
+                    old_lock = lock
+                    _move_aside(path)
+                    lock = _lock(path)
+                    _unlock(old_lock)
+                elif restart_behavior == "overwrite":
+                    for entry in contents:
+                        if entry.is_dir() and not entry.is_symlink():
+                            shutil.rmtree(entry)
+                        else:
+                            entry.unlink()
+                text = "an asyncrl run: --restart_behavior=overwrite deletes it\n"
+                (path / MARKER).write_text(text, encoding="utf-8")
+                for name in ("logs", "checkpoints"):
+                    (path / name).mkdir(exist_ok=True)
             except BaseException:
-                lock.release()
+                _unlock(lock)
                 raise
         except OSError as error:
             raise UsageError(
@@ -95,7 +113,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, train_dir: str, experiment: str) -> RunFolder:
-        """Finds the folder of an existing run, to read it; the run may be alive.
+        """Returns the folder of an existing run, for reading; the run may be alive.
 
         Raises:
             UsageError: there is no such run.
@@ -106,67 +124,21 @@ class RunFolder:
         return cls(path)
 
     @property
-    def config(self) -> Path:
-        """Every setting of the run, as YAML."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def logs(self) -> Path:
-        """Folder of log files."""
-        return self.path / "logs"
-
-    @property
-    def environment(self) -> Path:
-        """Versions and machine, as JSON."""
-        return self.path / "environment.json"
-
-    @property
-    def episodes(self) -> Path:
-        """The last training episodes at the newest checkpoint, as JSON."""
-        return self.path / "episodes.json"
-
-    @property
-    def summary(self) -> Path:
-        """How the run ended, as JSON."""
-        return self.path / "summary.json"
-
-    @property
-    def num_ranks(self) -> int:
-        """Learners that trained the run together when it was last started; 1 where nothing tells."""
-        try:
-            recorded = json.loads(self.environment.read_text(encoding="utf-8")).get("num_ranks")
-        except (OSError, ValueError, AttributeError):
-            return 1
-        return recorded if isinstance(recorded, int) and recorded > 0 else 1
-
-    @property
     def metrics_of_ranks(self) -> list[Path]:
-        """The records of each rank, the run's own first."""
-        others = (self.path / RANKS / str(rank) / self.metrics.name for rank in range(1, self.num_ranks))
-        return [self.metrics, *others]
+        """The records of each rank of the last start, those of the run first."""
+        num_ranks = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            num_ranks = json.loads(self.environment.read_text(encoding="utf-8")).get("num_ranks")
+        ranks = range(1, num_ranks) if isinstance(num_ranks, int) else ()
+        return [self.metrics, *(self.path / RANKS / str(rank) / self.metrics.name for rank in ranks)]
 
     def log(self, role: str) -> Path:
-        """Log file of a process, for example `rollout_0`; its folder is made if missing."""
+        """Returns the log file of a process, for example `rollout-0`; its folder is made if missing."""
         self.logs.mkdir(exist_ok=True)
         return self.logs / f"{role}.log"
 
     def forget_after(self, env_steps: int) -> None:
-        """Drops what tells of steps that a run trained after the checkpoint from which it goes on.
+        """Deletes what describes steps after the checkpoint from which a run resumes; all of it for -1.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -176,18 +148,14 @@ class RunFolder:
             if env_steps < 0:
                 self.episodes.unlink(missing_ok=True)
                 shutil.rmtree(self.checkpoints / BEST, ignore_errors=True)
-            self._drop_records_after(env_steps)
-
-    def _drop_records_after(self, env_steps: int) -> None:
-        if not self.metrics.exists():
-            return
-        lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if _step_of_record(line) <= env_steps]
-        if len(kept) < len(lines):
-            write_text_atomically(self.metrics, "".join(kept))
+            if self.metrics.exists():
+                lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+                kept = [line for line in lines if _step_of_record(line) <= env_steps]
+                if len(kept) < len(lines):
+                    write_text_atomically(self.metrics, "".join(kept))
 
     def write_config(self, config: TrainConfig) -> None:
-        """Writes every setting of the run, default values too; settings of one start of the program are left out.
+        """Writes every setting of the run, default values too, except the settings of one start of the program.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -218,7 +186,7 @@ class RunFolder:
             raise UsageError(f"{self.config} does not hold the settings of a run: {error}.") from error
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        """Writes what `asyncrl.runtime.provenance.describe` found.
+        """Writes what `asyncrl.runtime.provenance.describe` returned.
 
         Raises:
             UsageError: the folder cannot be written.
@@ -234,71 +202,53 @@ class RunFolder:
             raise UsageError(f"Cannot write to {self.path}: {error.strerror or error}.") from error
 
     def close(self) -> None:
-        """Gives the lock back; the folder may then be overwritten by another run."""
+        """Releases the lock; another run may then overwrite the folder."""
         if self._lock is not None:
-            self._lock.release()
+            _unlock(self._lock)
             self._lock = None
 
     def __enter__(self) -> RunFolder:
-        """Returns itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Gives the lock back."""
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-class _Lock:
-    """An advisory lock on a file: the kernel drops it with the process, so a killed run leaves no stale one."""
+def _lock(folder: Path) -> int:
+    """Locks the folder of a run; returns the descriptor. The kernel releases the lock when the process ends.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    Raises:
+        UsageError: another process has the lock.
+    """
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _flock(descriptor, folder, fcntl.LOCK_EX)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
-    @classmethod
-    def acquire(cls, folder: Path) -> _Lock:
-        """Locks the folder of a run, or raises UsageError with the process that has it."""
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            cls._lock(descriptor, folder, fcntl.LOCK_EX)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return cls(descriptor)
 
-    @classmethod
-    def check(cls, folder: Path) -> None:
-        """Raises UsageError if another process has the lock; changes nothing."""
-        try:
-            descriptor = os.open(folder / _LOCK, os.O_RDONLY)
-        except OSError:  # nobody has locked it yet, or the folder cannot be read, which is said when it is used
-            return
-        try:
-            cls._lock(descriptor, folder, fcntl.LOCK_SH)
-        finally:
-            os.close(descriptor)
+def _unlock(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.close(descriptor)
 
-    @staticmethod
-    def _lock(descriptor: int, folder: Path, kind: int) -> None:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise UsageError(
-                f"{folder} is in use by another run (process {holder}): wait for it, stop it, "
-                "or choose another --experiment."
-            ) from None
 
-    def release(self) -> None:
-        os.ftruncate(self._descriptor, 0)
-        os.close(self._descriptor)
+def _flock(descriptor: int, folder: Path, kind: int) -> None:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise UsageError(
+            f"{folder} is in use by another run (process {holder}): wait for it, stop it, "
+            "or choose another --experiment."
+        ) from None
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Writes a small file so that a reader sees the old one or the new one, never a part."""
+    """Writes a small file; a reader sees the old one or the new one, never a part."""
     temporary = path.with_name(f".tmp_{path.name}")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -312,20 +262,18 @@ def find_saved_config(train_dir: str, experiment: str) -> Path | None:
     """Returns the config.yaml of a run, None if there is no such run or it has none."""
     if _problem_of_name(_name_of(train_dir, experiment)):
         return None
-    path = run_path(train_dir, experiment)
-    config = path / "config.yaml"
-    return config if (path / MARKER).is_file() and config.is_file() else None
+    folder = RunFolder(run_path(train_dir, experiment))
+    return folder.config if (folder.path / MARKER).is_file() and folder.config.is_file() else None
 
 
 def as_folder_name(text: str) -> str:
-    """Returns an environment's id with characters replaced that the name of a folder should not have."""
+    """Returns an environment's id without characters that do not belong into the name of a folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-") or "run"
 
 
 def default_experiment(env: str, algo: str, now: Callable[[], float] = time.time) -> str:
-    """Returns a name for a run that was given none: environment, algorithm and local time."""
-    stem = as_folder_name(env)
-    return f"{stem}_{algo}_{datetime.fromtimestamp(now()):%Y%m%d-%H%M%S}"
+    """Returns the default name of a run: environment, algorithm and local time."""
+    return f"{as_folder_name(env)}_{algo}_{datetime.fromtimestamp(now()):%Y%m%d-%H%M%S}"
 
 
 def run_path(train_dir: str, experiment: str) -> Path:
@@ -345,13 +293,15 @@ def _name_of(train_dir: str, experiment: str) -> str:
 
 
 def find_problem(train_dir: str, experiment: str) -> str | None:
-    """Says why a run cannot have this folder, None if it can; nothing is written."""
+    """Returns why a run cannot have this folder, None if it can; writes nothing."""
     path = run_path(train_dir, experiment)
     try:
         path = checked_run_path(train_dir, experiment)
         if path.is_dir():
             _check_is_run_or_empty(path)
-            _Lock.check(path)
+            if os.access(path / _LOCK, os.R_OK):
+                with open(path / _LOCK, "rb") as lock:
+                    _flock(lock.fileno(), path, fcntl.LOCK_SH)
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
     except UsageError as error:
         return str(error)
@@ -365,7 +315,7 @@ def find_problem(train_dir: str, experiment: str) -> str | None:
 
 
 def checked_run_path(train_dir: str, experiment: str) -> Path:
-    """Returns `run_path` after checking that it is a folder right inside `train_dir`.
+    """Returns `run_path` after checking that it is a folder directly in `train_dir`.
 
     Raises:
         UsageError: it is not.
@@ -399,41 +349,24 @@ def _problem_of_name(name: str) -> str | None:
 
 
 def _check_is_run_or_empty(path: Path) -> None:
-    """Refuses a folder that somebody else filled, before anything is written there."""
+    """Refuses a folder with files that are not of a run, before anything is written there."""
     names = {entry.name for entry in path.iterdir()}
     if MARKER not in names and names - {_LOCK}:
         raise UsageError(f"{path} exists and is not an asyncrl run (it has no {MARKER}): choose another --experiment.")
 
 
-def _contents(path: Path) -> list[Path]:
-    return [entry for entry in path.iterdir() if entry.name not in (MARKER, _LOCK)]
-
-
-def _move_aside(path: Path) -> Path:
-    """Gives a locked run another name and returns its old path, an empty folder now."""
+def _move_aside(path: Path) -> None:
+    """Renames a locked run, and makes an empty folder in its place."""
     number, old = 1, path.with_name(f"{path.name}_old")
     while old.exists():
         number += 1
         old = path.with_name(f"{path.name}_old{number}")
     path.rename(old)
     path.mkdir()
-    return path
-
-
-def _claim(path: Path, restart_behavior: RestartBehavior) -> None:
-    """Makes a locked folder the run's own."""
-    for entry in _contents(path) if restart_behavior == "overwrite" else []:
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-    (path / MARKER).write_text("an asyncrl run: --restart_behavior=overwrite deletes it\n", encoding="utf-8")
-    for name in ("logs", "checkpoints"):
-        (path / name).mkdir(exist_ok=True)
 
 
 def _step_of_record(line: str) -> int:
-    """Environment steps of a record; a line that a killed run had begun is of none that stays."""
+    """Returns the environment steps of a record; of an incomplete last line, more than any run has."""
     try:
         return int(json.loads(line)["env_steps"])
     except (ValueError, KeyError, TypeError):
@@ -441,7 +374,6 @@ def _step_of_record(line: str) -> int:
 
 
 def _no_such_run(path: Path) -> str:
-    """Says that there is no run, and which ones there are."""
     folder = path.parent
     text = f"There is no run {path.name!r} in {folder}"
     if not folder.is_dir():

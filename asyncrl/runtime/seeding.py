@@ -1,6 +1,6 @@
 """Seeds of random streams.
 
-With sums such as `seed + rank`, rank 1 of one run would draw what rank 0 of a run with the next seed draws.
+With sums such as `seed + rank`, rank 1 of a run would draw the same numbers as rank 0 of a run with the next seed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Stream(enum.IntEnum):
-    """What random numbers are drawn for. Environments and actors have seeds by number, see `asyncrl.envs.making`."""
+    """Uses of random numbers. Environments and actors have seeds by number, see `asyncrl.envs.making`."""
 
     RANK = 0
     LEARNER = 1
@@ -23,16 +23,10 @@ class Stream(enum.IntEnum):
 
 
 def derive_seed(seed: int, stream: Stream, number: int = 0) -> int:
-    """A 32-bit seed that follows from all arguments together (numpy's `SeedSequence`).
-
-    Args:
-        seed: what it is derived from.
-        stream: what it is for.
-        number: which one of several of that kind.
-    """
+    """Returns a 32-bit seed derived from all arguments (NumPy's `SeedSequence`)."""
     return int(np.random.SeedSequence(seed, spawn_key=(stream, number)).generate_state(1)[0])
 
 
 def rank_seed(seed: int, rank: int) -> int:
-    """The seed of everything that ranks draw for themselves: that of the run for rank 0, a derived one for others."""
+    """Returns the seed of a rank's private random numbers: the run's for rank 0, a derived one for others."""
     return seed if rank == 0 else derive_seed(seed, Stream.RANK, rank)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks the run to finish and save, the second ends it at once."""
+"""Ctrl-C and SIGTERM: the first lets the run finish and save, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _ANSWER = (
@@ -16,11 +16,7 @@ _ANSWER = (
 
 
 class StopAtOnce(KeyboardInterrupt):
-    """The user asked a second time; the text says so.
-
-    Attributes:
-        exit_code: what a command returns then.
-    """
+    """The user has asked a second time; the text is for the user, `exit_code` for the command."""
 
     def __init__(self, text: str = "", exit_code: int = 130) -> None:
         super().__init__(text)
@@ -28,32 +24,30 @@ class StopAtOnce(KeyboardInterrupt):
 
 
 class StopSignals:
-    """Counts the requests to stop while it is entered, and answers the first on the terminal.
+    """A context that counts the requests to stop, and answers the first on the terminal unless `is_silent`.
 
-    Only the main thread can handle signals: elsewhere this does nothing.
+    Only the main thread can handle signals: in other threads it does nothing.
+
+    Attributes:
+        was_asked: whether there was a request.
     """
 
     def __init__(self, is_silent: bool = False) -> None:
-        """Handles nothing yet; says nothing if `is_silent`."""
+        self.was_asked = False
         self._is_silent = is_silent
         self._received: list[int] = []
         self._previous: dict[int, Any] = {}
 
     @property
-    def was_asked(self) -> bool:
-        """Whether the run was asked to stop."""
-        return bool(self._received)
-
-    @property
     def exit_code(self) -> int:
-        """128 plus the first signal: 130 for Ctrl-C, 143 for SIGTERM; 0 if there was none."""
+        """128 plus the number of the first signal: 130 for Ctrl-C, 143 for SIGTERM; 0 if there was none."""
         return 128 + self._received[0] if self._received else 0
 
     def check(self) -> bool:
         """Returns whether the run is to finish.
 
         Raises:
-            StopAtOnce: it was asked twice.
+            StopAtOnce: there were two requests.
         """
         if len(self._received) > 1:
             name = _name(self._received[-1])
@@ -67,17 +61,16 @@ class StopSignals:
             self._previous[number] = signal.signal(number, self._receive)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
+        self.was_asked = True
         if len(self._received) == 1 and not self._is_silent:
-            # The handler may have interrupted a print, so it writes past Python's buffers. The terminal has shown ^C.
-            with contextlib.suppress(OSError):  # nobody reads it any more
+            # The handler may have interrupted a print, so it does not use Python's buffers. The terminal shows ^C.
+            with contextlib.suppress(OSError):  # the reader of the output may have ended
                 os.write(2, f"\n{_name(number)}: {_ANSWER}\n".encode())
 
 

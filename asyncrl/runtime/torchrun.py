@@ -1,4 +1,4 @@
-"""What `torchrun` says of this process: which of the ranks it is that train one policy together."""
+"""The rank of this process among the ranks that `torchrun` has started to train one policy together."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ _PREFIX = "TORCHELASTIC_"
 
 @dataclass(frozen=True)
 class RankAddress:
-    """One of the ranks of a run, and where they meet.
+    """A rank of a run, and the store of its ranks.
 
     Attributes:
-        rank: number of this one, from 0.
-        num_ranks: how many there are.
-        local_rank: its number among those of this machine.
-        num_local_ranks: how many there are on this machine.
-        host, port: of the store over which they find one another.
-        has_store: whether rank 0 has to open that store itself; torchrun's agent does otherwise.
-        meeting: a name that no other run, and no earlier attempt of this one, has in the store.
+        rank, num_ranks: number of this rank, from 0, of how many.
+        local_rank, num_local_ranks: the same among the ranks of this machine.
+        host, port: address of the store.
+        has_store: whether rank 0 has to open the store; otherwise torchrun's agent has.
+        meeting: a name in the store that differs from those of other runs and of earlier attempts.
     """
 
     rank: int
@@ -37,13 +35,13 @@ class RankAddress:
 
 
 def take_rank(environment: MutableMapping[str, str]) -> RankAddress | None:
-    """Reads the variables of torchrun and removes them, for the processes that a run starts are no ranks.
+    """Reads the variables of torchrun and removes them, because the processes that a run starts are not ranks.
 
     Args:
         environment: usually `os.environ`.
 
     Returns:
-        None for a process that trains alone: it was not started by torchrun, or as the only rank.
+        None for a process that trains alone: it was not started by torchrun, or it is the only rank.
     """
     if not all(name in environment for name in _NEEDED):
         return None
@@ -66,11 +64,11 @@ def take_rank(environment: MutableMapping[str, str]) -> RankAddress | None:
 
 
 _own: list[RankAddress] = []
-"""The address of this process for each run that it has started."""
+"""The address of this process in each run that it has started."""
 
 
 def next_rank() -> RankAddress | None:
-    """The address of this process for its next run, which meets under a name of its own; None if it trains alone."""
+    """Returns the address of this process for its next run, with a new `meeting`; None if it trains alone."""
     address = dataclasses.replace(_own[0], meeting=f"{_own[0].meeting}/{len(_own)}") if _own else take_rank(os.environ)
     if address is not None:
         _own.append(address)

@@ -1,4 +1,4 @@
-"""Modules of the user's that register environments and networks when they are imported."""
+"""Imports modules of the user, which register environments and networks."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from asyncrl.config.errors import UsageError
 
 
 def import_user_modules(names: Sequence[str]) -> None:
-    """Imports them from the working directory or Python's path; again costs nothing.
-
-    Raises:
-        UsageError: there is no such module.
-    """
+    """Imports several modules, see `import_user_module`."""
     for name in names:
         import_user_module(name)
 
 
 def import_user_module(name: str) -> None:
-    """Imports one module, which may lie in the working directory.
+    """Imports a module from the working directory or Python's path, once.
 
     Raises:
         UsageError: there is no such module.

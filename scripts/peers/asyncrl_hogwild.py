@@ -26,7 +26,7 @@ from asyncrl.config.loading import load
 from asyncrl.config.plan import resolve
 from asyncrl.envs.making import make_env
 from asyncrl.envs.spaces import read_spec
-from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
+from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.learner.off_policy import CRITIC
 from asyncrl.learner.on_policy import MODEL
 from asyncrl.monitoring.phases import PhaseTimer
@@ -41,7 +41,7 @@ END_TIMEOUT_S = 10.0
 
 
 class Run:
-    """One run: its memory, its keeper, and its workers in processes of their own."""
+    """One run: its memory, its parameter server, and its workers in processes of their own."""
 
     def __init__(self, options: dict[str, Any], run_idx: int, context: BaseContext) -> None:
         """Starts the workers."""
@@ -67,7 +67,7 @@ class Run:
         env.close()
         self.setup = RunSetup.create(config, plan, spec, Path("unused"))
         waker, wakers = Waker(), [Waker() for _ in range(plan.num_workers)]
-        self.keeper = build_hogwild_keeper(self.setup, plan.hogwild, waker, wakers, PhaseTimer())
+        self.server = build_parameter_server(self.setup, plan.hogwild, waker, wakers, PhaseTimer())
         self._trained = SharedTensor(self.setup.arena, CRITIC if config.is_off_policy else MODEL)
         self._counts_updates = config.is_off_policy
         self.workers = [
@@ -85,7 +85,7 @@ class Run:
     @property
     def count(self) -> int:
         """Updates, or environment steps, of all workers."""
-        return self._trained.num_steps if self._counts_updates else self.keeper.env_steps
+        return self._trained.num_steps if self._counts_updates else self.server.env_steps
 
     def end(self) -> None:
         """Ends the workers."""
@@ -94,11 +94,11 @@ class Run:
             worker.join(END_TIMEOUT_S)
 
 
-def work(setup: RunSetup, worker_idx: int, keeper: Waker) -> None:
+def work(setup: RunSetup, worker_idx: int, server: Waker) -> None:
     """Body of a worker's process."""
     torch.set_num_threads(1)
     assert setup.plan.hogwild is not None
-    worker = build_hogwild_worker(setup, setup.plan.hogwild, worker_idx, keeper)
+    worker = build_hogwild_worker(setup, setup.plan.hogwild, worker_idx, server)
     while not setup.control.ended:
         worker.poll()
         if worker.report_age_s > REPORT_EVERY_S:
@@ -114,7 +114,7 @@ def keep_until(is_done: Callable[[], bool], runs: Sequence[Run]) -> None:
     """
     while not is_done():
         for run in runs:
-            run.keeper.train_once(KEEP_EVERY_S / len(runs))
+            run.server.train_once(KEEP_EVERY_S / len(runs))
             if not all(worker.is_alive() for worker in run.workers):
                 raise RuntimeError("a worker has ended by itself")
 

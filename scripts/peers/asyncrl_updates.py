@@ -26,9 +26,9 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.hogwild.actions import OwnActions
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
+from asyncrl.hogwild.worker import OwnActions
 from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
@@ -103,7 +103,7 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
         hogwild = HogwildActorCritic(model, config, storage, units)
 
         def update_shared() -> None:
-            hogwild.begin(storage.pull)
+            hogwild.begin()
             dataset.policy_version.fill_(hogwild.policy_version)
             for _ in hogwild.updates(dataset, 0):
                 pass

@@ -15,12 +15,12 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, replay_specs, ro
 from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.runtime import checkpoint
-from asyncrl.runtime.checkpoint import Checkpoint, KeptReplay
+from asyncrl.runtime.checkpoint import Checkpoint, SavedReplay
 
 GAMMA = 0.9
 
 
-def joined(kept: KeptReplay) -> dict[str, Any]:
+def joined(kept: SavedReplay) -> dict[str, Any]:
     """Columns, each in one part."""
     return {name: np.concatenate(parts) for name, parts in kept.columns.items()}
 
@@ -75,7 +75,7 @@ def test_a_restored_replay_holds_the_newest_rows_and_closes_open_episodes(writte
     restored.restore(kept_replay)
     assert restored.total_env_steps() == stripes.total_env_steps()
     kept = min(len(content["reward.0"]), rows - 1)
-    assert restored.num_rows(0) == kept + 1
+    assert restored.num_rows[0] == kept + 1
     last = restored.obs[:, kept - 1], restored.obs[:, kept]
     newest = [content[f"obs.{split}"][-1] for split in range(2)]
     assert np.array_equal(last[1], newest)
@@ -106,8 +106,8 @@ def test_no_transition_leads_from_a_dead_worker_to_the_one_that_follows(written:
     follower = TaggedWriter(stripes, 0, seed=9, end_probability=0.0)
     follower._episodes = [1000] * 3
     for env in range(3):
-        stripes.obs_at((0, stripes.num_rows(0)))[env] = follower._obs(env)
-    assert stripes.num_rows(0) == written + (written > 0)
+        stripes.obs_at((0, stripes.num_rows[0]))[env] = follower._obs(env)
+    assert stripes.num_rows[0] == written + (written > 0)
     follower.write_rows(4)
     sampler = ReplaySampler(stripes, n_step, 1.0, 1.0, None, seed=0)
     batch = sampler.sample(1, 500)[0]
@@ -164,7 +164,7 @@ def test_rows_overwritten_while_they_are_saved_are_left_out(
 
     _, restored = new_replay(1, 3, 5)
     restored.restore(loaded)
-    assert restored.num_rows(0) == max(0, min(4, 5 - written_meanwhile) + (written_meanwhile < 5))
+    assert restored.num_rows[0] == max(0, min(4, 5 - written_meanwhile) + (written_meanwhile < 5))
     TaggedWriter(restored, 0, seed=9).write_rows(2)
     check_one_step(ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0).sample(1, 500)[0], GAMMA)
 
@@ -189,4 +189,4 @@ def test_the_cursor_that_covers_a_row_moves_last() -> None:
     recorded: Any = SimpleNamespace(array=arena.array, words=RecordedWords)
     ReplayStripes(recorded).publish(0, 2)
     assert stored == ["replay.env_steps", "replay.rows"]
-    assert (stripes.num_rows(0), stripes.total_env_steps()) == (1, 2)
+    assert (stripes.num_rows[0], stripes.total_env_steps()) == (1, 2)

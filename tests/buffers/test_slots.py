@@ -43,14 +43,14 @@ def test_only_the_owner_may_move_a_slot_on(slots: TrajectorySlots, name: str, st
         move(slots)
         assert slots.state(SLOT) == after
         return
-    owner = slots.owner(SLOT)
+    owner = slots.owner[SLOT]
     with pytest.raises(SlotStateError, match=f"slot 1 is {state.name}, expected {before.name}"):
         move(slots)
-    assert (slots.state(SLOT), slots.owner(SLOT)) == (state, owner)
+    assert (slots.state(SLOT), slots.owner[SLOT]) == (state, owner)
 
 
 def test_a_slot_belongs_to_the_split_it_was_granted_to(slots: TrajectorySlots) -> None:
-    assert slots.owner(SLOT) == NOBODY
+    assert slots.owner[SLOT] == NOBODY
     slots.grant(SLOT, 3)
     with pytest.raises(SlotStateError, match="belongs to split 3, not to split 0"):
         slots.finish(SLOT, 0)
@@ -59,7 +59,7 @@ def test_a_slot_belongs_to_the_split_it_was_granted_to(slots: TrajectorySlots) -
     slots.finish(SLOT, 3)
     slots.take(SLOT)
     slots.free(SLOT)
-    assert (slots.owner(SLOT), slots.generation(SLOT)) == (NOBODY, 1)
+    assert slots.owner[SLOT] == NOBODY
 
 
 @pytest.mark.parametrize("name", ["value", "log_prob", "reward"])

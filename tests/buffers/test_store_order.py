@@ -10,9 +10,11 @@ import pytest
 from small_runs import fill, planned, small_arena
 
 from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.hyperparameters import NO_CHANGES
 
 TRAINED = 1
 
@@ -59,6 +61,11 @@ class RecordedArena:
         pytest.param(lambda arena: RequestTable(arena).ask(0, 1, 1), "splits.request_seq", id="request"),
         pytest.param(lambda arena: TrajectorySlots(arena).grant(0, 1), "slots.state", id="grant"),
         pytest.param(lambda arena: TrajectorySlots(arena).free(TRAINED), "slots.state", id="free"),
+        pytest.param(lambda arena: RunControl(arena, 0).send_training_info(b"info"), "control", id="training info"),
+        pytest.param(
+            lambda arena: RunControl(arena, 0).set_hyperparameters(NO_CHANGES), "control", id="hyperparameters"
+        ),
+        pytest.param(lambda arena: RunControl(arena, 0).ask_for_best(1.0), "control", id="best"),
     ],
 )
 def test_the_word_that_others_look_at_is_stored_last_and_once(act: Callable[[Any], None], last: str) -> None:

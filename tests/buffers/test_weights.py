@@ -57,13 +57,13 @@ def test_a_copy_that_was_overtaken_is_made_again(monkeypatch: pytest.MonkeyPatch
 
 def test_buffers_on_a_device_change_together_with_those_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = torch.zeros(2, 4)
-    for name in ("offer_device_weights", "find_device_weights"):
+    for name in ("allocate_device_weights", "open_device_weights"):
         monkeypatch.setattr(device_weights, name, lambda *args: DeviceWeights(buffers))
     arena = Arena.create(weights_specs(4))
     learner, reader = WeightsChannel(arena), WeightsChannel(arena)
-    learner.offer(torch.device("cuda"))
+    learner.allocate_on_device(torch.device("cuda"))
     learner.publish(block(1.0), version=10, env_steps=1)
-    assert reader.find(torch.device("cuda"))
+    assert reader.open_on_device(torch.device("cuda"))
     out, host = torch.zeros(4), block(0.0)
     for number in (2.0, 3.0):
         learner.publish(block(number), version=int(number), env_steps=0, on_device=torch.full((4,), number))
@@ -76,10 +76,10 @@ def test_buffers_on_a_device_change_together_with_those_of_the_host(monkeypatch:
 
 def test_there_is_nothing_on_a_device_where_learner_or_reader_have_none() -> None:
     channel = WeightsChannel(Arena.create(weights_specs(4)))
-    channel.offer(torch.device("cpu"))
+    channel.allocate_on_device(torch.device("cpu"))
     channel.publish(block(1.0), version=10, env_steps=1)
-    assert not channel.find(torch.device("cpu"))
-    assert not channel.find(torch.device("cuda:0"))
+    assert not channel.open_on_device(torch.device("cpu"))
+    assert not channel.open_on_device(torch.device("cuda:0"))
 
 
 @pytest.mark.usefixtures("leaves_nothing")

@@ -10,8 +10,7 @@ import torch
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedMoments, SharedTensor, shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
-from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
-from asyncrl.hogwild.storage import MergedMoments
+from asyncrl.hogwild.storage import MergedMoments, SharedAdam, make_shared_optimizer
 
 SIZE = 6
 

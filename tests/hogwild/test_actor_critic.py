@@ -20,10 +20,10 @@ from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec, vector_observation
-from asyncrl.hogwild import building
+from asyncrl.hogwild import build_hogwild
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
-from asyncrl.hogwild.building import build_hogwild_keeper, build_hogwild_worker
-from asyncrl.hogwild.keeper import HogwildKeeper
+from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
+from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.off_policy import OffPolicyLearner
@@ -53,7 +53,7 @@ PROBE = EnvSpec(ENV, vector_observation(2), CHOICE.action.__class__(2, 0), None)
 
 
 class Pair:
-    """A keeper and two workers in one process."""
+    """A server and two workers in one process."""
 
     def __init__(self, **settings: Any) -> None:
         config = TrainConfig(**{**SETTINGS, **settings})
@@ -61,14 +61,14 @@ class Pair:
         assert plan.hogwild is not None
         self.setup = RunSetup.create(config, plan, PROBE, Path("unused"))
         self.wakers = [Waker() for _ in range(3)]
-        self.keeper: HogwildKeeper = build_hogwild_keeper(
+        self.server: ParameterServer = build_parameter_server(
             self.setup, plan.hogwild, self.wakers[0], self.wakers[1:], PhaseTimer()
         )
         self.workers = [build_hogwild_worker(self.setup, plan.hogwild, idx, self.wakers[0]) for idx in range(2)]
         self.shared = SharedTensor(self.setup.arena, "critic" if config.is_off_policy else "model")
         if not config.is_off_policy:
             self.shared.value += np.linspace(-0.5, 0.5, len(self.shared.value))  # a new critic says 0 everywhere
-            self.keeper._publish()
+            self.server._publish()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -83,7 +83,7 @@ def pair(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     """In each mode in which workers step; "copied" is what workers do whose networks are on another device."""
     mode, _, is_copied = request.param.partition(", ")
     if is_copied:
-        monkeypatch.setattr(building, "_copies_on", lambda device: Copies.FOLLOWING)
+        monkeypatch.setattr(build_hogwild, "_copies_on", lambda device: Copies.FOLLOWING)
     found = Pair(hogwild_mode=mode)
     yield found
     found.close()
@@ -126,10 +126,9 @@ def test_both_workers_step_the_same_parameters_and_count_their_own_steps(pair: P
     pair.workers[1].poll()
     assert list(pair.shared.steps) == [0, 3, 1]
     assert not np.array_equal(before, pair.shared.value)
-    pair.keeper._refresh()
-    assert pair.keeper._num_updates == 0  # as of the last look
-    assert pair.keeper.state().scalars["policy_version"] == 4
-    assert pair.keeper.env_steps == sum(pair.setup.control.collected_steps(worker) for worker in range(2)) > 0
+    assert pair.server._num_updates == 0  # at the last look
+    assert pair.server.state().scalars["policy_version"] == 4
+    assert pair.server.env_steps == sum(pair.setup.control.collected_steps(worker) for worker in range(2)) > 0
 
 
 @pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
@@ -149,7 +148,7 @@ def test_gradients_do_not_add_up_from_one_update_to_the_next(mode: str) -> None:
     for _ in range(5):
         worker.poll()
         norms.append(worker._trained[-1].grad_norm)
-        pair.keeper.train_once(0.0)
+        pair.server.train_once(0.0)
     assert norms == pytest.approx([norms[0]] * 5, rel=1e-5)
     assert norms[0] > 0.0
     pair.close()
@@ -159,13 +158,13 @@ def test_the_learning_rate_and_the_end_follow_the_steps_of_all() -> None:
     scheduled = Pair(lr_schedule="linear_decay", train_for_env_steps=100)
     for _ in range(4):
         scheduled.workers[1].poll()
-    made = scheduled.keeper.env_steps
+    made = scheduled.server.env_steps
     scheduled.workers[0].poll()
-    collected = scheduled.keeper.env_steps
+    collected = scheduled.server.env_steps
     rate = scheduled.workers[0]._trained[-1].learning_rate
     assert made > 30
     assert rate == pytest.approx(0.01 * (1 - collected / 100))
-    while scheduled.keeper.has_more_to_learn:
+    while scheduled.server.has_more_to_learn:
         scheduled.workers[0].poll()
     assert scheduled.workers[1].poll() > 0.0
     scheduled.close()
@@ -177,12 +176,12 @@ def test_new_units_of_returns_change_no_value_and_reach_the_workers(pair: Pair) 
     obs = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
 
     def values() -> torch.Tensor:
-        worker._learner.begin(worker._pull)
+        worker._learner.begin()
         return values_of(worker, obs)
 
     pair.setup.arena.array("moments.return.values")[1] = [100.0, 7.0, 9.0]  # count, mean, variance
     before, units = values(), ReturnUnits(pair.setup.arena).values.copy()
-    pair.keeper._refresh()
+    pair.server._refresh()
     after = values()
     assert ReturnUnits(pair.setup.arena).values == pytest.approx([7.0, 3.0], rel=1e-4)
     assert not np.allclose(units, [7.0, 3.0])
@@ -193,7 +192,7 @@ def test_a_rollout_begins_with_the_statistics_of_observations_of_all() -> None:
     pair = Pair(normalize_input=True)
     SharedMoments(pair.setup.arena, "obs").write(2, 50, np.array([3.0, -1.0]), np.array([4.0, 9.0]))
     worker: Any = pair.workers[0]
-    worker._learner.begin(worker._pull)
+    worker._learner.begin()
     model = worker._learner.model
     torch.testing.assert_close(model.obs_mean, torch.tensor([3.0, -1.0]))
     torch.testing.assert_close(model.obs_std, torch.tensor([2.0, 3.0]), atol=1e-4, rtol=1e-4)
@@ -201,7 +200,7 @@ def test_a_rollout_begins_with_the_statistics_of_observations_of_all() -> None:
 
 
 def move_units_at_each_step(pair: Pair, worker: Any) -> None:
-    """The keeper finds other returns, and rescales the critic, while the worker collects."""
+    """The server finds other returns, and rescales the critic, while the worker collects."""
     step = worker._split.group.step
     returns = SharedMoments(pair.setup.arena, "return")
     count = 0
@@ -210,7 +209,7 @@ def move_units_at_each_step(pair: Pair, worker: Any) -> None:
         nonlocal count
         count += 1
         returns.write(0, 1_000_000, np.array([float(count)]), np.array([10.0 ** (count % 3)]))
-        pair.keeper._refresh()
+        pair.server._refresh()
         return step(*args)
 
     worker._split.group.step = step_while_units_move
@@ -222,7 +221,7 @@ def test_all_rows_are_trained_or_reported_as_dropped_though_returns_move(
 ) -> None:
     mode, _, is_copied = mode.partition(", ")
     if is_copied:
-        monkeypatch.setattr(building, "_copies_on", lambda device: Copies.FOLLOWING)
+        monkeypatch.setattr(build_hogwild, "_copies_on", lambda device: Copies.FOLLOWING)
     pair = Pair(hogwild_mode=mode, num_gradients_to_combine=1)
     num_trained = 0
     updates = HogwildActorCritic.updates
@@ -238,10 +237,10 @@ def test_all_rows_are_trained_or_reported_as_dropped_though_returns_move(
     for _ in range(5):
         for worker in pair.workers:
             worker.poll()
-        pair.keeper.train_once(0.0)
+        pair.server.train_once(0.0)
     dropped = sum(worker.report().failures.num_dropped for worker in pair.workers)
     assert dropped == 0
-    assert num_trained == pair.keeper.env_steps > 0
+    assert num_trained == pair.server.env_steps > 0
     pair.close()
 
 
@@ -254,7 +253,7 @@ def values_of(worker: Any, obs: torch.Tensor) -> torch.Tensor:
 def test_values_in_a_slot_and_what_is_learned_from_them_fit_units_that_move_meanwhile(pair: Pair) -> None:
     still, moving = pair.workers
     obs = torch.tensor([[1.0, 0.0], [0.0, 0.0]])  # EndlessReward shows nothing else
-    still._learner.begin(still._pull)
+    still._learner.begin()
     before = values_of(still, obs)
     assert (before.abs() > 0.1).all()
     move_units_at_each_step(pair, moving)
@@ -281,7 +280,7 @@ def test_the_steps_of_a_worker_that_died_are_reported_as_dropped_by_its_successo
     worker, plan = pair.workers[0], pair.setup.plan.hogwild
     assert plan is not None
     worker.poll()
-    worker._clock.settle_steps(0)
+    worker._clock.mark_steps_used(0)
     worker.count_steps(7)  # of a rollout that it does not finish
     successor = build_hogwild_worker(pair.setup, plan, 0, pair.wakers[0])
     assert successor.report().failures.num_dropped == 7
@@ -298,10 +297,10 @@ def test_gradients_that_are_too_few_for_a_step_make_one_at_the_end() -> None:
         pair.workers[0].poll()
     pair.workers[1].poll()
     for worker in pair.workers:
-        worker._clock.rest(worker.worker_idx)
-    pair.keeper.settle()
+        worker._clock.finish(worker.worker_idx)
+    pair.server.settle()
     assert pair.shared.num_steps == 2
-    assert pair.keeper._places.num_ready == 0
+    assert pair.server._places.ready_places() == []
     pair.close()
 
 
@@ -323,10 +322,10 @@ def test_what_is_not_finite_never_reaches_the_shared_parameters(pair: Pair) -> N
     assert np.isfinite(pair.setup.arena.array("moments.return.values")).all()
 
 
-def test_the_keeper_of_a_resumed_run_changes_no_value(tmp_path: Path, pair: Pair) -> None:
+def test_the_parameter_server_of_a_resumed_run_changes_no_value(tmp_path: Path, pair: Pair) -> None:
     pair.setup.arena.array("moments.return.values")[1] = [100.0, 7.0, 9.0]
-    pair.keeper._refresh()
-    state = pair.keeper.state()
+    pair.server._refresh()
+    state = pair.server.state()
     content = checkpoint.Checkpoint(
         state.model, state.optimizer, {**state.scalars, "config": pair.setup.config.model_dump()}
     )
@@ -343,7 +342,7 @@ def test_the_keeper_of_a_resumed_run_changes_no_value(tmp_path: Path, pair: Pair
 
     resumed = RunSetup.create(pair.setup.config, pair.setup.plan, PROBE, Path("unused"), path)
     waker = Waker()
-    build_hogwild_keeper(resumed, pair.setup.plan.hogwild, waker, [], PhaseTimer())
+    build_parameter_server(resumed, pair.setup.plan.hogwild, waker, [], PhaseTimer())
     torch.testing.assert_close(values(resumed), values(pair.setup))
     assert ReturnUnits(resumed.arena).values == pytest.approx([7.0, 3.0], rel=1e-4)
     waker.close()
@@ -352,7 +351,7 @@ def test_the_keeper_of_a_resumed_run_changes_no_value(tmp_path: Path, pair: Pair
 
 def test_the_end_is_saved_after_workers_have_nothing_in_hand() -> None:
     pair = Pair(train_for_env_steps=12)
-    pair.keeper._settle_s = 5.0
+    pair.server._settle_s = 5.0
 
     def work() -> None:
         for worker in pair.workers:
@@ -361,28 +360,28 @@ def test_the_end_is_saved_after_workers_have_nothing_in_hand() -> None:
 
     thread = threading.Timer(0.3, work)
     thread.start()
-    pair.keeper.settle()
-    assert pair.keeper.env_steps >= 12
-    report = pair.keeper.take_report()
+    pair.server.settle()
+    assert pair.server.env_steps >= 12
+    report = pair.server.take_report()
     assert report.num_updates == sum(pair.shared.steps) > 0
-    assert WeightsChannel(pair.setup.arena).newest_env_steps == pair.keeper.env_steps
+    assert WeightsChannel(pair.setup.arena).newest.env_steps == pair.server.env_steps
     thread.join()
     pair.close()
 
 
-def test_combined_gradients_make_one_step_of_the_keeper_which_workers_pull() -> None:
+def test_combined_gradients_make_one_step_of_the_server_which_workers_pull() -> None:
     pair = Pair(hogwild_mode="gradients", num_gradients_to_combine=2, normalize_returns=False)
     before = pair.shared.value.copy()
     first, second = pair.workers
     first.poll()
-    pair.keeper.train_once(0.0)
+    pair.server.train_once(0.0)
     assert np.array_equal(before, pair.shared.value)  # one is not enough
     second.poll()
     assert np.array_equal(before, pair.shared.value)  # and workers step nothing
-    pair.keeper.train_once(0.0)
+    pair.server.train_once(0.0)
     assert not np.array_equal(before, pair.shared.value)
     assert list(pair.shared.steps) == [1, 0, 0]
-    first._learner.begin(first._pull)
+    first._learner.begin()
     assert first._learner.policy_version == 1
     np.testing.assert_array_equal(first._learner._flat.data.numpy(), pair.shared.value)
     for _ in range(2):

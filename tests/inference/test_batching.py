@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.inference.batching import RequestBatcher
+from asyncrl.inference.worker import RequestBatcher
 
 
 def test_nothing_asked_is_nothing_to_run() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_runs import BOX, CountingWaker, planned, small_arena
 
-from asyncrl.buffers.control import Departures
+from asyncrl.buffers.control import WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.config.schema import TrainConfig
 from asyncrl.inference.worker import WAIT_S, InferenceWorker
@@ -59,7 +59,7 @@ class Service:
         served = setup.served_by(0)
         self.wakers = {worker: CountingWaker() for worker in served}
         rings = {worker: IndexRing(self.arena, f"requests.{worker}") for worker in served}
-        self.departures = Departures(self.arena, has_server=True, has_slots=True)
+        self.worker_deaths = WorkerDeaths(self.arena, has_server=True, has_slots=True)
         self._rings, self._max_wait_s = rings, max_wait_s
         self.server = CountingWaker()
         self.worker = self.new_worker()
@@ -74,7 +74,7 @@ class Service:
             self.wakers,
             SPLITS,
             self._max_wait_s,
-            self.departures,
+            self.worker_deaths,
         )
 
     def die_and_be_replaced(self) -> None:
@@ -174,9 +174,9 @@ def test_what_a_dead_worker_has_asked_is_closed_and_not_answered() -> None:
     service.ask(0, slot=1, row=0)
     assert service.worker.poll() > 0.0  # it waits for company, its news is taken
     service.ask(1, slot=2, row=0)
-    service.departures.announce(0)
+    service.worker_deaths.announce(0)
     assert service.worker.poll() == WAIT_S
-    assert service.departures.for_server([0]) == []
+    assert service.worker_deaths.pending_for_server([0]) == []
     assert not service.table.is_open(0) and not service.table.is_open(1)
     service.ask(0, slot=3, row=0)  # the worker that follows
     service.ask(4, slot=4, row=0)

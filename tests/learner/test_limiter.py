@@ -37,7 +37,7 @@ class Game:
         self.limiter.release()
 
     def step(self, split: int) -> bool:
-        if not self.limits.may_step(split, self.stripes.num_rows(split), self.stripes.total_env_steps()):
+        if not self.limits.may_step(split, self.stripes.num_rows[split], self.stripes.total_env_steps()):
             return False
         self.writers[split].write_rows(1)
         return True

@@ -120,7 +120,7 @@ def test_every_step_is_drawn_as_often_whatever_stripe_it_lies_in() -> None:
     valid = [
         stripes.valid[split, row % stripes.capacity].sum()
         for split in range(3)
-        for row in range(stripes.first_whole_row(split), stripes.num_rows(split))
+        for row in range(stripes.first_whole_row(split), stripes.num_rows[split])
     ]
     assert len(counts) == sum(valid)
     expected = 200_000 / len(counts)
@@ -172,7 +172,7 @@ def test_no_half_written_row_is_drawn_while_four_processes_write(context: BaseCo
     sampler = ReplaySampler(stripes, 1, GAMMA, 1.0, None, seed=0)
     num_checked = 0
     while any(writer.is_alive() for writer in writers):
-        if all(stripes.num_rows(split_idx) > 2 for split_idx in range(4)):
+        if all(stripes.num_rows[split_idx] > 2 for split_idx in range(4)):
             for batch in sampler.sample(2, 64):
                 check_one_step(batch, np.float32(GAMMA))
                 num_checked += 64

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_runs import CountingWaker, fill, planned, small_arena
 
-from asyncrl.buffers.control import Departures, RunControl
+from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import SlotState
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
@@ -26,14 +26,14 @@ class Exchange:
         self.ready = [IndexRing(self.arena, f"ready.{worker}") for worker in range(2)]
         self.granted = [IndexRing(self.arena, f"granted.{worker}") for worker in range(2)]
         self.ledger = SlotLedger(self.slots, plan)
-        self.departures = Departures(self.arena, has_server=False, has_slots=True)
+        self.worker_deaths = WorkerDeaths(self.arena, has_server=False, has_slots=True)
         self.exchange = SlotExchange(
-            self.ledger, self.ready, self.granted, self.wakers, splits_per_worker=2, departures=self.departures
+            self.ledger, self.ready, self.granted, self.wakers, splits_per_worker=2, worker_deaths=self.worker_deaths
         )
 
     def hand_over(self, worker: int, slot: int) -> None:
         fill(self.slots, slot)
-        self.slots.finish(slot, self.slots.owner(slot))
+        self.slots.finish(slot, self.slots.owner[slot])
         self.ready[worker].push(slot)
 
 
@@ -41,7 +41,7 @@ def test_slots_reach_the_worker_of_their_split_and_only_who_got_one_is_woken() -
     run = Exchange()
     run.exchange.poll()
     grants = [ring.pop_all() for ring in run.granted]
-    assert [[run.slots.owner(slot) // 2 for slot in slots] for slots in grants] == [[0, 0], [1, 1]]
+    assert [[run.slots.owner[slot] // 2 for slot in slots] for slots in grants] == [[0, 0], [1, 1]]
     assert [waker.count for waker in run.wakers] == [1, 1]
     run.exchange.poll()
     run.hand_over(1, grants[1][0])
@@ -74,17 +74,17 @@ def test_what_a_dead_worker_had_finished_is_kept_and_what_it_was_filling_begins_
     (told, untold), others = run.granted[0].pop_all(), run.granted[1].pop_all()
     for slot in (told, untold):
         fill(run.slots, slot)
-        run.slots.finish(slot, run.slots.owner(slot))
+        run.slots.finish(slot, run.slots.owner[slot])
     run.ready[0].push(told)  # and dies before it tells of the other
-    run.departures.announce(0)
+    run.worker_deaths.announce(0)
     run.exchange.poll()
-    assert run.departures.is_settled(0)
+    assert run.worker_deaths.is_acknowledged(0)
     assert run.exchange.num_ready == 2
     granted = run.granted[0].pop_all()
     assert len(granted) == 2, "one slot for each split of the worker that follows"
     run.slots.reward[granted[0], 0] = 1.0  # it dies, too, after one row
     run.slots.valid[granted[0]] = True
-    run.departures.announce(0)
+    run.worker_deaths.announce(0)
     run.exchange.poll()
     assert sorted(run.granted[0].pop_all()) == sorted(granted)
     assert np.isnan(run.slots.reward[granted]).all()

@@ -238,7 +238,7 @@ def test_an_observation_of_another_kind_is_refused_where_it_came_from(
 ) -> None:
     env = ScriptedEnv(script(TERMINATED, GO, GO))
     run = Filled([env], rollout=3, num_filled=0, renewed=[] if tolerates_failures else None)
-    run.control.note_episode()
+    run.control.has_finished_episode = True
     env.wrong = wrong
     with pytest.raises(WrongObservation) as caught:
         run.fill(0)
@@ -369,7 +369,7 @@ def test_no_advantage_goes_across_a_failure() -> None:
 def test_rows_of_slots_that_were_handed_over_stay() -> None:
     renewed = [ScriptedEnv([(9.0, 1.0, *GO)] * 3)]
     run = Filled([ScriptedEnv([*script(GO, GO, GO), BROKEN])], rollout=3, num_filled=0, renewed=renewed)
-    run.control.note_episode()
+    run.control.has_finished_episode = True
     run.fill(0)
     run.fill(1)
     assert run.column("valid", slot=0) == [True, True, True]

@@ -75,7 +75,7 @@ class Worker:
         self.worker = ReplayWorker(0, splits, self.stripes, self.limits, self.learner, self.control)
 
     def rows(self) -> list[int]:
-        return [self.stripes.num_rows(split) for split in range(2)]
+        return [self.stripes.num_rows[split] for split in range(2)]
 
 
 def test_rows_hold_the_step_from_their_observation_and_the_row_after_an_end_begins_anew() -> None:

@@ -308,7 +308,7 @@ class Renewed:
             return self.made[-1]
 
         control = RunControl(small_arena(planned(num_workers=1, num_envs_per_worker=NUM_SENTINELS))[0], 1)
-        control.note_episode()
+        control.has_finished_episode = True
         renewal = Renewal(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
         spec = read_spec(NumberedSentinel(0), "Sentinels")
         self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", renewal)

@@ -17,7 +17,7 @@ from run_helper import FinishedRun, run
 from runs.test_sac import GREEDY, SAC, learner_of, values
 from unavoidable import needs_cuda
 
-from asyncrl.hogwild.clock import saved_worker_steps
+from asyncrl.buffers.shared_tensors import saved_worker_steps
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
 

@@ -13,7 +13,7 @@ import safetensors.numpy
 import torch
 
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError, ForeignCheckpointError, KeptReplay
+from asyncrl.runtime.checkpoint import Checkpoint, CheckpointError, ForeignCheckpointError, SavedReplay
 
 
 def make_checkpoint(value=1.0):
@@ -50,7 +50,7 @@ def make_replay(num_rows=5):
         "reward": [rows[:2].astype(np.float32), rows[2:num_rows].astype(np.float32)],
         "action": [rows[:num_rows].astype(np.int64)],
     }
-    return KeptReplay(columns, lambda: [2, 0])
+    return SavedReplay(columns, lambda: [2, 0])
 
 
 def test_a_replay_is_loaded_as_it_was_saved_and_only_if_asked_for(tmp_path):
@@ -71,7 +71,7 @@ def test_a_replay_is_loaded_as_it_was_saved_and_only_if_asked_for(tmp_path):
 
 def test_a_large_replay_is_saved_and_loaded_without_a_copy_in_memory(tmp_path):
     column = np.zeros((1 << 26) // 4, np.float32)
-    saved = Checkpoint({}, {}, {}, KeptReplay({"obs.0": [column[:1000], column[1000:]]}, lambda: [0]))
+    saved = Checkpoint({}, {}, {}, SavedReplay({"obs.0": [column[:1000], column[1000:]]}, lambda: [0]))
     tracemalloc.start()
     try:
         replay = checkpoints.load(checkpoints.save(tmp_path, saved, 1, keep=1), with_replay=True).replay

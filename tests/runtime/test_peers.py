@@ -36,9 +36,9 @@ def failure_seen_by(peer: Peers) -> str:
 
 def test_all_ranks_hear_what_the_first_one_says_first(join: Callable[[int], Peers]) -> None:
     with join(0) as first, join(1) as second:
-        first.tell({"config": {"env": "A"}, "env_steps": None})
-        first.tell({"exit_code": 0})
-        assert second.ask() == {"config": {"env": "A"}, "env_steps": None}
+        first.send_settings({"config": {"env": "A"}, "env_steps": None})
+        first.send_settings({"exit_code": 0})
+        assert second.receive_settings() == {"config": {"env": "A"}, "env_steps": None}
 
 
 def test_a_rank_that_fails_is_named_with_its_reason(join: Callable[[int], Peers]) -> None:
@@ -56,7 +56,7 @@ def test_a_rank_that_fails_is_named_with_its_reason(join: Callable[[int], Peers]
 def test_an_exit_code_says_whether_a_rank_has_failed(join: Callable[[int], Peers]) -> None:
     with join(0) as first:
         with join(1) as second:
-            assert second.left_with(2) == 2
+            second.note_exit_code(2)
         assert failure_seen_by(first).endswith("failed: ended with exit code 2")
 
 

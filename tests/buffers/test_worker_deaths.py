@@ -16,7 +16,7 @@ import pytest
 from small_runs import BOX, CountingWaker, planned, small_arena
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import Departures, RunControl
+from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.inference.worker import InferenceWorker
@@ -132,7 +132,7 @@ class Run:
         )
         self.arena, self.slots = small_arena(self.plan)
         self.table = RequestTable(self.arena)
-        self.departures = Departures(self.arena, has_server=True, has_slots=True)
+        self.worker_deaths = WorkerDeaths(self.arena, has_server=True, has_slots=True)
         self.policy = NumberingPolicy(self.slots)
         self.ledger = SlotLedger(self.slots, self.plan)
         self.exchange = SlotExchange(
@@ -141,7 +141,7 @@ class Run:
             [IndexRing(self.arena, f"granted.{worker}") for worker in range(NUM_WORKERS)],
             [CountingWaker()] * NUM_WORKERS,
             SPLITS,
-            self.departures,
+            self.worker_deaths,
         )
         self.has_worker_died = self.has_server_died = False
         self.workers: list[RolloutWorker | None] = [
@@ -172,7 +172,7 @@ class Run:
             dict.fromkeys(range(NUM_WORKERS), CountingWaker()),
             SPLITS,
             0.0,
-            self.departures,
+            self.worker_deaths,
         )
 
     def turn(self) -> None:
@@ -180,14 +180,14 @@ class Run:
         self.exchange.poll()
         for worker_idx, worker in enumerate(self.workers):
             if worker is None:
-                if self.departures.is_settled(worker_idx):
+                if self.worker_deaths.is_acknowledged(worker_idx):
                     self.workers[worker_idx] = self.new_worker(worker_idx, Life(np.inf))
                 continue
             try:
                 worker.poll()
             except Death:
                 self.has_worker_died = True
-                self.departures.announce(worker_idx)
+                self.worker_deaths.announce(worker_idx)
                 self.workers[worker_idx] = None
         try:
             self.server.poll()
@@ -268,22 +268,24 @@ def test_nobody_follows_before_what_the_dead_one_held_is_settled() -> None:
     run = Run(async_rl=True)
     run.exchange.poll()
     run.workers[VICTIM].poll()  # both splits have asked
-    departures = run.departures
-    departures.announce(VICTIM)
+    worker_deaths = run.worker_deaths
+    worker_deaths.announce(VICTIM)
     run.exchange.poll()
-    assert not departures.is_settled(VICTIM), "the learner waits for the inference worker, which may still be writing"
-    assert departures.for_learner() == []
+    assert not worker_deaths.is_acknowledged(VICTIM), (
+        "the learner waits for the inference worker, which may still be writing"
+    )
+    assert worker_deaths.pending_for_learner() == []
     run.server.poll()
     assert not any(run.table.is_open(split_idx) for split_idx in range(SPLITS))
-    assert departures.for_learner() == [VICTIM]
+    assert worker_deaths.pending_for_learner() == [VICTIM]
     run.exchange.poll()
-    assert departures.is_settled(VICTIM)
+    assert worker_deaths.is_acknowledged(VICTIM)
 
 
 def test_without_inference_workers_or_slots_nobody_is_waited_for() -> None:
     arena = Run(async_rl=True).arena
-    of_replay = Departures(arena, has_server=False, has_slots=False)
+    of_replay = WorkerDeaths(arena, has_server=False, has_slots=False)
     of_replay.announce(1)
-    assert of_replay.is_settled(1)
-    assert not Departures(arena, has_server=True, has_slots=False).is_settled(1)
-    assert not Departures(arena, has_server=False, has_slots=True).is_settled(1)
+    assert of_replay.is_acknowledged(1)
+    assert not WorkerDeaths(arena, has_server=True, has_slots=False).is_acknowledged(1)
+    assert not WorkerDeaths(arena, has_server=False, has_slots=True).is_acknowledged(1)

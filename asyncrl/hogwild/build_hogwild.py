@@ -1,0 +1,195 @@
+"""Builds the roles of the Hogwild backend.
+
+    worker 0: environments -> gradients --+
+    worker 1: environments -> gradients --+--> one set of parameters, with the optimizer's state, in the arena
+    ...                                   |
+    parameter server: publishes for evaluation, saves; in `gradients` mode only it steps, along combined gradients
+
+A worker's slot or replay, and its gradients, are in private memory.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.gradients import GradientPlaces
+from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.messages import Waker
+from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.buffers.shared_tensors import RUN, GlobalClock, ReturnUnits, SharedTensor, saved_worker_steps
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.plan import HogwildPlan, ReplayPlan
+from asyncrl.envs.making import env_seed
+from asyncrl.hogwild.actor_critic import HogwildActorCritic, ServerActorCritic
+from asyncrl.hogwild.parameter_server import ParameterServer
+from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
+from asyncrl.hogwild.worker import HogwildA2cWorker, HogwildSacWorker, HogwildWorker, OwnActions, WorkerParts
+from asyncrl.learner.limiter import ReplayLimiter
+from asyncrl.learner.off_policy import CRITIC, OffPolicyLearner
+from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
+from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.worker import WeightsPublisher
+from asyncrl.models.acting import make_act
+from asyncrl.models.making import make_actor_critic, make_sac_actor
+from asyncrl.models.uniform import UniformPolicy
+from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.failures import FailureLog
+from asyncrl.rollout.replay_worker import ReplaySplit
+from asyncrl.rollout.worker import Split, StepsEnvironments
+from asyncrl.run.setup import RunSetup, state_to_begin_with
+from asyncrl.runtime import checkpoint
+
+_ACTING_SEEDS = 1 << 20
+_POLL_S = 0.01
+_CPU = torch.device("cpu")
+
+
+def build_parameter_server(
+    setup: RunSetup, hogwild: HogwildPlan, waker: Waker, workers: Sequence[Waker], phases: PhaseTimer
+) -> ParameterServer:
+    """Builds the parameter server, which publishes the initial parameters, or those of a checkpoint.
+
+    Args:
+        setup: the run.
+        hogwild: its mode.
+        waker: wakes the parameter server.
+        workers: wakes the workers, by their number.
+        phases: the parameter server's time is charged here.
+    """
+    _initialize(setup)
+    config, arena, storage = setup.config, setup.arena, SharedStorage(setup.arena, RUN)
+    publisher = WeightsPublisher(WeightsChannel(arena), 0)
+    resumed = () if setup.resume_from is None else saved_worker_steps(checkpoint.load_state(setup.resume_from))
+    clock = _clock(setup, resumed)
+    if config.is_off_policy:
+        sac = OffPolicyLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
+        return ParameterServer(sac, storage, SharedTensor(arena, CRITIC), publisher, waker, clock, config, phases)
+    learner = ServerActorCritic(make_actor_critic(setup.spec, config), config, storage, ReturnUnits(arena))
+    trained = SharedTensor(arena, MODEL)
+    places = GradientPlaces(arena) if hogwild.mode == "gradients" else None
+    count = hogwild.num_gradients_to_combine
+    return ParameterServer(learner, storage, trained, publisher, waker, clock, config, phases, places, count, workers)
+
+
+def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int, server: Waker) -> HogwildWorker:
+    """Builds a worker with its environments, all reset, after the parameter server has published parameters.
+
+    Args:
+        setup: the run.
+        hogwild: its mode.
+        worker_idx: number of the worker.
+        server: wakes the parameter server.
+    """
+    channel = WeightsChannel(setup.arena)
+    while channel.num_publications == 0 and not setup.control.ended:
+        time.sleep(_POLL_S)
+    own = setup.plan.of_one_worker
+    arena = Arena.create(arena_specs(setup.spec, own, num_weights=1))
+    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer())
+    seed = env_seed(setup.config.seed, _ACTING_SEEDS + worker_idx, setup.seed_steps)
+    failures = FailureLog(worker_idx, setup.config, setup.control)
+    group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
+    if (info := setup.control.newest_training_info) is not None:
+        group.set_training_info(info)
+    if own.replay is not None:
+        return _build_sac_worker(setup, own.replay, parts, group, seed)
+    return _build_a2c_worker(setup, hogwild, parts, group, seed, server)
+
+
+def _build_a2c_worker(
+    setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts, group: StepsEnvironments, seed: int, server: Waker
+) -> HogwildA2cWorker:
+    config, device, worker_idx = setup.config, torch.device(setup.plan.device), parts.worker_idx
+    copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
+    shared = SharedStorage(setup.arena, worker_idx + 1, copies)
+    if hogwild.mode == "gradients":
+        places = GradientPlaces(setup.arena)
+        learner = HogwildActorCritic(
+            make_actor_critic(setup.spec, config),
+            config.model_copy(update={"max_grad_norm": 0.0}),  # the combined gradient is clipped, not its parts
+            SendingStorage(shared, places, worker_idx, server),
+            units=None,
+            device=device,
+            channel=WeightsChannel(setup.arena),
+        )
+    else:
+        places = None
+        learner = HogwildActorCritic(
+            make_actor_critic(setup.spec, config),
+            config,
+            shared,
+            ReturnUnits(setup.arena),
+            device,
+            has_copies=copies is not Copies.NONE,
+        )
+    slots = TrajectorySlots(parts.arena)
+    slots.reset()
+    act = learner.act_in_units(make_act(learner.model, device, seed))
+    actions = OwnActions(act, slots, lambda: learner.policy_version)
+    split = Split(0, group, slots, actions, parts.phases)
+    return HogwildA2cWorker(parts, split, slots, learner, places, setup.plan.recurrence)
+
+
+def _build_sac_worker(
+    setup: RunSetup, replay: ReplayPlan, parts: WorkerParts, group: StepsEnvironments, seed: int
+) -> HogwildSacWorker:
+    config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
+    actor, device = make_sac_actor(setup.spec, config), torch.device(setup.plan.device)
+    storage = SharedStorage(setup.arena, parts.worker_idx + 1, _copies_on(device))
+    learner = OffPolicyLearner(actor, config, setup.spec, device, storage)
+    learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
+    stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
+    act_trained = make_act(actor, device, seed)
+    untrained = UniformPolicy(actor.distribution, seed, actor.layout)
+    actions = OwnActions(
+        lambda obs, state: act_trained(obs, state) if learner.policy_version > 0 else untrained.act(obs),
+        stripes,
+        lambda: learner.policy_version,
+    )
+    return HogwildSacWorker(
+        parts,
+        split=ReplaySplit(0, group, stripes, actions, parts.phases),
+        stripes=stripes,
+        limits=limits,
+        limiter=ReplayLimiter(limits, replay, stripes, is_async=False, most_env_steps=config.train_for_env_steps),
+        sampler=ReplaySampler(stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=seed),
+        learner=learner,
+        config=config,
+    )
+
+
+def _initialize(setup: RunSetup) -> None:
+    """Writes the initial learner, or that of a checkpoint, into the arena."""
+    config, storage, saved = setup.config, InitialStorage(setup.arena), state_to_begin_with(setup)
+    learner: OnPolicyLearner | OffPolicyLearner
+    if config.is_off_policy:
+        learner = OffPolicyLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
+    else:
+        learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, _CPU, storage)
+    if saved is not None:
+        learner.load_state_dict(saved)
+    if isinstance(learner, OnPolicyLearner):
+        ReturnUnits(setup.arena).values[:] = learner.model.statistics[-2:].numpy()
+    storage.finish()
+
+
+def _copies_on(device: torch.device) -> Copies:
+    """Which copies of the shared tensors, which are on the CPU, a learner on `device` needs."""
+    return Copies.NONE if device.type == "cpu" else Copies.FOLLOWING
+
+
+def _clock(setup: RunSetup, first_worker_steps: Sequence[int] = ()) -> GlobalClock:
+    return GlobalClock(
+        setup.arena,
+        setup.control,
+        setup.plan.num_workers,
+        setup.first_env_steps,
+        setup.config.train_for_env_steps,
+        first_worker_steps,
+    )

@@ -1,0 +1,205 @@
+"""What becomes of children, however they end, reaches the runner; and nothing that they do can block it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
+
+import child_targets
+import psutil
+import pytest
+from signal_slot.signal_slot import EventLoop
+
+from asyncrl.runtime.processes import ChildFailure, ChildResult, ProcessManager, describe_exit
+
+TESTS = str(Path(__file__).parents[1])
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing")
+
+
+@pytest.fixture
+def manager(context: BaseContext, tmp_path: Path, leaves_nothing: None) -> Iterator[ProcessManager]:
+    manager = ProcessManager(context, lambda name: tmp_path / f"{name}.log")
+    yield manager
+    manager.end(timeout_s=0.0)
+
+
+def pid_of(manager: ProcessManager, name: str) -> int:
+    pid = manager._running[name].process.pid
+    assert pid is not None
+    return pid
+
+
+def outcomes_of(manager: ProcessManager, count: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    while len(found) < count:
+        for outcome in manager.wait(30.0):
+            assert outcome.child not in found
+            found[outcome.child] = outcome
+    return found
+
+
+def reports_of(manager: ProcessManager, count: int) -> list[Any]:
+    reports: list[Any] = []
+    while len(reports) < count:
+        reports += manager.take_reports()
+        time.sleep(0.001)
+    return reports
+
+
+def test_a_childs_result_and_its_reports_arrive(manager: ProcessManager) -> None:
+    manager.start("counter", child_targets.report_and_return, 5)
+    assert outcomes_of(manager, 1) == {"counter": ChildResult("counter", "done")}
+    assert manager.running == []
+    assert manager.end(timeout_s=20.0) == []
+    assert [report.worker_idx for report in manager.take_reports()] == list(range(5))
+
+
+def test_an_exception_arrives_as_text_with_its_traceback(manager: ProcessManager, tmp_path: Path) -> None:
+    manager.start("odd", child_targets.raise_value_error)
+    failure = outcomes_of(manager, 1)["odd"]
+    assert isinstance(failure, ChildFailure)
+    assert failure.summary == "odd failed: ValueError: the number is odd"
+    assert 'raise ValueError("the number is odd")' in failure.details
+    assert failure.details.rstrip().endswith("ValueError: the number is odd")
+    assert "ValueError: the number is odd" in (tmp_path / "odd.log").read_text()
+
+
+def test_a_failure_that_was_explained_arrives_in_its_own_words(manager: ProcessManager) -> None:
+    manager.start("worker", child_targets.raise_run_failed)
+    failure = ChildFailure("worker", "environment 7 failed", "only what matters")
+    assert outcomes_of(manager, 1) == {"worker": failure}
+
+
+def test_a_killed_child_is_described_and_the_others_live_on(manager: ProcessManager) -> None:
+    manager.start("victim", child_targets.sleep)
+    manager.start("other", child_targets.sleep)
+    os.kill(pid_of(manager, "victim"), signal.SIGKILL)
+    failure = outcomes_of(manager, 1)["victim"]
+    assert failure.summary == "victim died: SIGKILL, possibly out of memory"
+    assert manager.running == ["other"]
+    assert manager.end(timeout_s=0.0) == ["other"]
+
+
+def test_ctrl_c_is_the_runners_business(manager: ProcessManager) -> None:
+    manager.start("busy", child_targets.report_for_ever, 0)
+    reports_of(manager, 1)
+    os.kill(pid_of(manager, "busy"), signal.SIGINT)
+    reports_of(manager, 300)
+    os.kill(pid_of(manager, "busy"), signal.SIGTERM)
+    assert outcomes_of(manager, 1)["busy"].summary == "busy died: SIGTERM"
+
+
+def test_a_name_can_be_used_again_once_its_process_is_buried(manager: ProcessManager) -> None:
+    pids = []
+    for _ in range(3):
+        manager.start("worker", child_targets.report_and_return, 2)
+        pids.append(pid_of(manager, "worker"))
+        assert outcomes_of(manager, 1) == {"worker": ChildResult("worker", "done")}
+        assert manager.bury("worker")
+        assert not psutil.pid_exists(pids[-1])
+    assert manager.end(timeout_s=20.0) == []
+    assert len(manager.take_reports()) == 6
+
+
+def test_a_child_that_hangs_is_killed_with_its_stacks_in_its_log(manager: ProcessManager, tmp_path: Path) -> None:
+    manager.start("rollout-3", child_targets.report_and_sleep)
+    reports_of(manager, 1)
+    manager.kill_hung("rollout-3", "slept too long")
+    failure = outcomes_of(manager, 1)["rollout-3"]
+    assert failure == ChildFailure("rollout-3", "rollout worker 3 slept too long", "", is_death=True)
+    assert "report_and_sleep" in (tmp_path / "rollout-3.log").read_text()
+
+
+def test_waiting_for_one_child_does_not_stop_at_another(manager: ProcessManager) -> None:
+    manager.start("sleeper", child_targets.sleep)
+    manager.start("odd", child_targets.raise_value_error)
+    manager.start("quick", child_targets.return_pid)
+    pid = pid_of(manager, "quick")
+    assert manager.wait_for("quick", timeout_s=30.0) == ChildResult("quick", pid)
+    assert manager.wait_for("sleeper", timeout_s=0.01) is None
+
+
+def test_children_killed_while_they_report_never_block_the_runner(manager: ProcessManager) -> None:
+    names = [f"child {number}" for number in range(4)]
+    for number, name in enumerate(names):
+        manager.start(name, child_targets.report_for_ever, number)
+    heard: set[int] = set()
+    while len(heard) < len(names):
+        heard |= {report.worker_idx for report in reports_of(manager, 1)}
+    for name in names:
+        os.kill(pid_of(manager, name), signal.SIGKILL)
+    outcomes = outcomes_of(manager, len(names))
+    assert {outcome.summary for outcome in outcomes.values()} == {
+        f"{name} died: SIGKILL, possibly out of memory" for name in names
+    }
+    manager.take_reports()
+    manager.start("next", child_targets.report_and_return, 3)
+    assert outcomes_of(manager, 1) == {"next": ChildResult("next", "done")}
+    assert manager.end(timeout_s=20.0) == []
+
+
+def test_a_queue_that_is_locked_for_ever_is_abandoned_alone(
+    manager: ProcessManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlocked = threading.Event()
+    take = EventLoop.process_events
+
+    def take_or_hang(loop: EventLoop) -> None:
+        if loop.object_id.startswith("stuck"):
+            unlocked.wait()
+        take(loop)
+
+    monkeypatch.setattr(EventLoop, "process_events", take_or_hang)
+    manager.start("stuck", child_targets.report_and_return, 3)
+    manager.start("free", child_targets.report_and_return, 4)
+    assert len(outcomes_of(manager, 2)) == 2
+    assert manager.end(timeout_s=20.0) == []
+    assert len(manager.take_reports()) == 4
+    unlocked.set()
+    while any(thread.name.endswith("of stuck") for thread in threading.enumerate()):
+        time.sleep(0.01)
+
+
+def test_exit_codes_are_put_in_words() -> None:
+    assert describe_exit(-signal.SIGSEGV) == "died: SIGSEGV"
+    assert describe_exit(-signal.SIGKILL) == "died: SIGKILL, possibly out of memory"
+    assert describe_exit(3) == "ended with exit code 3"
+
+
+def run_program(call: str) -> subprocess.Popen[str]:
+    """A Python process of its own that calls a function of `child_targets`."""
+    program = f"import sys; sys.path.insert(0, {TESTS!r}); import child_targets; child_targets.{call}"
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+
+
+def test_children_die_with_their_parent(tmp_path: Path) -> None:
+    parent = run_program(f"parent_of_sleepers({str(tmp_path)!r}, 2)")
+    while not (tmp_path / "pids").exists():
+        assert parent.poll() is None
+        time.sleep(0.01)
+    children = [psutil.Process(int(pid)) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(children) == 2
+    parent.kill()
+    parent.communicate()
+    gone, alive = psutil.wait_procs(children, timeout=30.0)
+    assert (len(gone), alive) == (2, [])
+
+
+def test_children_outlive_their_fork_server_and_others_can_be_started(tmp_path: Path) -> None:
+    program = run_program(f"lose_the_fork_server({str(tmp_path)!r})")
+    output, _ = program.communicate()
+    assert output.splitlines() == [
+        "busy lives",
+        "next returned",
+        "busy died, exit status unknown: the fork server had exited",
+    ]
+    assert program.returncode == 0
