@@ -143,8 +143,8 @@ def _answers(
     is_checked: bool,
 ) -> Iterator[Any]:
     """The child's work: what the parent is told, as JSON values: the answer, then the checker's findings."""
+    from asyncrl.envs.factory import look_at_vectorized, make_env, resets_within_step
     from asyncrl.envs.interface import checker_findings, try_out
-    from asyncrl.envs.making import look_at_vectorized, make_env, resets_within_step
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import read_spec
 

@@ -21,7 +21,7 @@ from gymnasium import error as gymnasium_error
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import make_run_env
+from asyncrl.envs.factory import make_run_env
 
 _GL_PACKAGES = {"OpenGL", "glfw", "mujoco"}
 _GL_CHECK = "from mujoco.{0} import GLContext; context = GLContext(16, 16); context.make_current(); context.free()"

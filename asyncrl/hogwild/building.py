@@ -25,7 +25,7 @@ from asyncrl.buffers.shared_tensors import RUN, ReturnUnits, SharedTensor
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import HogwildPlan, ReplayPlan
-from asyncrl.envs.making import env_seed
+from asyncrl.envs.factory import env_seed
 from asyncrl.hogwild.a2c_worker import HogwildA2cWorker
 from asyncrl.hogwild.actions import OwnActions
 from asyncrl.hogwild.actor_critic import HogwildActorCritic, KeptActorCritic
@@ -43,10 +43,10 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.storage import Storage
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
-from asyncrl.models.making import make_actor_critic, make_sac_actor
+from asyncrl.models.factory import make_actor_critic, make_sac_actor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import PhaseTimer
-from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit
 from asyncrl.rollout.worker import Split

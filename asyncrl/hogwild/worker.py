@@ -9,7 +9,7 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.hogwild.clock import GlobalClock
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.rollout.worker import WAIT_S, StepsEnvironments, WorkerReports
+from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase, StepsEnvironments
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class WorkerParts:
     phases: PhaseTimer
 
 
-class HogwildWorker(WorkerReports, abc.ABC):
+class HogwildWorker(RolloutWorkerBase, abc.ABC):
     """Collects and learns in turn, until all workers together have made the steps of the run."""
 
     def __init__(self, parts: WorkerParts, group: StepsEnvironments) -> None:

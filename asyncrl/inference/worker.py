@@ -94,7 +94,7 @@ class InferenceWorker:
             num_forward_passes=self._num_forward_passes,
             num_observations=self._num_observations,
             phases=phases,
-            notice=self._policy.take_notice(),
+            notice=self._policy.pop_warning(),
         )
         self._report_started = now
         self._num_forward_passes = self._num_observations = 0

@@ -18,8 +18,8 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.array_policy import make_array_policy, runs_in_arrays
 from asyncrl.models.cuda_graph import Compile
 from asyncrl.models.device_acting import DeviceActor, Part, answer_of
+from asyncrl.models.factory import ActingModel
 from asyncrl.models.flat import FlatParameters, block_size, read_block
-from asyncrl.models.making import ActingModel
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import Phase, PhaseTimer
@@ -41,7 +41,7 @@ class Actor(Protocol):
     def act(self) -> ActionAnswer:
         """What the policy says of what was gathered; the arrays may be overwritten by the next call."""
 
-    def take_notice(self) -> str | None:
+    def pop_warning(self) -> str | None:
         """What the user should know of how batches are run, once."""
 
 
@@ -118,9 +118,9 @@ class ActingPolicy:
             desk.answer(place, envs, result, self._version, now)
         self._phases.charge(Phase.COPY)
 
-    def take_notice(self) -> str | None:
+    def pop_warning(self) -> str | None:
         """What the user should know of how the policy is run, once."""
-        return self._actor.take_notice()
+        return self._actor.pop_warning()
 
 
 class HostActor:
@@ -149,7 +149,7 @@ class HostActor:
         """See `Actor`."""
         return self._act(self.obs, self._state)
 
-    def take_notice(self) -> None:
+    def pop_warning(self) -> None:
         """See `Actor`; there is one way to run it."""
 
 

@@ -19,7 +19,7 @@ from asyncrl.buffers.answers import ActionAnswer
 from asyncrl.buffers.pinning import host_buffer
 from asyncrl.models.array_policy import ArrayActResult, ArraySacActResult
 from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
-from asyncrl.models.making import ActingModel
+from asyncrl.models.factory import ActingModel
 from asyncrl.models.sac import SacActor
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -85,7 +85,7 @@ class DeviceActor:
             arrays = self._batch.run()
         return answer_of(self._model, [array[: self._num_rows] for array in arrays])
 
-    def take_notice(self) -> str | None:
+    def pop_warning(self) -> str | None:
         """What the user should know of how batches are run, once."""
         notice, self._notice = self._notice, None
         return notice

@@ -17,7 +17,7 @@ def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
 
 
 def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
-    """N, parameters of the model that acts (`asyncrl.models.making.make_acting_model`)."""
+    """N, parameters of the model that acts (`asyncrl.models.factory.make_acting_model`)."""
     if not _is_one_perceptron(spec, config):
         return _count_parameters(spec, config)[0]
     widths = [spec.observation_size, *config.encoder_mlp_layers]
@@ -44,7 +44,7 @@ def _count_parameters(spec: EnvSpec, config: TrainConfig) -> tuple[int, int]:
     """Parameters of the model that acts, and of SAC's critics."""
     import torch
 
-    from asyncrl.models.making import make_acting_model
+    from asyncrl.models.factory import make_acting_model
     from asyncrl.models.sac import SacActor
 
     with torch.device("meta"):

@@ -25,10 +25,10 @@ from asyncrl.models.encoders import split_tensor
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import LagMetrics
 from asyncrl.on_device.env_group import TensorEnvGroup
-from asyncrl.rollout.worker import WAIT_S, WorkerReports
+from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase
 
 
-class DeviceWorker(WorkerReports):
+class DeviceWorker(RolloutWorkerBase):
     """Owns the environments and the dataset, which the next one overwrites. Gives it to `OnPolicyTrainer`."""
 
     num_ready = dropped_samples = 0  # there are no slots

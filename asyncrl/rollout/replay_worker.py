@@ -14,7 +14,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.rollout.worker import WAIT_S, ActionSource, StepsEnvironments, WorkerReports
+from asyncrl.rollout.worker import WAIT_S, ActionSource, RolloutWorkerBase, StepsEnvironments
 
 
 class ReplaySplit:
@@ -72,7 +72,7 @@ class ReplaySplit:
         return num_steps
 
 
-class ReplayWorker(WorkerReports):
+class ReplayWorker(RolloutWorkerBase):
     """Moves its splits forward as far as the learner lets them. Owns their environments."""
 
     def __init__(

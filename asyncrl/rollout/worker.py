@@ -35,7 +35,7 @@ from asyncrl.rollout.failures import LostStep
 WAIT_S = 0.1
 
 
-class WorkerReports:
+class RolloutWorkerBase:
     """What a rollout worker says of itself, whatever it writes into. Owns its environments."""
 
     def __init__(
@@ -111,7 +111,7 @@ class WorkerReports:
             group.close()
 
 
-class RolloutWorker(WorkerReports):
+class RolloutWorker(RolloutWorkerBase):
     """Moves its splits forward, whichever can."""
 
     def __init__(

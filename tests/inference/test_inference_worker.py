@@ -38,7 +38,7 @@ class FakePolicy:
     def refresh(self) -> None:
         self._log.append("refresh")
 
-    def take_notice(self) -> str | None:
+    def pop_warning(self) -> str | None:
         return "no graphs"
 
     def answer(self, places: Sequence[tuple[int, int]]) -> None:

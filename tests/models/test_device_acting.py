@@ -14,7 +14,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models import device_acting
 from asyncrl.models.device_acting import DeviceActor, Part
-from asyncrl.models.making import ActingModel, make_acting_model
+from asyncrl.models.factory import ActingModel, make_acting_model
 
 CPU = torch.device("cpu")
 NUM_ENVS = 3
@@ -96,6 +96,6 @@ def test_a_graph_that_cannot_be_captured_gives_way_and_says_so_once(monkeypatch:
         expected: Any = model.act(torch.from_numpy(actor.obs))
         np.testing.assert_allclose(answer.value, expected.value, rtol=1e-5, atol=1e-6)
     assert len(calls) == 1
-    notice = actor.take_notice()
+    notice = actor.pop_warning()
     assert notice is not None and "operation not permitted when stream is capturing" in notice
-    assert actor.take_notice() is None
+    assert actor.pop_warning() is None

@@ -20,7 +20,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import look_at_vectorized, make_run_vector_env
+from asyncrl.envs.factory import look_at_vectorized, make_run_vector_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec

@@ -30,7 +30,7 @@ from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.device_acting import DeviceActor
-from asyncrl.models.making import make_acting_model
+from asyncrl.models.factory import make_acting_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -106,7 +106,7 @@ def test_graphs_of_inference_answer_as_the_model_with_weights_that_change(
         )
         np.testing.assert_allclose(answer.log_prob, log_prob, rtol=1e-3, atol=1e-3)
         actions.append(answer.action[:4].copy())
-    assert actor.take_notice() is None
+    assert actor.pop_warning() is None
     assert len({action.tobytes() for action in actions}) > len(actions) // 2, "each batch draws anew"
 
 
@@ -152,7 +152,7 @@ def test_inference_whose_graph_fails_goes_on_without(monkeypatch: pytest.MonkeyP
         actor.gather(parts)
         answer: Any = actor.act()
         assert np.isfinite(answer.log_prob).all()
-    assert "without CUDA graphs" in (actor.take_notice() or "")
+    assert "without CUDA graphs" in (actor.pop_warning() or "")
     assert torch.cuda.current_stream() == before
 
 

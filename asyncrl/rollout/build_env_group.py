@@ -8,7 +8,7 @@ from typing import Any
 
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env, vector_env_seed
+from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog, Renewal
