@@ -113,8 +113,9 @@ class ObservationLayout:
 
     @cached_property
     def is_vector(self) -> bool:
-        """Whether the environment's observation is the row itself: one Box of one dimension."""
-        return len(self.parts) == 1 and self.parts[0].kind == "numbers" and len(self.parts[0].shape) == 1
+        """Whether the environment's observation is the row itself: a Box of one dimension, not nested."""
+        part = self.parts[0]
+        return len(self.parts) == 1 and part.kind == "numbers" and len(part.shape) == 1 and part.path == ()
 
     @cached_property
     def num_features(self) -> int:

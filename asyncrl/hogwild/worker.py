@@ -9,7 +9,8 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.hogwild.clock import GlobalClock
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase, StepsEnvironments
+from asyncrl.rollout.env_group import EnvironmentGroup
+from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class WorkerParts:
 class HogwildWorker(RolloutWorkerBase, abc.ABC):
     """Collects and learns in turn, until all workers together have made the steps of the run."""
 
-    def __init__(self, parts: WorkerParts, group: StepsEnvironments) -> None:
+    def __init__(self, parts: WorkerParts, group: EnvironmentGroup) -> None:
         """Takes ownership of the environments and of the memory."""
         super().__init__(parts.worker_idx, [group], parts.control, parts.phases)
         self._clock = parts.clock

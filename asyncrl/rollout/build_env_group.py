@@ -1,19 +1,16 @@
-"""Makes the environments of a split, one by one or vectorized as the probe of the environment decided."""
+"""Makes the environments of a split: single ones, or a vectorized one if the probe of the environment chose it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.failures import FailureLog, Renewal
+from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
-from asyncrl.rollout.worker import StepsEnvironments
 
 
 def build_env_group(
@@ -24,34 +21,29 @@ def build_env_group(
     run_seed: int,
     env_steps: int,
     failures: FailureLog,
-) -> StepsEnvironments:
-    """The environments of split `split_idx`, each with a seed of its own (a vectorized one has one for all).
+) -> EnvGroup | VectorEnvGroup:
+    """The environments of split `split_idx`. Each has its own seed; a vectorized environment has one seed.
 
     Args:
         config: settings of the run.
-        plan: for the number of environments.
-        spec: what the probe found.
-        split_idx: number of the split.
-        run_seed: what their seeds follow from, with the number of each and `env_steps`.
-        env_steps: steps that the run was trained on before.
-        failures: of the worker that steps them.
+        plan: number of environments in a split.
+        spec: result of the probe.
+        split_idx: number of the split in the run.
+        run_seed: the seeds follow from it, from the number of each environment and from `env_steps`.
+        env_steps: environment steps that the run made before, so a resumed run does not repeat its first episodes.
+        failures: the worker's log.
     """
-    make: Callable[[], Any]
     first_env = split_idx * plan.envs_per_split
-    if spec.is_vectorized:
-
-        def vector_seed(env_idx: int, steps: int) -> int:
-            return vector_env_seed(run_seed, env_idx, env_steps + steps)
-
-        make = partial(make_run_vector_env, config, plan.envs_per_split)
-        renewal = Renewal(failures, make, vector_seed)
-        return VectorEnvGroup(make(), vector_seed(first_env, 0), first_env, spec, config.action_mapping, renewal)
 
     def seed(env_idx: int, steps: int) -> int:
-        return env_seed(run_seed, env_idx, env_steps + steps)
+        make_seed = vector_env_seed if spec.is_vectorized else env_seed
+        return make_seed(run_seed, env_idx, env_steps + steps)
 
+    if spec.is_vectorized:
+        make_vectorized = partial(make_run_vector_env, config, plan.envs_per_split)
+        recovery = Recovery(failures, make_vectorized, seed)
+        return VectorEnvGroup(make_vectorized(), seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
     make = partial(make_run_env, config, in_training=True)
-    seeds = [seed(env_idx, 0) for env_idx in range(first_env, first_env + plan.envs_per_split)]
-    return EnvGroup(
-        [make() for _ in seeds], seeds, first_env, spec, config.action_mapping, Renewal(failures, make, seed)
-    )
+    seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
+    recovery = Recovery(failures, make, seed)
+    return EnvGroup([make() for _ in seeds], seeds, first_env, spec, config.action_mapping, recovery)

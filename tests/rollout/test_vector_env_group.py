@@ -24,7 +24,7 @@ from asyncrl.envs.factory import look_at_vectorized, make_run_vector_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
-from asyncrl.rollout.failures import FailureLog, Renewal, WrongObservation
+from asyncrl.rollout.failures import FailureLog, Recovery, WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
 NUM_ENVS, ROLLOUT = 3, 60
@@ -52,8 +52,8 @@ class Filled:
 
         plan = planned(num_workers=1, num_envs_per_worker=NUM_ENVS)
         self.control = RunControl(small_arena(plan)[0], 1)
-        renewal = Renewal(FailureLog(0, TrainConfig(), self.control), make, lambda env_idx, steps: steps)
-        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", renewal)
+        recovery = Recovery(FailureLog(0, TrainConfig(), self.control), make, lambda env_idx, steps: steps)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", recovery)
         shape = (num_slots, ROLLOUT, NUM_ENVS)
         self.obs = np.full((num_slots, ROLLOUT + 1, NUM_ENVS, 4), np.nan, np.float32)
         self.action = np.random.default_rng(0).integers(0, 2, shape)
@@ -309,9 +309,9 @@ class Renewed:
 
         control = RunControl(small_arena(planned(num_workers=1, num_envs_per_worker=NUM_SENTINELS))[0], 1)
         control.note_episode()
-        renewal = Renewal(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
+        recovery = Recovery(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
         spec = read_spec(NumberedSentinel(0), "Sentinels")
-        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", renewal)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", recovery)
         self.obs = np.empty((NUM_SENTINELS, 3), np.float32)
         self.group.reset(self.obs)
         self.num_rows = np.zeros(NUM_SENTINELS, int)  # valid ones of each one's episode
