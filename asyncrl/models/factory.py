@@ -1,6 +1,8 @@
-"""The models that act and are trained, for each algorithm."""
+"""Makes the models that act and are trained, for each algorithm."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
@@ -10,28 +12,28 @@ from asyncrl.models.registry import DEFAULT, make_registered_model
 from asyncrl.models.sac import SacActor
 
 ActingModel = ActorCritic | SacActor
+_M = TypeVar("_M", ActorCritic, SacActor)
 
 
 def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
-    """What rollout workers, inference workers and evaluation act with; its weights follow from the seed."""
+    """The model with which rollout workers, inference workers and evaluation act; its weights follow from the seed."""
     return make_sac_actor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
 
 
 def make_actor_critic(spec: EnvSpec, config: TrainConfig) -> ActorCritic:
-    """Actor and critic of the algorithms that learn from trajectories: the package's, or one of the user's own."""
-    if config.model == DEFAULT:
-        return ActorCritic(spec, config)
-    model = make_registered_model(spec, config)
-    if not isinstance(model, ActorCritic):
-        raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of ActorCritic.")
-    return model
+    """Actor and critic for algorithms that learn from trajectories: the default ones, or a registered model."""
+    return _make(ActorCritic, spec, config)
 
 
 def make_sac_actor(spec: EnvSpec, config: TrainConfig) -> SacActor:
-    """SAC's policy: the package's, or one of the user's own."""
+    """SAC's policy: the default one, or a registered model."""
+    return _make(SacActor, spec, config)
+
+
+def _make(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
     if config.model == DEFAULT:
-        return SacActor(spec, config)
+        return kind(spec, config)
     model = make_registered_model(spec, config)
-    if not isinstance(model, SacActor):
-        raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of SacActor.")
+    if not isinstance(model, kind):
+        raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of {kind.__name__}.")
     return model

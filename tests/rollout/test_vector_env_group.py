@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
@@ -25,7 +26,7 @@ from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.rollout.failures import FailureLog, Recovery, WrongObservation
-from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.rollout.vector_env_group import VectorEnvGroup, row_flags
 
 NUM_ENVS, ROLLOUT = 3, 60
 
@@ -101,6 +102,24 @@ def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(max_episode
     assert len(episodes) == (run.terminated | run.truncated).sum()
     assert all(episode.episode_return == episode.length for episode in episodes)
     assert run.group.take_episodes() == ()
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("as_flags", [np.array, torch.tensor])
+def test_a_step_that_both_terminates_and_truncates_terminates(
+    mode: AutoresetMode, as_flags: Callable[..., Any]
+) -> None:
+    terminated, truncated = as_flags([False, True, False, True]), as_flags([False, False, True, True])
+    flags = row_flags(mode, as_flags([False] * 4), terminated, truncated)
+    assert flags.valid.all() and flags.is_step.all()
+    assert flags.terminated.tolist() == [False, True, False, True]
+    assert flags.truncated.tolist() == [False, False, True, False]
+    assert flags.holds_final_obs.tolist() == [
+        False,
+        mode == AutoresetMode.NEXT_STEP,
+        True,
+        mode == AutoresetMode.NEXT_STEP,
+    ]
 
 
 def test_only_what_gymnasium_has_vectorized_is_taken() -> None:
