@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal
 
 import numpy as np
@@ -189,20 +188,3 @@ def _leaf(observation: Any, part: ObservationPart) -> Any:
         except (KeyError, IndexError, TypeError) as error:
             raise ObservationMismatch(f"{part.name} is not in the observation") from error
     return observation
-
-
-def is_surely_finite(numbers: npt.NDArray[Any]) -> bool:
-    """Whether all numbers are finite, in one pass; also False for some numbers beyond 1e19, which need another check.
-
-    An infinity or NaN makes the sum of squares infinite or NaN. For 32 rows of 17 numbers this takes half of the time
-    of a sum, and less than half of that of `isfinite`.
-    """
-    return math.isfinite(np.vdot(numbers, numbers))
-
-
-def describe_not_finite(numbers: npt.NDArray[Any]) -> str:
-    """Position and value of the first number that is not finite."""
-    if numbers.ndim == 0:
-        return str(numbers)
-    (places,) = np.nonzero(~np.isfinite(numbers))
-    return f"element {places[0]} is {numbers[places[0]]}"

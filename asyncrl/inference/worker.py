@@ -133,7 +133,6 @@ class InferenceWorker:
         served = [(split_idx, place) for split_idx, place in asked if place is not None]
         if not served:
             return
-        self._policy.refresh()
         self._policy.answer([place for _, place in served])
         for split_idx, _ in served:
             self._table.answer(split_idx)

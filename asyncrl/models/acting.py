@@ -31,14 +31,8 @@ Act = Callable[[npt.NDArray[Any], npt.NDArray[Any]], ActionAnswer]
 class ActingPolicy:
     """One process's copy of the policy.
 
-    Args:
-        model: moved to `device`; its weights come from `weights`.
-        weights: where the learner publishes.
-        desk: where observations are read and actions are written.
-        device: where the policy runs.
-        seed: for drawing actions.
-        phases: measures the time of each part.
-        compile: as in the settings.
+    It moves `model` to `device`, takes published parameters from `weights`, and reads observations from and writes
+    actions to `desk`. `seed` is for drawing actions.
     """
 
     def __init__(
@@ -74,8 +68,11 @@ class ActingPolicy:
         """Policy version of the weights in use, -1 before the first."""
         return self._version
 
-    def refresh(self) -> None:
-        """Copies newer weights if some were published.
+    def answer(self, places: Sequence[tuple[int, int]]) -> None:
+        """Runs the newest policy on rows of observations and writes the results where the splits read them.
+
+        Args:
+            places: of each split in the batch, see `ObservationDesk`.
 
         Raises:
             RuntimeError: no weights were ever published.
@@ -93,13 +90,6 @@ class ActingPolicy:
         elif self._version < 0:
             raise RuntimeError("asked to act before any weights were published")
         self._phases.charge(Phase.FETCH)
-
-    def answer(self, places: Sequence[tuple[int, int]]) -> None:
-        """Runs the policy on rows of observations and writes the results where the splits read them.
-
-        Args:
-            places: of each split in the batch, see `ObservationDesk`.
-        """
         desk, num_envs = self._desk, self._desk.num_envs
         parts = [desk.inputs_at(place) for place in places]
         if self._device_actor is not None:
@@ -130,13 +120,7 @@ class ActingPolicy:
 
 
 def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
-    """A function that acts with a model on the observations and states of one split.
-
-    Args:
-        model: on `device`, with flat parameters; later changes of them in place take effect.
-        device: where the model is.
-        seed: for drawing actions.
-    """
+    """A function that acts with a model on `device` whose parameters are flat; their changes in place take effect."""
     if device.type == "cpu":
         return _act_on_host(model, seed)
     actor = DeviceActor(model, device, seed, compile="off")

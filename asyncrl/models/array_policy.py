@@ -45,9 +45,7 @@ class ArraySacActResult(NamedTuple):
 class ArrayPolicy:
     """Acts with a model on the CPU whose memory it shares, so changes of its parameters in place take effect here.
 
-    Args:
-        model: one for which `runs_in_arrays` is true, with flat parameters (`FlatParameters`).
-        seed: for drawing actions.
+    `runs_in_arrays` must be true for the model, and its parameters must be flat (`FlatParameters`).
     """
 
     def __init__(self, model: ActorCritic | SacActor, seed: int) -> None:

@@ -36,14 +36,7 @@ def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActionA
 
 
 class DeviceActor:
-    """A model that acts on an accelerator. Owns its batch buffers and its random generator.
-
-    Args:
-        model: on `device`.
-        device: the accelerator.
-        seed: for drawing actions.
-        compile: as in the settings.
-    """
+    """A model that acts on its device. Owns its batch buffers and its random generator."""
 
     def __init__(self, model: ActingModel, device: torch.device, seed: int, compile: Compile = "auto") -> None:
         self._model = model

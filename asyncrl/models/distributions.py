@@ -55,19 +55,19 @@ class ActionDistribution(ABC):
 
     Attributes:
         num_parameters: P, elements of one distribution's parameters.
-        action_shape: shape of one stored action: (A,) or ().
-        action_dtype: float32, or int64 for a single choice.
-        num_deviations: number of log-deviations among the parameters.
-        deviation_positions: their positions.
+        num_actions: numbers A of one stored action.
+        deviation_positions: positions of log-deviations among the parameters.
         num_logits: number of logits among the parameters.
     """
 
     num_parameters: int
-    action_shape: tuple[int, ...]
-    action_dtype = torch.float32
-    num_deviations = 0
+    num_actions: int
     num_logits = 0
     deviation_positions: Sequence[int] = ()
+
+    @property
+    def num_deviations(self) -> int:
+        return len(self.deviation_positions)
 
     @abstractmethod
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
@@ -123,8 +123,6 @@ class DiagonalGaussian(ActionDistribution):
     def __init__(self, num_actions: int) -> None:
         self.num_actions = num_actions
         self.num_parameters = 2 * num_actions
-        self.action_shape = (num_actions,)
-        self.num_deviations = num_actions
         self.deviation_positions = range(num_actions, 2 * num_actions)
         self._log_normalizer = num_actions * _HALF_LOG_TWO_PI
 
@@ -225,8 +223,7 @@ class SquashedGaussian(DiagonalGaussian):
 class Categorical(ActionDistribution):
     """One of n choices; parameters are normalized logits (log-probabilities)."""
 
-    action_dtype = torch.int64
-    action_shape: tuple[int, ...] = ()
+    num_actions = 1
 
     def __init__(self, num_choices: int) -> None:
         self.num_parameters = self.num_logits = num_choices
@@ -275,7 +272,7 @@ class Choices(ActionDistribution):
 
     def __init__(self, num_choices: int, count: int) -> None:
         self.num_parameters = self.num_logits = num_choices * count
-        self.action_shape = (count,)
+        self.num_actions = count
         self._single = Categorical(num_choices)
         self._shape = (count, num_choices)
 
@@ -320,11 +317,10 @@ class Joint(ActionDistribution):
 
     def __init__(self, parts: Sequence[ActionDistribution]) -> None:
         self.parts = list(parts)
-        self._num_actions = [part.action_shape[0] for part in parts]
+        self._num_actions = [part.num_actions for part in parts]
         self._num_parameters = [part.num_parameters for part in parts]
         self.num_parameters = sum(self._num_parameters)
-        self.action_shape = (sum(self._num_actions),)
-        self.num_deviations = sum(part.num_deviations for part in parts)
+        self.num_actions = sum(self._num_actions)
         self.num_logits = sum(part.num_logits for part in parts)
         starts = itertools.accumulate(self._num_parameters, initial=0)
         each = zip(starts, parts, strict=False)
@@ -415,12 +411,11 @@ class ActionParts:
                 log_stds += range(parameter + part.num_actions, parameter + 2 * part.num_actions)
                 columns += range(column, column + part.num_actions)
             else:
-                count = part.action_shape[0] if part.action_shape else 1
-                size = part.num_logits // count
+                size = part.num_logits // part.num_actions
                 starts = range(parameter, parameter + part.num_logits, size)
                 choices += [(slice(start, start + size), column + idx) for idx, start in enumerate(starts)]
             parameter += part.num_parameters
-            column += part.action_shape[0] if part.action_shape else 1
+            column += part.num_actions
         self._gaussian = torch.tensor(means + log_stds, dtype=torch.int64)
         self.columns = columns
         self._columns = torch.tensor(columns, dtype=torch.int64)

@@ -1,7 +1,6 @@
-"""How large a model's tensors will be: the arena is laid out and checked before any process starts.
+"""Sizes of a model's tensors: the arena is allocated before any process starts.
 
-Networks of perceptrons alone, which most are, are counted without torch. Others are built without memory, which needs
-torch.
+Networks of perceptrons are counted without torch. Others are built on the meta device, which imports torch.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from asyncrl.envs.spec import EnvSpec
 
 
 def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
-    """Elements of the statistics that travel with the weights: two for each observed number, and two for returns."""
+    """Elements of the published statistics: two for each number of an observation, and two for returns."""
     return 2 * spec.observation_size + (0 if config.is_off_policy else 2)
 
 
 def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
-    """N, parameters of the model that acts (`asyncrl.models.factory.make_acting_model`)."""
+    """Parameters N of the model that acts (`asyncrl.models.factory.make_acting_model`)."""
     if not _is_one_perceptron(spec, config):
         return _count_parameters(spec, config)[0]
     widths = [spec.observation_size, *config.encoder_mlp_layers]
@@ -31,7 +30,7 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 
 
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
-    """Whether all numbers go into one perceptron; SAC's takes all keys of an observation, but no mask."""
+    """Whether all numbers are inputs of one perceptron; SAC's takes all keys of an observation, but no mask."""
     observation = spec.observation
     if config.encoder != "default" or config.model != "default" or config.use_rnn or observation.has_images:
         return False
@@ -62,7 +61,7 @@ def trained_sizes(spec: EnvSpec, config: TrainConfig) -> dict[str, int]:
 
 
 def shared_sizes(spec: EnvSpec, config: TrainConfig) -> SharedSizes:
-    """What Hogwild workers have in common: trained tensors, and vectors of running moments."""
+    """Sizes of the tensors that Hogwild workers share: trained tensors, and vectors of running moments."""
     moments = {"obs": spec.observation_size}
     if not config.is_off_policy:
         moments["return"] = 1

@@ -22,13 +22,7 @@ class UniformAnswer(NamedTuple):
 
 
 class UniformPolicy:
-    """Draws uniformly within the bounds of squashed actions and among allowed choices.
-
-    Args:
-        distribution: of the actions.
-        seed: for drawing actions.
-        layout: of rows of observations; only needed for masks.
-    """
+    """Draws uniformly within the bounds of squashed actions and among allowed choices; `layout` is for masks."""
 
     def __init__(self, distribution: ActionDistribution, seed: int, layout: ObservationLayout | None = None) -> None:
         self._distribution = distribution

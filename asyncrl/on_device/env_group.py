@@ -44,15 +44,7 @@ class TensorStep(NamedTuple):
 
 
 class TensorEnvGroup(EnvironmentGroup):
-    """Steps one vectorized environment of tensors. Owns it. Every failure ends the run.
-
-    Args:
-        env: a vectorized environment of E environments, whose metadata names its autoreset mode.
-        seed: for its first reset.
-        spec: its spaces.
-        mapping: see `asyncrl.envs.actions.ActionAdapter`.
-        device: of its tensors.
-    """
+    """Steps one vectorized environment of tensors. Owns it. Every failure ends the run."""
 
     def __init__(
         self, env: VectorEnv[Any, Any, Any], seed: int, spec: EnvSpec, mapping: ActionMapping, device: torch.device

@@ -30,14 +30,7 @@ from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase
 class DeviceWorker(RolloutWorkerBase):
     """Fills a dataset and passes it to `OnPolicyTrainer`. Owns the environments and the dataset, which it reuses.
 
-    Args:
-        group: E environments.
-        learner: its model acts.
-        spec: spaces of the environments.
-        plan: sizes.
-        device: device of environments, model and dataset.
-        seed: for drawing actions.
-        control: counts the environment steps of the run.
+    Environments, the learner's model and the dataset are on `device`; `seed` is for drawing actions.
     """
 
     num_ready = dropped_samples = 0  # there are no slots

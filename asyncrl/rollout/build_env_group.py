@@ -24,14 +24,8 @@ def build_env_group(
 ) -> EnvGroup | VectorEnvGroup:
     """The environments of split `split_idx`. Each has its own seed; a vectorized environment has one seed.
 
-    Args:
-        config: settings of the run.
-        plan: number of environments in a split.
-        spec: result of the probe.
-        split_idx: number of the split in the run.
-        run_seed: the seeds follow from it, from the number of each environment and from `env_steps`.
-        env_steps: environment steps that the run made before, so a resumed run does not repeat its first episodes.
-        failures: the worker's log.
+    Seeds follow from `run_seed`, the number of the environment and `env_steps`, the environment steps that the run made
+    before, so a resumed run does not repeat its first episodes.
     """
     first_env = split_idx * plan.envs_per_split
 

@@ -8,6 +8,7 @@ the row after it is the reset observation.
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsFloat
@@ -20,7 +21,7 @@ from asyncrl.buffers.replay import StepRows
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.interface import give_training_info, without_bookkeeping
-from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, describe_not_finite, is_surely_finite
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EnvironmentFailures, EpisodeRecord
 from asyncrl.rollout.failures import (
@@ -40,11 +41,8 @@ ObsArray = npt.NDArray[Any]
 class EnvironmentGroup(ABC):
     """Environments that are stepped together: their records, and what happens when one of them fails.
 
-    Args:
-        envs: single environments, or one vectorized environment.
-        seeds: for the first reset of each of them.
-        first_env_idx: number of the group's first environment in the run.
-        recovery: how failed environments are recreated; without it every failure is raised.
+    `envs` are single environments or one vectorized environment, each with a seed for its first reset. `first_env_idx`
+    is the number of the first environment in the run. Without `recovery`, every failure is raised.
 
     Attributes:
         lost: steps that failed or were dropped, until `take_lost`.
@@ -161,22 +159,28 @@ class EnvironmentGroup(ABC):
         text = f"returned an observation from {call} that does not match its space"
         return WrongObservation(self._first_env_idx + env, self._steps_made(env), text, str(error))
 
-    def _not_finite(self, env: int, name: str, values: FloatArray) -> NotFinite:
+    def _not_finite(self, env: int, floats: FloatArray, reward: Any = 0.0, name: str = "observation") -> NotFinite:
+        """The error for NaN or infinity in the reward or in the numbers `[F]` of the observation."""
+        if np.isfinite(reward):
+            first = int(np.argmin(np.isfinite(floats)))
+            detail = f"element {first} is {floats[first]}"
+        else:
+            name, detail = "reward", str(reward)
         text = f"gave a {name} that is not finite"
-        return NotFinite(self._first_env_idx + env, self._steps_made(env), text, describe_not_finite(values))
+        return NotFinite(self._first_env_idx + env, self._steps_made(env), text, detail)
+
+
+def is_surely_finite(numbers: npt.NDArray[Any]) -> bool:
+    """Whether all numbers are finite, in one pass; also False for some numbers beyond 1e19, which need another check.
+
+    An infinity or NaN makes the sum of squares infinite or NaN. For 32 rows of 17 numbers this takes half of the time
+    of a sum, and less than half of that of `isfinite`.
+    """
+    return math.isfinite(np.vdot(numbers, numbers))
 
 
 class EnvGroup(EnvironmentGroup):
-    """Steps the single environments of a split. Owns them.
-
-    Args:
-        envs: E environments.
-        seeds: one for the first reset of each.
-        first_env_idx: number of the first one in the run.
-        spec: their spaces.
-        mapping: see `ActionAdapter`.
-        recovery: how failed environments are recreated; without it every failure is raised.
-    """
+    """Steps the single environments of a split. Owns them."""
 
     def __init__(
         self,
@@ -297,8 +301,7 @@ class EnvGroup(EnvironmentGroup):
         for env in np.flatnonzero(~is_finite).tolist():
             reward = rows.reward[env]
             self._lose_step(env, rows, has_failed=False)
-            is_reward = not np.isfinite(reward)
-            trouble = self._not_finite(env, *(("reward", reward) if is_reward else ("observation", floats[env])))
+            trouble = self._not_finite(env, floats[env], reward)
             if self._recovery is None:
                 raise trouble
             has_failed = self._recovery.failures.note_not_finite(trouble, self.lost[-1].episode_steps)
@@ -322,7 +325,7 @@ class EnvGroup(EnvironmentGroup):
             self._store_obs(env, obs, obs_rows, "reset")
         floats = obs_rows[env] if codec.dtype is not None else codec.floats(obs_rows[env : env + 1])[0]
         if not np.isfinite(floats).all():
-            raise self._not_finite(env, "first observation", floats)
+            raise self._not_finite(env, floats, name="first observation")
         self._returns[env] = 0.0
         self._first_rows[env] = self._num_rows
         self._last_rows[env] = self._num_rows + self._time_limits[env] - 1

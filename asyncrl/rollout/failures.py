@@ -75,12 +75,6 @@ class FailureLog:
     """Counts the failures of one worker's environments and decides whether the run continues.
 
     All groups of a worker share it.
-
-    Args:
-        worker_idx: number of the worker.
-        config: settings of the run.
-        control: shared words of the run, for whether an episode has finished.
-        clock: monotonic seconds.
     """
 
     def __init__(

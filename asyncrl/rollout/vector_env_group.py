@@ -23,9 +23,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, is_surely_finite, one_of_batch
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.rollout.env_group import EnvironmentGroup, FloatArray, ObsArray
+from asyncrl.rollout.env_group import EnvironmentGroup, FloatArray, ObsArray, is_surely_finite
 from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Recovery
 
 
@@ -70,15 +70,7 @@ class VectorEnvGroup(EnvironmentGroup):
     """Steps one vectorized environment. Owns it.
 
     Its environments cannot be reset or recreated separately: if one fails, or returns NaN or infinity, the steps of all
-    are lost.
-
-    Args:
-        env: a vectorized environment of E environments, whose metadata names its autoreset mode.
-        seed: for its first reset.
-        first_env_idx: number of its first environment in the run.
-        spec: its spaces.
-        mapping: see `ActionAdapter`.
-        recovery: how it is recreated when it fails; without it every failure is raised.
+    are lost. Its metadata names its autoreset mode.
     """
 
     def __init__(
@@ -222,8 +214,7 @@ class VectorEnvGroup(EnvironmentGroup):
         is_finite = np.isfinite(reward) & np.isfinite(floats).all(1)
         if not is_finite.all():
             env = int(np.argmin(is_finite))
-            is_reward = not np.isfinite(reward[env])
-            raise self._not_finite(env, *(("reward", reward[env]) if is_reward else ("observation", floats[env])))
+            raise self._not_finite(env, floats[env], reward[env])
 
     def _steps_made(self, position: int) -> int:
         return self._num_steps

@@ -30,11 +30,7 @@ WAIT_S = 0.1
 class RolloutWorkerBase:
     """What all rollout workers have in common: environments, counted steps and reports.
 
-    Args:
-        worker_idx: number of the worker.
-        groups: environments of its splits, which share one `FailureLog`. The worker owns them.
-        control: shared words of the run.
-        phases: measures the worker's time.
+    Owns the groups of its splits, which share one `FailureLog`.
     """
 
     def __init__(
@@ -121,7 +117,6 @@ class RolloutWorker(RolloutWorkerBase):
         self._granted = granted
         self._ready = ready
         self._learner = learner
-        self._waiting_slots: dict[int, list[int]] = {split.split_idx: [] for split in splits}
 
     def poll(self) -> float:
         """Advances every split that has actions by one row.
@@ -130,11 +125,11 @@ class RolloutWorker(RolloutWorkerBase):
             Seconds to wait, unless woken, before the next call.
         """
         for slot in self._granted.pop_all():
-            self._waiting_slots[self._slots.owner(slot)].append(slot)
+            self._splits[self._slots.owner(slot)].granted_slots.append(slot)
         has_worked = False
-        for split_idx, split in self._splits.items():
-            if split.slot is None and self._waiting_slots[split_idx]:
-                split.begin(self._waiting_slots[split_idx].pop(0))
+        for split in self._splits.values():
+            if split.slot is None and split.granted_slots:
+                split.begin(split.granted_slots.pop(0))
                 has_worked = True
             elif split.can_advance:
                 num_steps, ready_slot = split.advance()
@@ -170,6 +165,7 @@ class Split:
 
     Attributes:
         slot: the slot; None while the split waits for one.
+        granted_slots: the next slots, in the order in which they were granted.
     """
 
     def __init__(
@@ -187,6 +183,7 @@ class Split:
         self._actions = actions
         self._phases = phases or PhaseTimer()
         self.slot: int | None = None
+        self.granted_slots: list[int] = []
         self._is_answered = False
         self._row = 0
         self._last_obs = np.zeros(slots.obs.shape[2:], dtype=slots.obs.dtype)
@@ -264,7 +261,6 @@ class LocalActions:
         self._policy = policy
 
     def request(self, split_idx: int, slot: int, row: int) -> bool:
-        self._policy.refresh()
         self._policy.answer([(slot, row)])
         return True
 

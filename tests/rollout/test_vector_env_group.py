@@ -21,7 +21,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.factory import look_at_vectorized, make_run_vector_env
+from asyncrl.envs.factory import check_vectorized, make_run_vector_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
@@ -422,7 +422,7 @@ def test_an_action_mask_is_taken_where_no_action_meets_another_observations_mask
 
     gymnasium.register("Masked-v0", Masked, vector_entry_point=make_vectorized)
     try:
-        obstacle, _ = look_at_vectorized("Masked-v0", {}, gymnasium.make("Masked-v0", disable_env_checker=True))
+        obstacle, _ = check_vectorized("Masked-v0", {}, gymnasium.make("Masked-v0", disable_env_checker=True))
         assert (obstacle is None) == (mode == AutoresetMode.NEXT_STEP)
         assert obstacle is None or mode.name in obstacle
     finally:
