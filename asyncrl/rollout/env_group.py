@@ -230,6 +230,7 @@ class EnvGroup(EnvironmentGroup):
         rows.terminated[:] = rows.truncated[:] = False
         rows.valid[:] = True
         row, self._num_rows = self._num_rows, self._num_rows + 1
+        num_final_rows, num_lost_before = 0, len(self.lost)
         rewards: list[SupportsFloat] = [0.0] * len(self._envs)
         ended: list[tuple[int, bool, dict[str, Any]]] = []
         returns, holds_final_obs, next_obs = self._returns, self._holds_final_obs, rows.next_obs
@@ -239,6 +240,7 @@ class EnvGroup(EnvironmentGroup):
                 # The reset observation goes into the next row.
                 rows.valid[env] = holds_final_obs[env] = False
                 self._skipped_rows[env] += 1
+                num_final_rows += 1
                 self._start(env, next_obs)
                 continue
             try:
@@ -270,7 +272,7 @@ class EnvGroup(EnvironmentGroup):
                 self._start(env, next_obs)
             else:
                 rows.truncated[env] = holds_final_obs[env] = True
-        return int(np.count_nonzero(rows.valid))
+        return len(rewards) - num_final_rows - (len(self.lost) - num_lost_before)
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
         """Writes the first row of a new slot from the last row of the previous slot, both `[E, row_size]`.
