@@ -16,7 +16,7 @@ from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.actor_critic import ActResult
-from asyncrl.models.making import ActingModel, make_acting_model
+from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import find_checkpoint
 

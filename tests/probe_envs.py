@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import SyncVectorEnv
 
-from asyncrl.envs.making import env_seed
+from asyncrl.envs.factory import env_seed
 
 Transition = tuple[np.ndarray, float, bool, bool, dict[str, Any]]
 

@@ -26,7 +26,7 @@ from asyncrl.config.checks import find_problems
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import make_env
+from asyncrl.envs.factory import make_env
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec

@@ -36,7 +36,6 @@ def test_every_actor_explores_in_its_own_way_and_in_another_after_a_stop() -> No
 
     def actions(setup: RunSetup, actor_idx: int) -> list[float]:
         policy = build_acting_policy(setup, torch.device("cpu"), actor_idx, PhaseTimer())
-        policy.refresh()
         policy.answer([(0, 0)])
         return list(TrajectorySlots(arena).action[0, 0].flatten())
 

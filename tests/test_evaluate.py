@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import make_env
+from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluate import main
 from asyncrl.models.actor_critic import ActorCritic

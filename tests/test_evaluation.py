@@ -5,7 +5,7 @@ import torch
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.envs.making import make_env
+from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation import episodes as evaluation
 from asyncrl.evaluation.episodes import EvaluationResult, evaluate, student_t_975

@@ -15,7 +15,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.making import make_acting_model
+from asyncrl.models.factory import make_acting_model
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder

@@ -18,7 +18,7 @@ from asyncrl.learner.storage import Storage
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.phases import PhaseTimer
-from asyncrl.rollout import building as rollout_building
+from asyncrl.rollout import build_env_group as rollout_building
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.run import build_roles as building
 from asyncrl.run.setup import RunSetup

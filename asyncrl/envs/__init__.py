@@ -1,1 +1,1 @@
-"""Environments: made, seeded, probed in a process of their own, and what their spaces mean as arrays."""
+"""Environments: creation, seeds, a probe in a separate process, and their spaces as arrays."""

@@ -1,4 +1,4 @@
-"""The error that means: the user's environment raised, or died."""
+"""The error for an environment that raised or died, and tracebacks of the user's code."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _NO_TERMINAL = "The debugger stopped: this process has no terminal. Start the ru
 
 
 class EnvironmentFailed(Exception):
-    """An environment raised an exception. Its text says where and ends with the environment's own traceback."""
+    """An environment raised an exception. The text says where and ends with the environment's traceback."""
 
 
 def environment_traceback(error: BaseException) -> str:
-    """The traceback of `error` with the user's frames, and those of the exceptions that it was raised from.
+    """The traceback of `error` and of the exceptions that caused it, with the frames of the user's code.
 
-    Left out are frames of this package, of the debugger and of imports, and those of Gymnasium but the one that raises.
+    Frames of this package, of the debugger and of imports are left out, and frames of Gymnasium unless they raise.
     """
     shown = traceback.TracebackException(type(error), error, error.__traceback__)
     _leave_out_frames(shown)

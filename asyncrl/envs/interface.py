@@ -1,4 +1,4 @@
-"""Gymnasium's interface of `reset` and `step`: what they return, said in its terms where an environment differs."""
+"""Checks Gymnasium's interface of `reset` and `step` and explains differences in its terms."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from asyncrl.envs.spec import EnvSpec
 NO_LIMIT = 2**62
 _STEPS, _STEPPING_S = 10, 1.0
 _STEP_RETURNS = ("observation", "reward", "terminated", "truncated", "info")
-_OF_PACKAGES = ("gymnasium", "ale_py", "asyncrl")  # environments and adapters that are not the user's to correct
+_OF_PACKAGES = ("gymnasium", "ale_py", "asyncrl")  # environments and adapters that a user cannot correct
 _TAKES_INFO = "set_training_info"
-_HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that training copes with
+_HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that training handles
 
 
 def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], int]:
-    """Takes off the outermost wrappers whose work `EnvGroup` does itself, for each is a call in every step.
+    """Removes the outermost wrappers whose work `EnvGroup` does, because each adds a call to every step.
 
     Returns:
-        The environment inside, and its time limit in steps; a number that is never reached if there is none.
+        The inner environment, and its time limit in steps, or `NO_LIMIT`.
     """
     limit = NO_LIMIT
     while isinstance(env, gymnasium.Wrapper) and type(env) in (TimeLimit, OrderEnforcing):
@@ -38,7 +38,7 @@ def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any
 
 
 def give_training_info(env: Any, info: Mapping[str, Any]) -> None:
-    """Calls `set_training_info` of an environment, single or vectorized, if it or a wrapper of it has this method."""
+    """Calls `set_training_info` of a single or vectorized environment, if it or one of its wrappers has this method."""
     if isinstance(env, gymnasium.Env):
         method = env.get_wrapper_attr(_TAKES_INFO) if env.has_wrapper_attr(_TAKES_INFO) else None
     else:
@@ -66,10 +66,10 @@ def first_observation(env: gymnasium.Env[Any, Any], env_id: str) -> Any:
 
 
 def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tuple[Any, float, bool, bool]:
-    """Makes a step and returns what it gave, without the info.
+    """Makes a step and returns the result without the info.
 
     Raises:
-        UsageError: `step` returned something else than Gymnasium's five values.
+        UsageError: `step` did not return Gymnasium's five values.
     """
     observation, reward, terminated, truncated, info = five_values(env.step(action), env_id)
     try:
@@ -85,16 +85,16 @@ def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tupl
 
 
 def five_values(result: Any, env_id: str) -> tuple[Any, Any, Any, Any, Any]:
-    """Returns what `step` returned, which must be five values.
+    """Returns the result of `step` if it has five values.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it has not.
     """
     if isinstance(result, tuple) and len(result) == len(_STEP_RETURNS):
         return result
     text = f"step() returned {_describe(result)}; Gymnasium expects 5 values: {', '.join(_STEP_RETURNS)}."
     if isinstance(result, tuple) and len(result) == 4:
-        text += " The older interface has one value, done, in the place of terminated and truncated."
+        text += " The older interface has one value, done, instead of terminated and truncated."
     raise UsageError(f"{env_id}: {text}")
 
 
@@ -102,9 +102,9 @@ def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], 
     """Resets the environment and makes a few steps with actions of its action space.
 
     Args:
-        env: as it is trained.
+        env: as training uses it.
         spec: its spaces.
-        enter: called with the name of each method before the method is.
+        enter: called with the name of each method before the method is called.
 
     Raises:
         UsageError: a result differs from Gymnasium's interface, or an observation from its space.
@@ -131,9 +131,9 @@ def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], 
 
 
 def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
-    """What Gymnasium's `check_env` says of an environment, without its wrappers.
+    """Findings of Gymnasium's `check_env` about an environment without its wrappers.
 
-    Environments of Gymnasium and ALE are left out, and those with an action mask, which the checker does not know.
+    Environments of Gymnasium and ALE are not checked. The checker does not support action masks.
     """
     from gymnasium.utils.env_checker import check_env
 
@@ -154,7 +154,7 @@ def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
 
 
 def _allowed_action(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
-    """An action of the space, by the mask in the observation if there is one; None where sampling knows no mask."""
+    """A random action that the mask in the observation allows; None if the space cannot sample with a mask."""
     space = env.action_space
     if not has_action_mask(env.observation_space):
         return space.sample()
@@ -174,7 +174,7 @@ def _wrong_value(env_id: str, name: str, value: Any, expected: str) -> UsageErro
 
 
 def _without_color(text: str) -> str:
-    """A warning of Gymnasium without its terminal colors and its level."""
+    """A warning of Gymnasium without terminal colors and level."""
     for code in ("\x1b[33m", "\x1b[31m", "\x1b[0m"):
         text = text.replace(code, "")
     return text.removeprefix("WARN: ")

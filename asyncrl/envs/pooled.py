@@ -1,9 +1,9 @@
-"""EnvPool (extra `envpool`): environments of C++ that a pool steps, all of a split at once.
+"""EnvPool (extra `envpool`): C++ environments of a split, stepped by one pool.
 
-A pool is a vectorized environment that resets in the next step. It is stepped synchronously: the rows of a
-split are written together, so a part of its environments that is ready earlier (`send` and `recv` of fewer than all)
-could not go on by itself. What runs side by side are the workers, and with central inference the splits of a worker,
-each with a pool of its own. A pool has one thread unless `env_kwargs` says otherwise (`num_threads`).
+A pool is a vectorized environment that resets in the next step. It is stepped synchronously: the rows of a split are
+written together, so a part of its environments could not continue earlier (`send` and `recv`). Workers run in parallel,
+and with central inference also the splits of a worker; each has a separate pool. A pool has one thread unless
+`env_kwargs` sets `num_threads`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ from asyncrl.config.errors import UsageError
 
 
 class PooledVectorEnv(VectorEnv[Any, Any, Any]):
-    """A pool as Gymnasium knows vectorized environments."""
+    """A pool with Gymnasium's interface of vectorized environments.
+
+    A pool takes its seed when it is made, so a reset with a seed makes another pool. `env_id` is EnvPool's id, which
+    may differ from Gymnasium's.
+
+    Raises:
+        UsageError: EnvPool is not installed, or does not know the id or an argument.
+    """
 
     def __init__(self, env_id: str, env_kwargs: Mapping[str, Any], num_envs: int) -> None:
-        """Makes a pool, and another one at each reset with a seed: pools take theirs when they are made.
-
-        Args:
-            env_id: as EnvPool names it, which is not always Gymnasium's name.
-            env_kwargs: arguments of EnvPool for that id.
-            num_envs: environments.
-
-        Raises:
-            UsageError: EnvPool is not installed, or does not know the id or an argument.
-        """
         self._env_id, self._env_kwargs, self.num_envs = env_id, env_kwargs, num_envs
         self._pool = self._make(seed=0)
         self.single_observation_space = self._pool.single_observation_space
@@ -47,7 +44,7 @@ class PooledVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode in all environments; `seed`, 31 bits, is that of the first, the others count on from it."""
+        """Starts an episode in all environments; environment i gets `seed + i`, which must fit in 31 bits."""
         if seed is not None:
             self._pool.close()
             self._pool = self._make(seed)
@@ -57,12 +54,10 @@ class PooledVectorEnv(VectorEnv[Any, Any, Any]):
     def step(
         self, actions: npt.NDArray[Any]
     ) -> tuple[Any, npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]:
-        """Takes a step in all environments."""
         obs, reward, terminated, truncated, _ = self._pool.step(actions)
         return obs, reward, terminated, truncated, {}
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Closes the pool."""
         self._pool.close()
 
     def _make(self, seed: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Finds out an environment's spaces in a process of its own, so that its code never runs in the runner.
+"""Finds an environment's spaces in a child process, so the environment's code never runs in the runner.
 
-The child reads a request from its standard input and writes answers to a file, one line of JSON each. What the
-environment prints goes to another file, which is shown only when its process dies without an answer. The files have no
-names, so nothing is left of them when a process is killed. The child ends with the one that asks.
+The child reads a request from its standard input and writes answers to a file, one line of JSON each. Output of the
+environment goes to another file, which is shown only if the child exits without an answer. The files have no names, so
+no file remains if a process is killed. The child ends when its parent ends.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ def probe(
     image_channels: ImageChannels = "auto",
     warn: Callable[[str], None] | None = None,
 ) -> EnvSpec:
-    """Makes, resets and steps the environment, in a child process, and returns what it is.
+    """Makes, resets and steps the environment in a child process.
 
     Args:
         env_id: as for `make_env`.
-        env_kwargs: likewise.
-        timeout_s: seconds for all of it.
+        env_kwargs: as for `make_env`.
+        timeout_s: time limit for the child process.
         env_backend: as for `make_env`.
-        atari_preprocessing: likewise.
+        atari_preprocessing: as for `make_env`.
         image_channels: as for `read_spec`.
-        warn: takes each finding of Gymnasium's checker, which runs only if this is given.
+        warn: called with each finding of Gymnasium's checker; without it, the checker does not run.
 
     Raises:
         UsageError: the environment cannot be made, or its spaces are not supported.
-        EnvironmentFailed: the environment raised, died, or took longer than `timeout_s`; the text says which.
+        EnvironmentFailed: the environment raised, its process died, or it took longer than `timeout_s`.
     """
     request = {
         "env_id": env_id,
@@ -80,7 +80,7 @@ def probe(
 
 
 def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None, list[Any], str]:
-    """Returns the child's exit code (None if it was killed because time was up), its answers and its last output."""
+    """Returns the child's exit code (None if it was killed after the time limit), its answers and its last output."""
     # The child finds modules where this process finds them; "" is the working directory for both.
     search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     lifeline, held_open = os.pipe()
@@ -98,7 +98,7 @@ def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None
             stdin=request_file,
             stdout=output_file,
             stderr=subprocess.STDOUT,
-            # breakpoint() is for the run itself: this process has no terminal.
+            # This process has no terminal, so breakpoint() has no effect here.
             env={**os.environ, "PYTHONPATH": search_path, "PYTHONBREAKPOINT": "0"},
             start_new_session=True,
             pass_fds=(answer_file.fileno(), lifeline),
@@ -108,7 +108,7 @@ def _run_child(request: Mapping[str, Any], timeout_s: float) -> tuple[int | None
             with contextlib.suppress(subprocess.TimeoutExpired):
                 exit_code = child.wait(timeout_s)
         finally:
-            # The environment may have started processes of its own; they share the child's session.
+            # The environment may have started processes, which share the child's session.
             _kill_group(child)
         answer_file.seek(0)
         output_file.seek(0)
@@ -142,9 +142,9 @@ def _answers(
     image_channels: ImageChannels,
     is_checked: bool,
 ) -> Iterator[Any]:
-    """The child's work: what the parent is told, as JSON values: the answer, then the checker's findings."""
+    """The child's work. Yields JSON values: the answer, then the findings of the checker."""
+    from asyncrl.envs.factory import check_vectorized, make_env, resets_within_step
     from asyncrl.envs.interface import checker_findings, try_out
-    from asyncrl.envs.making import look_at_vectorized, make_env, resets_within_step
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import read_spec
 
@@ -169,11 +169,10 @@ def _answers(
         elif env_backend == "gym" and isinstance(env, SingleEnv):
             raise UsageError(f"{env_id} exists only as a vectorized environment: give --env_backend=gym_vector.")
         elif env_backend != "gym":
-            look = look_at_vectorized(env_id, env_kwargs, env, atari_preprocessing)
-            if look.obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
-                raise UsageError(f"{env_id} has no vectorized implementation to use: {look.obstacle}.")
-            is_vectorized = look.obstacle is None
-            spec = dataclasses.replace(spec, is_vectorized=is_vectorized, resets_within_step=look.resets_within_step)
+            obstacle, resets = check_vectorized(env_id, env_kwargs, env, atari_preprocessing)
+            if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
+                raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
+            spec = dataclasses.replace(spec, is_vectorized=obstacle is None, resets_within_step=resets)
         if isinstance(env, SingleEnv):
             spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
         enter("close()")

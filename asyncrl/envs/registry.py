@@ -1,4 +1,4 @@
-"""A user's own environments, by id in Gymnasium's registry (see `docs/environments.md`)."""
+"""Registers a user's environments in Gymnasium's registry (see `docs/environments.md`)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ _M = TypeVar("_M", bound=MakesEnvironment)
 
 
 def register_env(env_id: str, max_episode_steps: int | None = None) -> Callable[[_M], _M]:
-    """Decorates an environment's class, or a function that returns an environment, with wrappers for example.
+    """Decorator that registers an environment's class, or a function that returns an environment.
 
-    It calls `gymnasium.register`, so `gymnasium.make` can make the environment, too. To train on it, name
-    the module as well: `--env=module:Id`.
+    It calls `gymnasium.register`, so `gymnasium.make` can make the environment as well. Keyword arguments of the class
+    or function are set with `--env_kwargs`. To train on the environment, name its module: `--env=module:Id`; every
+    process of the run imports it.
 
     Args:
-        env_id: such as `Maze-v0`.
-        max_episode_steps: steps after which an episode is truncated; None leaves that to the environment.
+        env_id: an id such as `Maze-v0`.
+        max_episode_steps: number of steps after which an episode is truncated; None for no limit, or if the environment
+            truncates episodes itself.
+
+    Returns:
+        The decorator, which returns the class or function unchanged.
 
     Raises:
-        gymnasium.error.Error: `env_id` is no id.
+        gymnasium.error.Error: `env_id` is not a valid id.
     """
 
     def register(make: _M) -> _M:

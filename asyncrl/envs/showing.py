@@ -1,4 +1,4 @@
-"""Environments whose episodes are seen: in a window, or recorded as videos."""
+"""Makes environments that are drawn: in a window, or recorded as videos."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gymnasium import error as gymnasium_error
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import make_run_env
+from asyncrl.envs.factory import make_run_env
 
 _GL_PACKAGES = {"OpenGL", "glfw", "mujoco"}
 _GL_CHECK = "from mujoco.{0} import GLContext; context = GLContext(16, 16); context.make_current(); context.free()"
@@ -29,17 +29,17 @@ _GL_CHECK_S = 20.0
 
 
 def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, number: int) -> gymnasium.Env[Any, Any]:
-    """Makes an environment of a run whose episodes are seen.
+    """Makes an environment of a run that is drawn.
 
     Args:
         config: settings of the run.
         render_mode: human for a window, rgb_array for a recording.
-        video: folder to record every episode into; None to record nothing.
-        number: tells the recordings of several environments apart.
+        video: folder for recordings of all episodes; None for no recordings.
+        number: of the environment; part of the names of its recordings.
 
     Raises:
-        UsageError: as for `make_env`; the environment has no such mode; there is no screen, or no OpenGL; a package is
-            missing.
+        UsageError: as for `make_env`; the environment does not have the mode; there is no screen or no OpenGL; a
+            package is missing.
         EnvironmentFailed: the environment raised while it was drawn.
     """
     if render_mode == "human":
@@ -58,7 +58,7 @@ def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, nu
             _draw_once(env, config.env_id, render_mode)
         return env if video is None else _recording(env, video, number)
     except BaseException:
-        with contextlib.suppress(Exception):  # closing a window that could not be opened fails, too
+        with contextlib.suppress(Exception):  # closing a window that was not opened may fail
             env.close()
         raise
 
@@ -66,7 +66,7 @@ def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, nu
 def _recording(env: gymnasium.Env[Any, Any], video: Path, number: int) -> gymnasium.Env[Any, Any]:
     try:
         with warnings.catch_warnings():
-            if number > 0:  # another environment has made the folder
+            if number > 0:  # the first environment has made the folder
                 warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
             return gymnasium.wrappers.RecordVideo(
                 env, str(video), episode_trigger=lambda _: True, name_prefix=f"env-{number}", disable_logger=True
@@ -76,7 +76,7 @@ def _recording(env: gymnasium.Env[Any, Any], video: Path, number: int) -> gymnas
 
 
 def _draw_once(env: gymnasium.Env[Any, Any], env_id: str, render_mode: str) -> None:
-    """Draws one frame, before a folder or a window is left without any."""
+    """Draws one frame as a check before the first episode."""
     if env.render_mode != render_mode:
         raise UsageError(_no_mode(env_id, f"its render_mode is {env.render_mode!r} although {render_mode!r} was asked"))
     with _explaining(env_id):
@@ -88,7 +88,7 @@ def _draw_once(env: gymnasium.Env[Any, Any], env_id: str, render_mode: str) -> N
 
 @contextlib.contextmanager
 def _explaining(env_id: str) -> Iterator[None]:
-    """Says what is missing where something of OpenGL or a package is."""
+    """Raises one sentence if OpenGL or a package is missing."""
     try:
         yield
     except UsageError:
@@ -134,7 +134,7 @@ def _check_screen() -> None:
 
 @functools.cache
 def _choose_opengl() -> None:
-    """Sets MUJOCO_GL to the first way to draw without a screen that works here, unless the user has set it."""
+    """Sets MUJOCO_GL to the first backend that draws without a screen, unless the user has set it."""
     if _has_screen() or "MUJOCO_GL" in os.environ or importlib.util.find_spec("mujoco") is None:
         return
     for backend in ("egl", "osmesa"):
@@ -144,7 +144,7 @@ def _choose_opengl() -> None:
 
 
 def _can_draw_by(backend: str) -> bool:
-    """Whether a MuJoCo context can be made: tried in another process, for a driver may crash."""
+    """Whether a MuJoCo context can be made. Another process tries it, because a driver may crash."""
     command = [sys.executable, "-c", _GL_CHECK.format(backend)]
     environment = {**os.environ, "MUJOCO_GL": backend}
     try:

@@ -1,4 +1,4 @@
-"""A vectorized environment of one environment as that one environment: for the probe and for evaluation."""
+"""Makes a single environment of a vectorized one, for the probe and for evaluation."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from asyncrl.envs.interface import five_values
 from asyncrl.envs.observations import one_of_batch
 
 VECTOR_SEEDS = 2**30
-"""Seeds of vectorized environments: those written in C++ take 31 bits, and count on from the first environment's."""
+"""Upper bound for seeds of vectorized environments: C++ ones take 31 bits and add the environment's number."""
 
 
 class SingleEnv(gymnasium.Env[Any, Any]):
-    """Steps the only environment in a vectorized one, in any autoreset mode: after an end it is reset again."""
+    """The only environment of a vectorized one, in any autoreset mode: `reset` resets it again after an end.
+
+    Attributes:
+        vector_env: the vectorized environment, which this object owns.
+    """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str) -> None:
-        """Takes ownership of `env`, which holds one environment; it is `vector_env` from then on."""
         self.vector_env = env
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self.spec_id = env_id
         self.spec = env.spec or EnvSpec(id=env_id)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Starts an episode."""
         obs, _ = self.vector_env.reset(seed=None if seed is None else seed % VECTOR_SEEDS)
         return self._observe(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Takes a step. After the last of an episode the observation means nothing."""
+        """Steps the environment. After an episode's end the observation may be that of the next episode."""
         result = self.vector_env.step(self._batch_of(action))
         obs, reward, terminated, truncated, _ = five_values(result, self.spec_id)
         return self._observe(obs), float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
@@ -45,5 +47,4 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         return concatenate(self.action_space, [action], room)
 
     def close(self) -> None:
-        """Closes the environment."""
         self.vector_env.close()

@@ -1,9 +1,9 @@
-"""What the roles need to know of an environment's spaces, as plain data that crosses processes as JSON.
+"""An environment's spaces as plain data, which is sent between processes as JSON.
 
-One observation, however nested, is one row of numbers: in shared memory, in datasets and in replays it is an array
-`[..., row_size]` of `row_dtype`, and only environments (`asyncrl.envs.observations`) and models
-(`asyncrl.models.encoders`) look inside. A row without images is float32. One with images is bytes: the float32 numbers
-first, then the images as they are.
+One observation, even a nested one, is one row of numbers: in shared memory, in datasets and in replays it is an array
+`[..., row_size]` of `row_dtype`. Only environments (`asyncrl.envs.observations`) and models
+(`asyncrl.models.encoders`) read its parts. A row without images is float32. A row with images is bytes: first the
+float32 numbers, then the unchanged images.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 PathKey = str | int
 Path = tuple[PathKey, ...]
-"""Where a leaf lies in nested spaces: keys of Dict, positions in Tuple; empty for a space that is not nested."""
+"""Position of a leaf in nested spaces: keys of Dict, indices of Tuple; empty for a space that is not nested."""
 
 PartKind = Literal["numbers", "choices", "flags", "image", "mask"]
 Channels = Literal["first", "last"]
-"""Whether an image's channels are before its height and width or behind them."""
+"""Whether an image's channels are its first or its last axis."""
 FLOAT_BYTES = 4
 _SMALLEST_IMAGE = 8
 
@@ -31,13 +31,13 @@ class ObservationPart:
     """One leaf of the observation space.
 
     Attributes:
-        path: where it lies.
+        path: its position in the space.
         kind: numbers, normalized by running statistics; choices, each stored as one-hot numbers; flags, stored as 0
-            and 1; an image of bytes; or the mask that says which actions are allowed.
-        shape, dtype: as the environment gives it.
-        num_choices: choices of each element, for choices.
-        starts: what the environment calls each element's first choice.
-        channels: where an array of three or four axes has its channels, if it is an image.
+            and 1; an image of bytes; or the mask of allowed actions.
+        shape, dtype: as the environment returns it.
+        num_choices: number of choices of each element, for choices.
+        starts: the environment's number for each element's first choice.
+        channels: the channel axis of an image of three or four axes.
     """
 
     path: Path
@@ -50,17 +50,17 @@ class ObservationPart:
 
     @property
     def size(self) -> int:
-        """Elements of a row that it takes."""
+        """Elements of the row: numbers or bytes."""
         return sum(self.num_choices) if self.kind == "choices" else math.prod(self.shape)
 
     @property
     def has_pixels(self) -> bool:
-        """Whether it is to be looked at by convolutions: bytes, or numbers in the shape of an image."""
+        """Whether convolutions encode it: an image of bytes, or numbers in the shape of an image."""
         return self.kind == "image" or (self.kind == "numbers" and has_shape_of_image(self.shape, self.channels))
 
     @property
     def name(self) -> str:
-        """Its path for a person."""
+        """Its path, for messages."""
         return "/".join(map(str, self.path)) or "observation"
 
     def __str__(self) -> str:
@@ -70,10 +70,10 @@ class ObservationPart:
 
 
 def find_channels(shape: tuple[int, ...]) -> Channels:
-    """Where the channels of an image of three axes, or of a stack of such, are.
+    """Finds the channel axis of an image of three axes, or of a stack of images.
 
-    Two neighbouring axes of one size are height and width; if all three are of one size, channels are last. If no
-    neighbours are of one size, channels are the smaller end, the last one of two equal ends.
+    Two neighbouring axes of equal size are height and width; if all three are equal, channels are last. If no
+    neighbours are equal, the smaller one of the first and the last axis are the channels; if these are equal, the last.
     """
     if len(shape) < 3 or shape[-3] == shape[-2]:
         return "last"
@@ -81,7 +81,7 @@ def find_channels(shape: tuple[int, ...]) -> Channels:
 
 
 def has_shape_of_image(shape: tuple[int, ...], channels: Channels) -> bool:
-    """Whether an array may be an image: [H, W], with channels before or behind, or a stack of such with channels."""
+    """Whether an array may be an image: [H, W], [C, H, W], [H, W, C], or a stack of images with channels."""
     if len(shape) not in (2, 3, 4):
         return False
     return min(image_size(shape, channels)) >= _SMALLEST_IMAGE
@@ -94,7 +94,7 @@ def image_size(shape: tuple[int, ...], channels: Channels) -> tuple[int, int]:
 
 
 def image_axes(shape: tuple[int, ...], channels: Channels) -> tuple[int, ...]:
-    """Order in which the axes of an image become channels (all other axes), height, width."""
+    """Permutation of an image's axes to channels (all axes but two), height, width."""
     axes = tuple(range(len(shape)))
     if len(shape) == 2 or channels == "first":
         return axes
@@ -103,7 +103,7 @@ def image_axes(shape: tuple[int, ...], channels: Channels) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ObservationLayout:
-    """The row that an observation becomes.
+    """The row in which an observation is stored.
 
     Attributes:
         parts: all leaves, in the order of the space, the mask last.
@@ -113,17 +113,18 @@ class ObservationLayout:
 
     @cached_property
     def is_vector(self) -> bool:
-        """Whether the environment's observation is the row itself: one Box of one dimension."""
-        return len(self.parts) == 1 and self.parts[0].kind == "numbers" and len(self.parts[0].shape) == 1
+        """Whether the environment's observation is the row itself: a Box of one dimension, not nested."""
+        part = self.parts[0]
+        return len(self.parts) == 1 and part.kind == "numbers" and len(part.shape) == 1 and part.path == ()
 
     @cached_property
     def num_features(self) -> int:
-        """Float32 numbers that a model sees."""
+        """Float32 numbers without the mask."""
         return sum(part.size for part in self.parts if part.kind not in ("image", "mask"))
 
     @cached_property
     def num_mask(self) -> int:
-        """Float32 numbers behind them that say which choices are allowed."""
+        """Float32 numbers of the mask, which follow the features."""
         return sum(part.size for part in self.parts if part.kind == "mask")
 
     @property
@@ -133,22 +134,21 @@ class ObservationLayout:
 
     @cached_property
     def num_pixels(self) -> int:
-        """Bytes of images behind the numbers."""
+        """Bytes of images, which follow the numbers."""
         return sum(part.size for part in self.parts if part.kind == "image")
 
     @property
     def has_images(self) -> bool:
-        """Whether convolutions look at a part of it."""
+        """Whether convolutions encode one of the parts."""
         return any(part.has_pixels for part in self.parts)
 
     @property
     def row_dtype(self) -> Literal["float32", "uint8"]:
-        """The dtype of stored rows."""
         return "uint8" if self.num_pixels else "float32"
 
     @property
     def row_size(self) -> int:
-        """Elements of a stored row; rows of bytes are padded, so that the numbers of each stay aligned."""
+        """Elements of a stored row. Rows of bytes are padded to keep the numbers of every row aligned."""
         if not self.num_pixels:
             return self.num_floats
         num_bytes = FLOAT_BYTES * self.num_floats + self.num_pixels
@@ -156,7 +156,7 @@ class ObservationLayout:
 
     @cached_property
     def places(self) -> tuple[slice, ...]:
-        """Where each part lies: among the pixels for an image, among the float32 numbers for every other kind."""
+        """Position of each part: among the pixels for an image, among the float32 numbers for other kinds."""
         places, starts = [], {"pixels": 0, "floats": 0}
         for part in self.parts:
             block = "pixels" if part.kind == "image" else "floats"
@@ -166,7 +166,7 @@ class ObservationLayout:
 
     @cached_property
     def normalized(self) -> tuple[bool, ...]:
-        """For each of the float32 numbers whether running statistics normalize it."""
+        """For each float32 number, whether running statistics normalize it."""
         return tuple(part.kind == "numbers" for part in self.parts if part.kind != "image" for _ in range(part.size))
 
     def __str__(self) -> str:
@@ -178,8 +178,42 @@ def vector_observation(size: int, dtype: str = "float32") -> ObservationLayout:
     return ObservationLayout((ObservationPart((), "numbers", (size,), dtype),))
 
 
+class _ActionSizes:
+    """Sizes that follow from the leaves of an action: its Box, Discrete and MultiDiscrete spaces."""
+
+    leaves: Any
+
+    @property
+    def size(self) -> int:
+        """Numbers that one stored action takes."""
+        return self.num_deviations + sum(len(leaf.num_choices) for leaf in self.leaves)
+
+    @property
+    def num_deviations(self) -> int:
+        """Continuous dimensions, each with a deviation."""
+        return sum(len(leaf.low) for leaf in self.leaves if isinstance(leaf, BoxAction))
+
+    @property
+    def num_logits(self) -> int:
+        """Logits among the parameters of a distribution, one for each choice."""
+        return sum(sum(leaf.num_choices) for leaf in self.leaves)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of a distribution: means and log-deviations of continuous dimensions, and logits."""
+        return 2 * self.num_deviations + self.num_logits
+
+
+class _Leaf(_ActionSizes):
+    paths: ClassVar[tuple[Path, ...]] = ((),)
+
+    @property
+    def leaves(self) -> tuple[Any, ...]:
+        return (self,)
+
+
 @dataclass(frozen=True)
-class BoxAction:
+class BoxAction(_Leaf):
     """Continuous actions.
 
     Attributes:
@@ -192,49 +226,35 @@ class BoxAction:
     low: tuple[float, ...]
     high: tuple[float, ...]
     dtype: str
-
-    @property
-    def size(self) -> int:
-        """Number of action dimensions A."""
-        return len(self.low)
-
-    @property
-    def num_logits(self) -> int:
-        """Logits among the parameters of a distribution: none."""
-        return 0
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of a distribution: means and log-deviations."""
-        return 2 * self.size
+    num_choices: ClassVar[tuple[int, ...]] = ()
 
     def __str__(self) -> str:
         return f"Box {self.shape} {self.dtype} from {min(self.low):g} to {max(self.high):g}"
 
 
 @dataclass(frozen=True)
-class DiscreteAction:
+class DiscreteAction(_Leaf):
     """`n` choices; the environment's number for choice i is `start + i`."""
 
     n: int
     start: int
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[str] = "int64"
 
     @property
-    def num_logits(self) -> int:
-        """Logits among the parameters of a distribution: all of them."""
-        return self.n
+    def num_choices(self) -> tuple[int, ...]:
+        return (self.n,)
 
     @property
-    def num_parameters(self) -> int:
-        """Parameters of a distribution: a logit for each choice."""
-        return self.n
+    def starts(self) -> tuple[int, ...]:
+        return (self.start,)
 
     def __str__(self) -> str:
         return f"one of {self.n}"
 
 
 @dataclass(frozen=True)
-class MultiDiscreteAction:
+class MultiDiscreteAction(_Leaf):
     """Independent choices: MultiDiscrete; MultiBinary, of 0 and 1; a bounded Box of integers.
 
     Attributes:
@@ -248,21 +268,6 @@ class MultiDiscreteAction:
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def size(self) -> int:
-        """Elements."""
-        return len(self.num_choices)
-
-    @property
-    def num_logits(self) -> int:
-        """Logits among the parameters of a distribution: all of them."""
-        return sum(self.num_choices)
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of a distribution: a logit for each choice of each element."""
-        return sum(self.num_choices)
-
     def __str__(self) -> str:
         return f"one of {', '.join(map(str, self.num_choices))} each"
 
@@ -271,7 +276,7 @@ LeafAction = BoxAction | DiscreteAction | MultiDiscreteAction
 
 
 @dataclass(frozen=True)
-class TreeAction:
+class TreeAction(_ActionSizes):
     """Several actions at once: Dict and Tuple, nested.
 
     Attributes:
@@ -281,21 +286,6 @@ class TreeAction:
 
     leaves: tuple[LeafAction, ...]
     paths: tuple[Path, ...]
-
-    @property
-    def size(self) -> int:
-        """Numbers that one stored action takes."""
-        return sum(1 if isinstance(leaf, DiscreteAction) else leaf.size for leaf in self.leaves)
-
-    @property
-    def num_logits(self) -> int:
-        """Logits among the parameters of a joint distribution."""
-        return sum(leaf.num_logits for leaf in self.leaves)
-
-    @property
-    def num_parameters(self) -> int:
-        """Parameters of a joint distribution."""
-        return sum(leaf.num_parameters for leaf in self.leaves)
 
     def __str__(self) -> str:
         return ", ".join(
@@ -314,25 +304,18 @@ def stored_action(action: Action) -> tuple[str, tuple[int, ...]]:
     return "float32", (action.size,)
 
 
-def num_deviations(action: Action) -> int:
-    """Continuous dimensions, each with a deviation of its own."""
-    if isinstance(action, TreeAction):
-        return sum(num_deviations(leaf) for leaf in action.leaves)
-    return action.size if isinstance(action, BoxAction) else 0
-
-
 @dataclass(frozen=True)
 class EnvSpec:
     """Spaces and limits of one environment.
 
     Attributes:
-        env_id: the id it was made with.
-        observation: the row that an observation becomes.
-        action: meaning of an action.
-        max_episode_steps: time limit in steps, None if there is none or it is not known.
+        env_id: the id in the settings.
+        observation: the row in which an observation is stored.
+        action: the action space.
+        max_episode_steps: time limit in steps; None if there is none or it is unknown.
         is_vectorized: whether a vectorized implementation is used.
-        resets_within_step: whether that is reset before the step after an episode's end, so that the first step after a
-            truncation is lost to training (Gymnasium's autoreset modes SAME_STEP and DISABLED).
+        resets_within_step: whether it resets before the step after an episode's end (Gymnasium's autoreset modes
+            SAME_STEP and DISABLED), so the first step after a truncation is lost to training.
     """
 
     env_id: str
@@ -344,7 +327,7 @@ class EnvSpec:
 
     @property
     def observation_size(self) -> int:
-        """Float32 numbers of an observation, which running statistics are kept of."""
+        """Float32 numbers of an observation, for which running statistics are kept."""
         return self.observation.num_floats
 
     def __str__(self) -> str:
@@ -354,7 +337,7 @@ class EnvSpec:
         return f"{self.env_id}{vectorized}; observations: {row} ({size} bytes each); actions: {self.action}"
 
     def to_data(self) -> dict[str, Any]:
-        """The same as JSON values; infinite bounds become Python's `Infinity`."""
+        """JSON values of all fields; infinite bounds become Python's `Infinity`."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         data["observation"] = [dataclasses.asdict(part) for part in self.observation.parts]
         data["action"] = _action_to_data(self.action)
@@ -362,7 +345,7 @@ class EnvSpec:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """The inverse of `to_data`, after JSON has made lists of tuples."""
+        """The inverse of `to_data`; tuples may have become lists."""
         values = dict(data)
         parts = tuple(_part_from_data(part) for part in values.pop("observation"))
         return cls(observation=ObservationLayout(parts), action=_action_from_data(values.pop("action")), **values)
@@ -370,7 +353,7 @@ class EnvSpec:
 
 def _part_from_data(data: Mapping[str, Any]) -> ObservationPart:
     values = _with_tuples(data)
-    if "channels" not in values:  # saved by a version that looked at the ends alone
+    if "channels" not in values:  # saved by an older version, with an older rule
         shape = values["shape"]
         values["channels"] = "first" if len(shape) > 2 and shape[-3] < shape[-1] else "last"
     return ObservationPart(**values)

@@ -1,6 +1,6 @@
-"""What vectorized environments whose observations and actions are tensors give and take (`--env_backend=tensor`).
+"""Observations and actions of vectorized environments of tensors (`--env_backend=tensor`).
 
-The rest of `asyncrl.envs` is for arrays in the host's memory and knows no torch; here nothing leaves the device.
+Other modules of `asyncrl.envs` use arrays in host memory and do not import torch; here all data stays on the device.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import unit_of
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.single import SingleEnv
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, TreeAction
+from asyncrl.envs.spec import BoxAction, EnvSpec, TreeAction
 
 
 def check_spaces(spec: EnvSpec) -> None:
-    """Looks whether tensors of these spaces are known.
+    """Checks that this backend supports the spaces.
 
     Raises:
-        UsageError: they are nested, or no numbers.
+        UsageError: they are nested, or observations are not numbers.
     """
     (part, *others) = spec.observation.parts
     if others or part.path or part.kind not in ("numbers", "image"):
@@ -35,10 +35,9 @@ def check_spaces(spec: EnvSpec) -> None:
 
 
 class TensorRows:
-    """Turns batches of observations into rows (`asyncrl.envs.spec.ObservationLayout`)."""
+    """Converts batches of observations to rows (`asyncrl.envs.spec.ObservationLayout`), for supported spaces."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
-        """Takes spaces that `check_spaces` knows."""
         layout = spec.observation
         self._shape = (num_envs, *layout.parts[0].shape)
         self._dtype = torch.uint8 if layout.num_pixels else torch.float32
@@ -46,10 +45,10 @@ class TensorRows:
         self._device = device
 
     def rows_of(self, observations: Any) -> Tensor:
-        """Rows `[E, row_size]` of observations `[E, ...]`, perhaps in the environment's own memory.
+        """Rows `[E, row_size]` of observations `[E, ...]`; they may share the environment's memory.
 
         Raises:
-            ObservationMismatch: they are no tensor on the device, or have another shape than their space says.
+            ObservationMismatch: they are not a tensor on the device, or their shape differs from the space.
         """
         if not isinstance(observations, Tensor):
             raise ObservationMismatch(f"a {type(observations).__name__} where a tensor was expected")
@@ -63,14 +62,13 @@ class TensorRows:
 
 
 class TensorActions:
-    """Turns the policy's actions into the environment's: `asyncrl.envs.actions.ActionAdapter` for tensors."""
+    """Converts actions as `asyncrl.envs.actions.ActionAdapter` does, for tensors and supported spaces."""
 
     def __init__(self, spec: EnvSpec, mapping: ActionMapping, device: torch.device) -> None:
-        """Takes spaces that `check_spaces` knows."""
         action = spec.action
         assert not isinstance(action, TreeAction)
         self._squashes = mapping == "squashed"
-        self._shape = () if isinstance(action, DiscreteAction) else action.shape
+        self._shape = action.shape
         self._starts: Tensor | None = None
         if isinstance(action, BoxAction):
             dtype = getattr(torch, action.dtype)
@@ -78,11 +76,10 @@ class TensorActions:
             self._low = torch.tensor(action.low, dtype=dtype, device=device)
             self._high = torch.tensor(action.high, dtype=dtype, device=device)
         else:
-            starts = action.start if isinstance(action, DiscreteAction) else action.starts
-            self._starts = torch.tensor(starts, device=device)
+            self._starts = torch.tensor(action.starts, device=device)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Actions of E environments as they take them, never in the memory of `actions`.
+        """Arguments of the environments' `step`, never in the memory of `actions`.
 
         Args:
             actions: [E, A] float32, or [E] integers for a single choice.
@@ -97,10 +94,9 @@ class TensorActions:
 
 
 class SingleTensorEnv(SingleEnv):
-    """The only environment in a vectorized one of tensors, with arrays in the host's memory."""
+    """The only environment of a vectorized one of tensors, with arrays in host memory."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str) -> None:
-        """Takes ownership of `env`, which holds one environment."""
         super().__init__(env, env_id)
         self._device = torch.device("cpu")
 

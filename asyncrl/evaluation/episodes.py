@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import env_seed, make_run_env
+from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.policy import Policy
 

@@ -23,8 +23,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import EvaluationResult, evaluate
+from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters, block_size, read_block
-from asyncrl.models.making import make_acting_model
 from asyncrl.monitoring.reports import CheckpointReport, EvaluationFailed, EvaluationReport, Report
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint

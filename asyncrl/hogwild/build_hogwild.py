@@ -24,7 +24,7 @@ from asyncrl.buffers.shared_tensors import RUN, GlobalClock, ReturnUnits, Shared
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import HogwildPlan, ReplayPlan
-from asyncrl.envs.making import env_seed
+from asyncrl.envs.factory import env_seed
 from asyncrl.hogwild.actor_critic import HogwildActorCritic, ServerActorCritic
 from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
@@ -35,13 +35,15 @@ from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
-from asyncrl.models.making import make_actor_critic, make_sac_actor
+from asyncrl.models.factory import make_actor_critic, make_sac_actor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.phases import PhaseTimer
-from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.build_env_group import build_env_group
+from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit
-from asyncrl.rollout.worker import Split, StepsEnvironments
+from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.rollout.worker import Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
 
@@ -103,7 +105,12 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
 
 
 def _build_a2c_worker(
-    setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts, group: StepsEnvironments, seed: int, server: Waker
+    setup: RunSetup,
+    hogwild: HogwildPlan,
+    parts: WorkerParts,
+    group: EnvGroup | VectorEnvGroup,
+    seed: int,
+    server: Waker,
 ) -> HogwildA2cWorker:
     config, device, worker_idx = setup.config, torch.device(setup.plan.device), parts.worker_idx
     copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
@@ -137,7 +144,7 @@ def _build_a2c_worker(
 
 
 def _build_sac_worker(
-    setup: RunSetup, replay: ReplayPlan, parts: WorkerParts, group: StepsEnvironments, seed: int
+    setup: RunSetup, replay: ReplayPlan, parts: WorkerParts, group: EnvGroup | VectorEnvGroup, seed: int
 ) -> HogwildSacWorker:
     config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
     actor, device = make_sac_actor(setup.spec, config), torch.device(setup.plan.device)

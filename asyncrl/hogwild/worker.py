@@ -35,8 +35,9 @@ from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import Act
 from asyncrl.monitoring.phases import Phase, PhaseTimer
+from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.replay_worker import ReplaySplit
-from asyncrl.rollout.worker import WAIT_S, Split, StepsEnvironments, WorkerReports
+from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase, Split
 
 _SLOT = _SPLIT = 0  # a worker has one slot and one split, in private memory
 
@@ -52,13 +53,13 @@ class WorkerParts:
     phases: PhaseTimer
 
 
-class HogwildWorker(WorkerReports, abc.ABC):
-    """Works until all workers together have made the steps of the run."""
+class HogwildWorker(RolloutWorkerBase, abc.ABC):
+    """Collects and learns in turn, until all workers together have made the steps of the run."""
 
     waiting_for = Phase.WAIT_UPDATES
 
-    def __init__(self, parts: WorkerParts, group: StepsEnvironments) -> None:
-        """Takes ownership of the environments and of the private memory."""
+    def __init__(self, parts: WorkerParts, group: EnvironmentGroup) -> None:
+        """Takes ownership of the environments and of the memory."""
         super().__init__(parts.worker_idx, [group], parts.control, parts.phases)
         self._clock = parts.clock
         self._arena = parts.arena

@@ -96,7 +96,7 @@ class InferenceWorker:
             num_forward_passes=self._num_forward_passes,
             num_observations=self._num_observations,
             phases=phases,
-            notice=self._policy.take_notice(),
+            notice=self._policy.pop_warning(),
         )
         self._report_started = now
         self._num_forward_passes = self._num_observations = 0
@@ -129,7 +129,6 @@ class InferenceWorker:
         places = {split_idx: place for split_idx, place in requests.items() if place is not None}
         if not places:
             return
-        self._policy.refresh()
         self._policy.answer(list(places.values()))
         for split_idx in places:
             self._table.answer(split_idx)

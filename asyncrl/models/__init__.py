@@ -1,1 +1,1 @@
-"""Policies and value functions, their action distributions, and their parameters as one flat block."""
+"""Policies, value functions and action distributions; parameters as one flat tensor."""

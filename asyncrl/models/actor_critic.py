@@ -1,4 +1,4 @@
-"""The policy and its value function over rows of observations: encoders, an optional recurrent core, and heads."""
+"""Policy and value function over rows of observations: encoders, an optional recurrent core, and heads."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _POLICY_HEAD_GAIN = 0.01
 
 
 class ForwardResult(NamedTuple):
-    """Distribution parameters `[B, P]` and values `[B]`, the latter in units of normalized returns."""
+    """Distribution parameters `[B, P]`, and values `[B]` in units of normalized returns."""
 
     action_parameters: Tensor
     normalized_value: Tensor
 
 
 class ActResult(NamedTuple):
-    """What acting on `[B]` observations gives, in the form in which slots store it.
+    """Result of acting on B observations, as slots store it.
 
     Attributes:
         action: [B, A] float32 or [B] int64, as the distribution produced it (before squashing or clipping).
@@ -52,15 +52,15 @@ class ActResult(NamedTuple):
 
 
 class ActorCritic(nn.Module):
-    """Actor and critic, separate or one network with two heads.
+    """Actor and critic: two networks, or one with two heads.
 
-    Its initial weights follow from `config.seed` alone. `statistics` is a buffer [2F + 2] float32 that holds, in
-    order, the mean (F) and deviation (F) of an observation's numbers, and the mean and deviation of returns. It is
-    never trained: the learner sets it, and it travels with the parameters.
+    The initial weights follow from `config.seed` alone. The buffer `statistics` [2F + 2] float32 holds, in this order,
+    mean (F) and deviation (F) of the numbers of observations, and mean and deviation of returns. It is not trained: the
+    learner sets it, and it is published with the parameters.
 
     Attributes:
-        layout: what the rows of observations hold.
-        rnn_state_size: numbers S of the recurrent state of one environment, 0 without a recurrent core.
+        layout: layout of the rows of observations.
+        rnn_state_size: size S of the recurrent state of one environment, 0 without a recurrent core.
         obs_mean, obs_std: [F] views of `statistics`.
         return_mean, return_std: [1] views of `statistics`.
     """
@@ -86,10 +86,10 @@ class ActorCritic(nn.Module):
         self._refresh_references()
 
     def build(self, config: TrainConfig) -> None:
-        """Makes the networks; a model of a user's own may make others here (see `docs/custom.md`).
+        """Makes the networks; a subclass may override it (see `docs/custom.md`).
 
-        They are `actor` and `critic` (None where they are one), with use_rnn `actor_core` and `critic_core`, and the
-        linear `policy_head` and `value_head`.
+        They are `actor` and `critic` (None if the actor's features are shared), with use_rnn `actor_core` and
+        `critic_core`, and the linear `policy_head` and `value_head`.
         """
         self.actor = make_encoder(self.layout, config)
         self.critic = None if self._is_shared else make_encoder(self.layout, config)
@@ -111,8 +111,8 @@ class ActorCritic(nn.Module):
         self.value_head = nn.Linear((critic or actor).output_size, 1)
         if config.policy_initialization == "orthogonal":
             initialize_orthogonal(self.policy_head, _POLICY_HEAD_GAIN)
-        # Returns are bootstrapped from the first predictions. PopArt keeps predictions in units of rewards, so where
-        # rewards are small, arbitrary ones become large weights, whose gradient is clipped and the policy's with it.
+        # Returns are bootstrapped from the first predictions. PopArt keeps predictions in units of rewards. If rewards
+        # are small, random first predictions become large weights; clipping their gradient also scales the policy's.
         nn.init.zeros_(self.value_head.weight)
         nn.init.zeros_(self.value_head.bias)
         if num_deviations > 0 and config.adaptive_stddev:
@@ -125,7 +125,7 @@ class ActorCritic(nn.Module):
         return self
 
     def _refresh_references(self) -> None:
-        """Keep weights and views at hand: looking them up in modules costs as much as a small layer's arithmetic."""
+        """Caches weights and views: finding them in modules takes as long as the arithmetic of a small layer."""
         self.heads: Layers = layers_of([self.policy_head, self.value_head])
         size, statistics = self.observation_size, self.statistics
         self.obs_mean, self.obs_std = statistics[:size], statistics[size : 2 * size]
@@ -136,13 +136,13 @@ class ActorCritic(nn.Module):
 
     @property
     def runs_in_arrays(self) -> bool:
-        """Whether `asyncrl.models.array_policy` can act for it: perceptrons over numbers, without a recurrent core."""
+        """Whether `ArrayPolicy` can act with it: perceptrons over numbers, without a recurrent core."""
         encoders = [self.actor] if self.critic is None else [self.actor, self.critic]
         are_known = all(type(encoder) is ObservationEncoder and encoder.vector_keys is not None for encoder in encoders)
         return are_known and type(self) is ActorCritic and not self._state_sizes
 
     def inputs_of(self, rows: Tensor, normalize: bool = True) -> Inputs:
-        """What the networks see of raw rows `[B, row_size]`."""
+        """Inputs of the networks from raw rows `[B, row_size]`."""
         inputs = split_tensor(self.layout, rows)
         return inputs._replace(floats=self.normalize_obs(inputs.floats)) if normalize else inputs
 
@@ -151,8 +151,8 @@ class ActorCritic(nn.Module):
 
         Args:
             obs: raw numbers of observations.
-            out: where to write them, which may be `obs` itself; a new tensor if not given.
-            statistics: [2F] means and deviations to use in place of the model's own.
+            out: result, may be `obs`; by default a new tensor.
+            statistics: [2F] means and deviations instead of the model's.
         """
         if not self.normalizes_obs:
             return obs if out is None or out is obs else out.copy_(obs)
@@ -160,7 +160,7 @@ class ActorCritic(nn.Module):
         return normalize(obs, mean, std, out)
 
     def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Puts new statistics `[F]` in force; choices, flags and masks stay as they are."""
+        """Sets new statistics `[F]`; choices, flags and masks are never normalized."""
         if self._normalized is not None:
             mask = self._normalized.to(mean.device)
             mean, std = mean.where(mask, 0.0), std.where(mask, 1.0)
@@ -173,11 +173,10 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def renormalize_returns(self, mean: Tensor, std: Tensor) -> None:
-        """Puts new statistics of returns (each [1]) in force without changing any value that the critic predicts.
+        """Sets new statistics of returns (each [1]) without changing any value that the critic predicts.
 
         The head is rescaled to the new units (van Hasselt et al. 2016, "Learning values across many orders of
-        magnitude"). Without this, a critic trained under old statistics is wrong under new ones, and the older the
-        data that it is trained on, the more.
+        magnitude"). Otherwise the critic's predictions would be wrong after every change of the statistics.
         """
         old_mean, old_std = self.return_mean.clone(), self.return_std.clone()
         self.return_mean.copy_(mean)
@@ -191,41 +190,28 @@ class ActorCritic(nn.Module):
         return torch.addcmul(self.return_mean, normalized_value, self.return_std)
 
     def forward(self, floats: Tensor, pixels: Tensor | None = None) -> ForwardResult:
-        """Run both networks, which are not recurrent, on normalized observations.
-
-        Args:
-            floats: [B, F], their numbers.
-            pixels: [B, pixels] uint8, their images, if they have any.
-        """
+        """Runs both networks, without a recurrent core, on normalized numbers `[B, F]` and images (see `Inputs`)."""
         inputs = Inputs(floats, pixels)
         features = self.actor(inputs)
         return self._heads(inputs, features, features if self.critic is None else self.critic(inputs))
 
     def step(self, inputs: Inputs, rnn_state: Tensor) -> tuple[ForwardResult, Tensor]:
-        """Run both networks on B normalized observations.
-
-        Args:
-            inputs: the observations.
-            rnn_state: [B, S], before them.
+        """Runs both networks on B normalized observations with recurrent states `[B, S]` before them.
 
         Returns:
-            What `forward` does, and the states after them.
+            The result of `forward`, and the states after the observations.
         """
         if not self._state_sizes:
             return self.forward(*inputs), rnn_state
-        assert self.actor_core is not None
-        states = torch.split(rnn_state, self._state_sizes, dim=-1)
-        features, after = self.actor_core.step(self.actor(inputs), states[0])
-        if self.critic is None or self.critic_core is None:
-            return self._heads(inputs, features, features), after
-        critic_features, critic_after = self.critic_core.step(self.critic(inputs), states[1])
-        return self._heads(inputs, features, critic_features), torch.cat((after, critic_after), dim=-1)
+        networks = zip(self._recurrent_networks(), torch.split(rnn_state, self._state_sizes, dim=-1), strict=True)
+        features, after = zip(*(core.step(encoder(inputs), state) for (encoder, core), state in networks), strict=True)
+        return self._heads(inputs, features[0], features[-1]), torch.cat(after, dim=-1)
 
     def unroll(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
-        """Run both networks on sequences of T rows.
+        """Runs both networks on sequences of T rows.
 
         Args:
-            inputs: the normalized observations of T * B rows, those of one time side by side.
+            inputs: normalized observations of T * B rows, in the order of `[T, B]`.
             rnn_state: [B, S], before the first row.
             begins: [T, B] bool, rows that begin an episode.
 
@@ -234,13 +220,12 @@ class ActorCritic(nn.Module):
         """
         if not self._state_sizes:
             return self.forward(*inputs)
-        assert self.actor_core is not None
-        shape, states = begins.shape, torch.split(rnn_state, self._state_sizes, dim=-1)
-        features = self.actor_core.unroll(self.actor(inputs).unflatten(0, shape), states[0], begins).flatten(0, 1)
-        if self.critic is None or self.critic_core is None:
-            return self._heads(inputs, features, features)
-        encoded = self.critic(inputs).unflatten(0, shape)
-        return self._heads(inputs, features, self.critic_core.unroll(encoded, states[1], begins).flatten(0, 1))
+        networks = zip(self._recurrent_networks(), torch.split(rnn_state, self._state_sizes, dim=-1), strict=True)
+        features = [
+            core.unroll(encoder(inputs).unflatten(0, begins.shape), state, begins).flatten(0, 1)
+            for (encoder, core), state in networks
+        ]
+        return self._heads(inputs, features[0], features[-1])
 
     @torch.inference_mode()
     def act(
@@ -250,13 +235,13 @@ class ActorCritic(nn.Module):
         rnn_state: Tensor | None = None,
         deterministic: bool = False,
     ) -> ActResult:
-        """Choose actions for raw rows of observations `[B, row_size]`.
+        """Chooses actions for raw rows of observations `[B, row_size]`.
 
         Args:
             rows: the observations.
-            generator: of random numbers, on the model's device.
-            rnn_state: [B, S], before them; zeros if not given.
-            deterministic: take the policy's mode instead of drawing from it.
+            generator: on the model's device.
+            rnn_state: [B, S], before the observations; zeros by default.
+            deterministic: take the policy's mode instead of a draw.
         """
         if rnn_state is None:
             rnn_state = self.statistics.new_zeros(len(rows), self.rnn_state_size)
@@ -264,6 +249,11 @@ class ActorCritic(nn.Module):
         action, log_prob = self.distribution.choose(result.action_parameters, generator, deterministic)
         value = self.denormalize_value(result.normalized_value)
         return ActResult(action, log_prob, value, result.action_parameters, after)
+
+    def _recurrent_networks(self) -> list[tuple[Any, Any]]:
+        """Encoder and core of the actor, and of the critic if it is a separate network."""
+        networks = ((self.actor, self.actor_core), (self.critic, self.critic_core))
+        return [(encoder, core) for encoder, core in networks if core is not None]
 
     def _heads(self, inputs: Inputs, features: Tensor, critic_features: Tensor) -> ForwardResult:
         (policy_weight, policy_bias), (value_weight, value_bias) = self.heads
@@ -274,11 +264,11 @@ class ActorCritic(nn.Module):
 
 
 def normalize(obs: Tensor, mean: Tensor, std: Tensor, out: Tensor | None = None) -> Tensor:
-    """Numbers `[..., F]` in units of their deviation, clipped to +-10, into `out` if given."""
+    """Numbers `[..., F]` in units of their deviation, clipped to +-10; written to `out` if given."""
     return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
 
 
 def neutral_statistics(observation_size: int, num_others: int = 0) -> Tensor:
-    """Statistics that change nothing, means 0 and deviations 1: `[2F]` of observations, then those of others."""
+    """Means 0 and deviations 1, which change no number: `[2F]` of observations, then those of `num_others`."""
     pairs = [(torch.zeros(size), torch.ones(size)) for size in (observation_size, num_others)]
     return torch.cat([tensor for pair in pairs for tensor in pair])

@@ -1,7 +1,7 @@
 """Recurrent cores, between the encoder's features and the heads.
 
-The state of one environment is one row of numbers, layers one behind the other and, for an LSTM, cells behind hidden
-states. A state of zeros is that of an episode's beginning.
+The state of one environment is one row of numbers: the layers' hidden states, followed by the cells of an LSTM. It is
+zero at the beginning of an episode.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class RecurrentCore(nn.Module):
                     nn.init.zeros_(parameter)
 
     def step(self, features: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One row: features `[B, in]` and states `[B, S]` to features `[B, out]` and the states after it."""
+        """One row: from features `[B, in]` and states `[B, S]` to features `[B, out]` and the next states."""
         output, after = self.rnn(features.unsqueeze(0), self._unpack(state))
         return output[0], self._pack(after)
 
     def unroll(self, features: Tensor, state: Tensor, begins: Tensor) -> Tensor:
-        """Whole sequences, as so many calls of `step` would, with the state set to zero where an episode begins.
+        """Whole sequences: equals repeated calls of `step` with the state set to zero where an episode begins.
 
-        Pieces between such rows are sequences of their own, which run side by side.
+        Pieces between such rows are separate sequences of one packed batch.
 
         Args:
             features: [T, B, in].
@@ -66,13 +66,13 @@ class RecurrentCore(nn.Module):
         length = torch.where(following == column, next_row, num_rows) - row
         length, order = length.sort(descending=True, stable=True)
         column, row = column[order], row[order]
-        # Row t of every piece that is longer than t, longest first: what packed sequences are made of.
+        # A packed sequence holds, for each t, row t of every piece that is longer than t, longest first.
         offset = torch.arange(int(length[0]), device=features.device)
-        is_there = offset.unsqueeze(1) < length
-        source = ((row + offset.unsqueeze(1)) * num_columns + column)[is_there]
+        has_row = offset.unsqueeze(1) < length
+        source = ((row + offset.unsqueeze(1)) * num_columns + column)[has_row]
         fresh = begins[row, column].unsqueeze(1)
         initial = state.index_select(0, column).masked_fill(fresh, 0.0)
-        packed = PackedSequence(features.flatten(0, 1).index_select(0, source), is_there.sum(1).cpu())
+        packed = PackedSequence(features.flatten(0, 1).index_select(0, source), has_row.sum(1).cpu())
         result, _ = self.rnn(packed, self._unpack(initial))
         back = torch.empty_like(source)
         back[source] = torch.arange(len(source), device=source.device)

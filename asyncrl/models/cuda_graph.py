@@ -8,10 +8,10 @@ from typing import Generic, Literal, TypeVar
 import torch
 
 Compile = Literal["auto", "off", "cuda_graph"]
-"""How updates, and batches of inference, are run; as in the settings."""
+"""How updates and inference batches run; as in the settings."""
 
 LONGEST_REASON = 300
-"""Characters of an error that a user is told; the log has all of it."""
+"""Characters of an error in a message; the log has the complete text."""
 
 _WARM_UP_CALLS = 3
 
@@ -19,33 +19,31 @@ Result = TypeVar("Result")
 
 
 class GraphedFunction(Generic[Result]):
-    """Calls a function that has no arguments and reads and writes the same tensors each time.
+    """Calls a function that has no arguments and reads and writes the same tensors in every call.
 
-    The first calls run plain, on the stream that captures, as PyTorch asks for: they make the buffers and load the
-    libraries. Capturing computes nothing, so every call is made once.
+    The first calls run without a graph on the capturing stream, as PyTorch requires: they allocate buffers and load
+    libraries. Capturing computes nothing, so every call computes exactly once.
+
+    Args:
+        function: the function; every call overwrites its result.
+        device: where it runs.
+        generator: the random generator that it uses, if any.
     """
 
     def __init__(
         self, function: Callable[[], Result], device: torch.device, generator: torch.Generator | None = None
     ) -> None:
-        """Captures nothing yet.
-
-        Args:
-            function: what to call; what it returns is written anew by each call.
-            device: where it runs.
-            generator: of random numbers, if it draws from one.
-        """
         self._function = function
         self._device = device
         self._generator = generator
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._num_plain = 0
+        self._num_warm_up_calls = 0
         self._captured: tuple[torch.cuda.CUDAGraph, Result] | None = None
 
     def __call__(self) -> Result:
-        """Runs it on the current stream; does not wait for it."""
-        if self._num_plain < _WARM_UP_CALLS:
-            self._num_plain += 1
+        """Runs the function on the current stream without waiting for the result."""
+        if self._num_warm_up_calls < _WARM_UP_CALLS:
+            self._num_warm_up_calls += 1
             return self._warm_up()
         if self._captured is None:
             self._captured = self._capture()
@@ -65,14 +63,14 @@ class GraphedFunction(Generic[Result]):
         graph = torch.cuda.CUDAGraph()
         if self._generator is not None:
             graph.register_generator_state(self._generator)
-        # Other threads may copy meanwhile.
+        # Other threads may copy during the capture.
         capturing = torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local")
         current = torch.cuda.current_stream(self._device)
         try:
             with torch.cuda.device(self._device), capturing:
                 return graph, self._function()
         except Exception:
-            torch.cuda.set_stream(current)  # PyTorch leaves the capturing stream in force if the capture was invalid
+            torch.cuda.set_stream(current)  # after an invalid capture, PyTorch leaves the capturing stream current
             raise
 
 

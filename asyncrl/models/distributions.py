@@ -1,8 +1,8 @@
 """Action distributions as functions of one parameter tensor `[B, P]`, which is what a slot stores of them.
 
-A Gaussian's parameters are its means and log-deviations (P = 2A), a categorical one's are its normalized logits
-(P = n), a joint distribution's are those of its independent parts, one behind the other. None of the functions keeps
-state, so behaviour and current policy are compared by their tensors alone.
+Parameters of a Gaussian are means and log-deviations (P = 2A), of a categorical distribution normalized logits
+(P = n), and of a joint distribution those of its independent parts, concatenated. The functions have no state, so the
+behaviour policy and the current policy are compared by their parameters alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
-from asyncrl.envs.spec import Action, BoxAction, DiscreteAction, LeafAction, TreeAction
+from asyncrl.envs.spec import Action, BoxAction, DiscreteAction
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 _LOG_TWO = math.log(2.0)
@@ -27,10 +27,13 @@ _NUM_QUADRATURE_NODES = 12
 
 LOG_STD_RANGE = (-5.0, 5.0)
 MOST_COMBINATIONS = 128
-"""Of several choices, up to which each combination has a value of its own in SAC."""
+"""Up to this number of combinations of several choices, each combination has a separate value in SAC."""
 
 FORBIDDEN = -1e9
-"""The logit of a choice that is not allowed: finite, so that 0 * it is 0."""
+"""Logit of a forbidden choice: finite, so 0 times it is 0."""
+
+
+FloatArray = npt.NDArray[np.float32]
 
 
 class Sample(NamedTuple):
@@ -40,66 +43,62 @@ class Sample(NamedTuple):
     log_prob: Tensor
 
 
-FloatArray = npt.NDArray[np.float32]
-
-
 class ArraySample(NamedTuple):
-    """A `Sample` as NumPy arrays, for roles that act on a CPU."""
+    """A `Sample` of NumPy arrays, for roles that act on a CPU."""
 
     action: npt.NDArray[Any]
     log_prob: FloatArray
 
 
 class ActionDistribution(ABC):
-    """A family of distributions over actions.
+    """A family of distributions over actions. Methods whose names contain `array` compute the same in NumPy.
 
     Attributes:
         num_parameters: P, elements of one distribution's parameters.
-        action_shape: shape of one stored action: (A,) or ().
-        action_dtype: float32, or int64 for a single choice.
-        num_deviations: how many of the parameters are log-deviations.
-        deviation_positions: which they are.
-        num_logits: how many are logits.
+        num_actions: numbers A of one stored action.
+        deviation_positions: positions of log-deviations among the parameters.
+        num_logits: number of logits among the parameters.
     """
 
     num_parameters: int
-    action_shape: tuple[int, ...]
-    action_dtype: torch.dtype
-
-    num_deviations = 0
+    num_actions: int
     num_logits = 0
     deviation_positions: Sequence[int] = ()
 
+    @property
+    def num_deviations(self) -> int:
+        return len(self.deviation_positions)
+
     @abstractmethod
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        """Turn a network's outputs into parameters `[B, P]`.
+        """Converts outputs of a network to parameters `[B, P]`.
 
         Args:
-            outputs: [B, P]; with `log_std` those of deviations are missing.
+            outputs: [B, P]; with `log_std`, without the outputs of log-deviations.
             log_std: [num_deviations], log-deviations that do not depend on the observation.
-            mask: [B, num_logits], 0 for choices that are not allowed; where it allows nothing, everything is allowed.
+            mask: [B, num_logits], 0 for forbidden choices. A mask that forbids every choice forbids none.
         """
 
     @abstractmethod
     def parameter_arrays_of(
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
     ) -> FloatArray:
-        """What `parameters_of` does, on NumPy arrays; `outputs` may be overwritten."""
+        """As `parameters_of`; `outputs` may be overwritten."""
 
     @abstractmethod
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
-        """Draw one action for each row of `parameters: [B, P]`; no gradient flows through the draw."""
+        """Draws one action for each row of `parameters: [B, P]`; no gradient flows through the draw."""
+
+    @abstractmethod
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
+        """As `sample`."""
 
     def choose(self, parameters: Tensor, generator: torch.Generator | None, deterministic: bool) -> Sample:
-        """Draw one action for each row of `parameters: [B, P]`, or take the mode."""
+        """Draws one action for each row of `parameters: [B, P]`, or takes the mode."""
         if not deterministic:
             return self.sample(parameters, generator)
         action = self.mode(parameters)
         return Sample(action, self.log_prob(parameters, action))
-
-    @abstractmethod
-    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
-        """What `sample` does, on NumPy arrays."""
 
     @abstractmethod
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
@@ -115,19 +114,15 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def mode(self, parameters: Tensor) -> Tensor:
-        """The action that deterministic play takes, in the form in which actions are stored."""
+        """The most likely actions, as they are stored."""
 
 
 class DiagonalGaussian(ActionDistribution):
     """Independent normal distributions; parameters are A means, then A log-deviations."""
 
-    action_dtype = torch.float32
-
     def __init__(self, num_actions: int) -> None:
         self.num_actions = num_actions
         self.num_parameters = 2 * num_actions
-        self.action_shape = (num_actions,)
-        self.num_deviations = num_actions
         self.deviation_positions = range(num_actions, 2 * num_actions)
         self._log_normalizer = num_actions * _HALF_LOG_TWO_PI
 
@@ -191,8 +186,8 @@ class DiagonalGaussian(ActionDistribution):
 class SquashedGaussian(DiagonalGaussian):
     """Actions tanh(u) in (-1, 1) with u normally distributed (Haarnoja et al. 2018, appendix C).
 
-    The stored action is u, from which everything can be computed without inverting tanh; the environment's adapter
-    applies tanh and rescales. Log-probabilities and entropies are densities of tanh(u), in [-1, 1] units.
+    The stored action is u, so tanh is never inverted; the environment's adapter applies tanh and rescales.
+    Log-probabilities and entropies are densities of tanh(u), in [-1, 1] units.
     """
 
     def __init__(self, num_actions: int) -> None:
@@ -216,26 +211,27 @@ class SquashedGaussian(DiagonalGaussian):
     def entropy(self, parameters: Tensor) -> Tensor:
         """Entropy `[B]` of tanh(u): the Gaussian's, plus E[log d tanh(u)/du] by Gauss-Hermite quadrature.
 
-        Quadrature is free of noise and differentiable; its error is below 0.01 nats an action up to a deviation of 2.
+        Quadrature has no noise and is differentiable; its error is below 0.01 nats an action up to a deviation of 2.
         """
         mean, log_std = parameters.chunk(2, dim=-1)
-        if self._nodes.device != mean.device:  # once, for a CUDA graph takes nothing from the host
+        if self._nodes.device != mean.device:  # once: a CUDA graph cannot copy from the host
             self._nodes, self._weights = self._nodes.to(mean.device), self._weights.to(mean.device)
         points = torch.addcmul(mean.unsqueeze(-1), log_std.exp().unsqueeze(-1), self._nodes)
         return super().entropy(parameters) + (_log_tanh_slope(points) @ self._weights).sum(-1)
 
 
 class Categorical(ActionDistribution):
-    """One of n choices; parameters are logits that the model has normalized (log-probabilities)."""
+    """One of n choices; parameters are normalized logits (log-probabilities)."""
 
-    action_dtype = torch.int64
-    action_shape: tuple[int, ...] = ()
+    num_actions = 1
 
     def __init__(self, num_choices: int) -> None:
         self.num_parameters = self.num_logits = num_choices
 
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        return log_softmax(outputs if mask is None else _masked(outputs, mask), dim=-1)
+        if mask is not None:  # no gradient reaches forbidden choices
+            outputs = outputs.masked_fill(is_forbidden(mask), FORBIDDEN)
+        return log_softmax(outputs, dim=-1)
 
     def parameter_arrays_of(
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
@@ -247,7 +243,7 @@ class Categorical(ActionDistribution):
         return outputs
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
-        """Draw by an exponential race, p_i / e_i: one argmax in place of a cumulative sum (Gumbel-max)."""
+        """Draws by an exponential race, p_i / e_i: one argmax instead of a cumulative sum (Gumbel-max)."""
         race = torch.empty_like(parameters).exponential_(generator=generator).log_()
         action = torch.argmax(parameters - race, dim=-1)
         return Sample(action, self.log_prob(parameters, action))
@@ -274,11 +270,9 @@ class Categorical(ActionDistribution):
 class Choices(ActionDistribution):
     """k independent choices of n each, stored as `[B, k]` float32; parameters are the n log-probabilities of each."""
 
-    action_dtype = torch.float32
-
     def __init__(self, num_choices: int, count: int) -> None:
         self.num_parameters = self.num_logits = num_choices * count
-        self.action_shape = (count,)
+        self.num_actions = count
         self._single = Categorical(num_choices)
         self._shape = (count, num_choices)
 
@@ -319,103 +313,92 @@ class Choices(ActionDistribution):
 
 
 class Joint(ActionDistribution):
-    """Independent parts whose actions, float32, and parameters lie one behind the other."""
-
-    action_dtype = torch.float32
+    """Independent parts; their actions, as float32, and their parameters are concatenated."""
 
     def __init__(self, parts: Sequence[ActionDistribution]) -> None:
         self.parts = list(parts)
-        self._num_actions = [part.action_shape[0] for part in parts]
+        self._num_actions = [part.num_actions for part in parts]
         self._num_parameters = [part.num_parameters for part in parts]
         self.num_parameters = sum(self._num_parameters)
-        self.action_shape = (sum(self._num_actions),)
-        self.num_deviations = sum(part.num_deviations for part in parts)
+        self.num_actions = sum(self._num_actions)
+        self.num_logits = sum(part.num_logits for part in parts)
         starts = itertools.accumulate(self._num_parameters, initial=0)
         each = zip(starts, parts, strict=False)
         self.deviation_positions = [start + position for start, part in each for position in part.deviation_positions]
-        self.num_logits = sum(part.num_logits for part in parts)
 
     def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        own = [*self._own_of_each(outputs, log_std, mask)]
-        return torch.cat([part.parameters_of(*pieces) for part, pieces in zip(self.parts, own, strict=True)], dim=-1)
+        return torch.cat([part.parameters_of(*own) for part, own in self._inputs_of(outputs, log_std, mask)], dim=-1)
 
     def parameter_arrays_of(
         self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
     ) -> FloatArray:
-        own = [*self._own_of_each(outputs, log_std, mask)]
-        pieces = [part.parameter_arrays_of(*inputs) for part, inputs in zip(self.parts, own, strict=True)]
-        return np.concatenate(pieces, axis=-1)
+        inputs = self._inputs_of(outputs, log_std, mask)
+        return np.concatenate([part.parameter_arrays_of(*own) for part, own in inputs], axis=-1)
 
     def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
-        pieces = torch.split(parameters, self._num_parameters, dim=-1)
-        samples = [part.sample(piece, generator) for part, piece in zip(self.parts, pieces, strict=True)]
+        samples = [part.sample(own, generator) for part, own in self._parameters_of_parts(parameters)]
         actions, log_probs = zip(*samples, strict=True)
         return Sample(torch.cat(actions, dim=-1), torch.stack(log_probs).sum(0))
 
     def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
         pieces = np.split(parameters, np.cumsum(self._num_parameters)[:-1], axis=-1)
-        samples = [part.sample_arrays(piece, generator) for part, piece in zip(self.parts, pieces, strict=True)]
+        samples = [part.sample_arrays(own, generator) for part, own in zip(self.parts, pieces, strict=True)]
         actions, log_probs = zip(*samples, strict=True)
         return ArraySample(np.concatenate(actions, axis=-1), np.sum(log_probs, axis=0))
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         actions = torch.split(action, self._num_actions, dim=-1)
-        pieces = torch.split(parameters, self._num_parameters, dim=-1)
-        each = zip(self.parts, pieces, actions, strict=True)
-        return torch.stack([part.log_prob(piece, own) for part, piece, own in each]).sum(0)
+        each = zip(self._parameters_of_parts(parameters), actions, strict=True)
+        return torch.stack([part.log_prob(own, own_action) for (part, own), own_action in each]).sum(0)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        pieces = torch.split(parameters, self._num_parameters, dim=-1)
-        return torch.stack([part.entropy(piece) for part, piece in zip(self.parts, pieces, strict=True)]).sum(0)
+        return torch.stack([part.entropy(own) for part, own in self._parameters_of_parts(parameters)]).sum(0)
 
     def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:
-        pieces = (
-            torch.split(parameters, self._num_parameters, dim=-1) for parameters in (old_parameters, new_parameters)
-        )
-        each = zip(self.parts, *pieces, strict=True)
-        return torch.stack([part.kl(old, new) for part, old, new in each]).sum(0)
+        news = torch.split(new_parameters, self._num_parameters, dim=-1)
+        each = zip(self._parameters_of_parts(old_parameters), news, strict=True)
+        return torch.stack([part.kl(old, new) for (part, old), new in each]).sum(0)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        pieces = torch.split(parameters, self._num_parameters, dim=-1)
-        return torch.cat([part.mode(piece) for part, piece in zip(self.parts, pieces, strict=True)], dim=-1)
+        return torch.cat([part.mode(own) for part, own in self._parameters_of_parts(parameters)], dim=-1)
 
-    def _own_of_each(self, outputs: Any, log_std: Any, mask: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """Each part's own columns of tensors or arrays."""
-        output, deviation, logit = 0, 0, 0
+    def _parameters_of_parts(self, parameters: Tensor) -> Iterator[tuple[ActionDistribution, Tensor]]:
+        return zip(self.parts, torch.split(parameters, self._num_parameters, dim=-1), strict=True)
+
+    def _inputs_of(self, outputs: Any, log_std: Any, mask: Any) -> Iterator[tuple[ActionDistribution, Any]]:
+        """Each part with its columns of tensors or arrays."""
+        output = deviation = logit = 0
         for part in self.parts:
-            num_outputs = part.num_parameters - (0 if log_std is None else part.num_deviations)
-            yield (
-                outputs[..., output : output + num_outputs],
-                None if log_std is None else log_std[deviation : deviation + part.num_deviations],
-                None if mask is None else mask[..., logit : logit + part.num_logits],
-            )
-            output, deviation, logit = (
-                output + num_outputs,
-                deviation + part.num_deviations,
-                logit + part.num_logits,
-            )
+            next_output = output + part.num_parameters - (0 if log_std is None else part.num_deviations)
+            next_deviation, next_logit = deviation + part.num_deviations, logit + part.num_logits
+            own_log_std = None if log_std is None else log_std[deviation:next_deviation]
+            own_mask = None if mask is None else mask[..., logit:next_logit]
+            yield part, (outputs[..., output:next_output], own_log_std, own_mask)
+            output, deviation, logit = next_output, next_deviation, next_logit
 
 
 class ActionParts:
-    """Which parameters and which numbers of stored actions are continuous dimensions, and which are choices.
+    """Positions of continuous dimensions and of choices, in parameters and in stored actions; for SAC.
 
-    Choices are valued in groups. The value of a group is one number for each combination of its choices, and the value
-    of an action is the sum over groups. All choices are one group if it has at most `MOST_COMBINATIONS` combinations,
-    so any dependence between them is learned. Otherwise each choice is a group, so the number of values is the sum of
-    the numbers of choices and not their product; a dependence between two choices is then not learned. An action
-    without choices has one group with one value.
+    Critics value choices in groups. A group has one value for each combination of its choices, and the value of an
+    action is the sum over groups. All choices are one group if it has at most `MOST_COMBINATIONS` combinations, so any
+    dependence between them is learned. Otherwise each choice is a group, so the number of values is the sum of the
+    numbers of choices and not their product; a dependence between two choices is then not learned. An action without
+    choices has one group with one value.
+
+    Args:
+        distribution: its continuous parts are squashed.
 
     Attributes:
-        columns: places of the continuous dimensions in a stored action.
-        num_continuous: how many there are, C.
+        columns: positions of the continuous dimensions in a stored action.
+        num_continuous: number of continuous dimensions C.
         num_values: values N of all groups.
         sizes: number of possibilities of each choice.
         max_entropy: largest entropy of all choices together, in nats.
-        is_plain: whether an action is either continuous numbers or one stored choice, and nothing else.
+        is_plain: whether an action is either continuous or a single stored choice.
     """
 
     def __init__(self, distribution: ActionDistribution) -> None:
-        """Takes a distribution whose continuous parts are squashed."""
         parts = distribution.parts if isinstance(distribution, Joint) else [distribution]
         means: list[int] = []
         log_stds: list[int] = []
@@ -428,12 +411,11 @@ class ActionParts:
                 log_stds += range(parameter + part.num_actions, parameter + 2 * part.num_actions)
                 columns += range(column, column + part.num_actions)
             else:
-                count = part.action_shape[0] if part.action_shape else 1
-                size = part.num_logits // count
+                size = part.num_logits // part.num_actions
                 starts = range(parameter, parameter + part.num_logits, size)
                 choices += [(slice(start, start + size), column + idx) for idx, start in enumerate(starts)]
             parameter += part.num_parameters
-            column += part.action_shape[0] if part.action_shape else 1
+            column += part.num_actions
         self._gaussian = torch.tensor(means + log_stds, dtype=torch.int64)
         self.columns = columns
         self._columns = torch.tensor(columns, dtype=torch.int64)
@@ -445,7 +427,7 @@ class ActionParts:
         self.num_values = sum(math.prod(place.stop - place.start for place, _ in group) for group in self._groups)
 
     def to(self, device: torch.device) -> ActionParts:
-        """Moves its indices to the device of what it is given; a CUDA graph takes nothing from the host."""
+        """Moves the indices to the device of the parameters; a CUDA graph cannot copy from the host."""
         self._gaussian, self._columns = self._gaussian.to(device), self._columns.to(device)
         return self
 
@@ -454,13 +436,13 @@ class ActionParts:
         return parameters.index_select(1, self._gaussian)
 
     def continuous_of(self, action: Tensor) -> Tensor:
-        """The continuous numbers `[B, C]` of stored actions, squashed."""
+        """The continuous dimensions `[B, C]` of stored actions, squashed."""
         if self.num_continuous == 0:
             return action.new_empty((len(action), 0), dtype=torch.float32)
         return action.index_select(1, self._columns).tanh()
 
     def log_probs_of(self, parameters: Tensor) -> Tensor:
-        """Log-probabilities `[B, N]` of the combinations of each group, one group after the other."""
+        """Log-probabilities `[B, N]` of the combinations of each group, groups concatenated."""
         groups = []
         for group in self._groups:
             joint = parameters.new_zeros((len(parameters), 1))
@@ -484,37 +466,25 @@ class ActionParts:
 
 
 def make_distribution(action: Action, squash: bool) -> ActionDistribution:
-    """Choose the distribution that fits the action space."""
+    """The distribution for an action space; `squash` applies to its continuous dimensions."""
     if isinstance(action, DiscreteAction):
         return Categorical(action.n)
-    parts = [part for leaf in _leaves_of(action) for part in _parts_of(leaf, squash)]
+    parts: list[ActionDistribution] = []
+    for leaf in action.leaves:
+        if isinstance(leaf, BoxAction):
+            parts.append(SquashedGaussian(leaf.size) if squash else DiagonalGaussian(leaf.size))
+        else:  # neighbouring choices of one size are drawn together
+            parts += [
+                Choices(num_choices, len(list(same))) for num_choices, same in itertools.groupby(leaf.num_choices)
+            ]
     return parts[0] if len(parts) == 1 else Joint(parts)
 
 
-def _leaves_of(action: Action) -> tuple[LeafAction, ...]:
-    return action.leaves if isinstance(action, TreeAction) else (action,)
-
-
-def _parts_of(action: LeafAction, squash: bool) -> list[ActionDistribution]:
-    if isinstance(action, BoxAction):
-        return [SquashedGaussian(action.size) if squash else DiagonalGaussian(action.size)]
-    if isinstance(action, DiscreteAction):
-        return [Choices(action.n, 1)]
-    return [Choices(num_choices, len(list(group))) for num_choices, group in itertools.groupby(action.num_choices)]
-
-
-def _masked(outputs: Tensor, mask: Tensor) -> Tensor:
-    """Logits of which those that are not allowed are so low that their probability is 0; no gradient reaches them."""
-    forbidden = (mask == 0) & (mask != 0).any(-1, keepdim=True)
-    return outputs.masked_fill(forbidden, FORBIDDEN)
-
-
-def is_forbidden(mask: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which choices are not allowed, for a mask `[..., n]` that is 0 there; none where it allows nothing."""
-    forbidden: npt.NDArray[np.bool_] = (mask == 0) & (mask != 0).any(-1, keepdims=True)
-    return forbidden
+def is_forbidden(mask: Any) -> Any:
+    """The forbidden choices `[..., n]` bool, for a tensor or array that is 0 there; none if it forbids every choice."""
+    return (mask == 0) & (mask != 0).any(-1)[..., None]
 
 
 def _log_tanh_slope(raw: Tensor) -> Tensor:
-    """log(1 - tanh(u)^2) in the form that neither overflows nor rounds to log(0) for large |u|."""
+    """log(1 - tanh(u)^2) in a form that does not overflow or round to log(0) for large |u|."""
     return 2.0 * (_LOG_TWO - raw - torch.nn.functional.softplus(-2.0 * raw))

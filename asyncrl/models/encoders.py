@@ -1,14 +1,14 @@
 """Encoders: from rows of observations to features.
 
-Every top-level key of an observation has an encoder of its own: a multilayer perceptron over its numbers, and a stack
-of convolutions over each of its images. What they say is put side by side.
+Every top-level key of an observation has a separate encoder: a multilayer perceptron over its numbers, and a stack of
+convolutions over each of its images. Their features are concatenated.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,40 +22,28 @@ _BYTE_SCALE = 1.0 / 255.0
 _SMALLEST_FOR_NATURE = 36
 _IMPALA_CHANNELS = (16, 32, 32)
 Layers = tuple[tuple[Tensor, Tensor], ...]
+_Key = tuple[list[slice], list[tuple[ObservationPart, slice]]]
 
 
 class Inputs(NamedTuple):
-    """What a model sees of B observations.
+    """B observations as a model reads them.
 
     Attributes:
-        floats: [B, F] float32, the numbers, normalized or not, and behind them the mask of actions.
-        pixels: [B, pixels] uint8, images one behind the other, if there are any.
+        floats: [B, F] float32, the numbers, normalized or raw, followed by the mask of actions.
+        pixels: [B, pixels] uint8, the flattened images, concatenated; None if there are none.
     """
 
     floats: Tensor
     pixels: Tensor | None = None
 
     def at(self, indices: Tensor) -> Inputs:
-        """The rows of these numbers `[N]`."""
+        """The observations at `indices [N]`."""
         pixels = None if self.pixels is None else self.pixels.index_select(0, indices)
         return Inputs(self.floats.index_select(0, indices), pixels)
 
 
-class FeatureEncoder(Protocol):
-    """What an encoder is, a user's own as well: an `nn.Module` with these.
-
-    Attributes:
-        output_size: features F of an observation.
-    """
-
-    output_size: int
-
-    def __call__(self, inputs: Inputs) -> Tensor:
-        """Features `[B, F]`."""
-
-
 def split_tensor(layout: ObservationLayout, rows: Tensor) -> Inputs:
-    """Views of rows `[..., row_size]` as what a model sees."""
+    """Views of rows `[..., row_size]`."""
     if not layout.num_pixels:
         return Inputs(rows)
     num_bytes = FLOAT_BYTES * layout.num_floats
@@ -68,7 +56,8 @@ class MlpEncoder(nn.Module):
 
     Attributes:
         output_size: width of the last layer, or of the input if there are no layers.
-        layers: weight and bias of each layer, at hand: looking them up costs as much as a small layer's arithmetic.
+        layers: weight and bias of each layer. They are cached, because finding them in modules takes as long as the
+            arithmetic of a small layer.
     """
 
     def __init__(self, input_size: int, widths: Sequence[int], config: TrainConfig) -> None:
@@ -85,7 +74,6 @@ class MlpEncoder(nn.Module):
         self._refresh()
 
     def forward(self, features: Tensor) -> Tensor:
-        """From `[B, in]` to `[B, out]`."""
         for weight, bias in self.layers:
             features = self._activation(linear(features, weight, bias))
         return features
@@ -100,7 +88,7 @@ class MlpEncoder(nn.Module):
 
 
 class ConvEncoder(nn.Module):
-    """Convolutions over one image, and a layer behind them.
+    """Convolutions over one image, followed by a layer.
 
     Nature: Mnih et al. 2015, "Human-level control through deep reinforcement learning". IMPALA: the residual stack of
     Espeholt et al. 2018 (arXiv:1802.01561), figure 3.
@@ -113,7 +101,10 @@ class ConvEncoder(nn.Module):
         height, width = image_size(shape, part.channels)
         channels = math.prod(shape) // (height * width)
         self._size = channels, height, width
-        self.stack = _nature(channels) if _takes_nature(config, height, width) else _impala(channels)
+        architecture = config.encoder_conv_architecture
+        if architecture == "auto":
+            architecture = "nature" if min(height, width) >= _SMALLEST_FOR_NATURE else "impala"
+        self.stack = _nature(channels) if architecture == "nature" else _impala(channels)
         with torch.no_grad():
             num_features = self.stack(torch.zeros(1, channels, height, width)).numel()
         self.head = MlpEncoder(num_features, config.encoder_conv_mlp_layers, config)
@@ -125,36 +116,34 @@ class ConvEncoder(nn.Module):
         """From float32 images `[B, height * width * channels]`, as the environment orders them, to `[B, out]`."""
         batch = image.view(-1, *self._shape).permute(self._axes).reshape(-1, *self._size)
         if not batch.is_cuda:
-            # A CPU's convolutions with their gradients are 1.6 times as fast so.
+            # On a CPU, convolutions and their gradients are 1.6 times as fast in this memory format.
             batch = batch.contiguous(memory_format=torch.channels_last)
         return self.head(self.stack(batch).flatten(1))  # type: ignore[no-any-return]
 
 
 class ObservationEncoder(nn.Module):
-    """The encoders of all keys.
+    """The default encoder: the encoders of all keys.
 
     Attributes:
         output_size: features of an observation.
-        vector_keys: the columns of numbers of each key, and the layers over them, if that is all there is; None with
-            images. Roles that act on a CPU run these in NumPy.
     """
 
     def __init__(self, layout: ObservationLayout, config: TrainConfig) -> None:
         super().__init__()
         self.encoders = nn.ModuleList()
         self._sources: list[tuple[bool, list[slice]]] = []
+        self.output_size = 0
         for columns, images in _keys_of(layout):
+            own: list[tuple[MlpEncoder | ConvEncoder, bool, list[slice]]] = []
             if columns:
                 num_columns = sum(place.stop - place.start for place in columns)
-                self._add(MlpEncoder(num_columns, config.encoder_mlp_layers, config), False, columns)
-            for part, place in images:
-                self._add(ConvEncoder(part, config), part.kind == "image", [place])
-        self.output_size = sum(_size_of(encoder) for encoder in self.encoders)
+                own.append((MlpEncoder(num_columns, config.encoder_mlp_layers, config), False, columns))
+            own += [(ConvEncoder(part, config), part.kind == "image", [place]) for part, place in images]
+            for encoder, takes_bytes, places in own:
+                self.encoders.append(encoder)
+                self._sources.append((takes_bytes, places))
+                self.output_size += encoder.output_size
         self._is_single = len(self.encoders) == 1 and not layout.num_mask and layout.num_pixels == 0
-
-    def _add(self, encoder: nn.Module, takes_bytes: bool, places: list[slice]) -> None:
-        self.encoders.append(encoder)
-        self._sources.append((takes_bytes, places))
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Features `[B, output_size]`."""
@@ -172,7 +161,7 @@ class ObservationEncoder(nn.Module):
 
     @property
     def vector_keys(self) -> list[tuple[list[slice], Layers]] | None:
-        """See above; recreated at each look, for the layers may have moved."""
+        """Columns of numbers and layers of each key, which `ArrayPolicy` runs in NumPy; None if there are images."""
         if not all(isinstance(encoder, MlpEncoder) for encoder in self.encoders):
             return None
         return [
@@ -183,7 +172,7 @@ class ObservationEncoder(nn.Module):
 
 
 def initialize_orthogonal(module: nn.Module, gain: float) -> None:
-    """Orthogonal weights and zero biases (Saxe et al. 2014; gains as in Andrychowicz et al. 2021) of a single layer."""
+    """Sets orthogonal weights and zero biases of one layer (Saxe et al. 2014; gains: Andrychowicz et al. 2021)."""
     if isinstance(module, (nn.Linear, nn.Conv2d)):
         nn.init.orthogonal_(module.weight, gain)
         if module.bias is not None:
@@ -191,18 +180,12 @@ def initialize_orthogonal(module: nn.Module, gain: float) -> None:
 
 
 def layers_of(modules: Any) -> Layers:
-    """Weight and bias of each module."""
     return tuple((module.weight, module.bias) for module in modules)
 
 
-def _size_of(encoder: nn.Module) -> int:
-    assert isinstance(encoder, (MlpEncoder, ConvEncoder))
-    return encoder.output_size
-
-
-def _keys_of(layout: ObservationLayout) -> list[tuple[list[slice], list[tuple[ObservationPart, slice]]]]:
-    """By top-level key: columns of numbers, and images."""
-    keys: dict[Any, tuple[list[slice], list[tuple[ObservationPart, slice]]]] = {}
+def _keys_of(layout: ObservationLayout) -> list[_Key]:
+    """Columns of numbers, and images, of each top-level key."""
+    keys: dict[Any, _Key] = {}
     for part, place in zip(layout.parts, layout.places, strict=True):
         if part.kind == "mask":
             continue
@@ -214,12 +197,6 @@ def _keys_of(layout: ObservationLayout) -> list[tuple[list[slice], list[tuple[Ob
         else:
             columns.append(place)
     return list(keys.values())
-
-
-def _takes_nature(config: TrainConfig, height: int, width: int) -> bool:
-    if config.encoder_conv_architecture != "auto":
-        return config.encoder_conv_architecture == "nature"
-    return min(height, width) >= _SMALLEST_FOR_NATURE
 
 
 def _nature(channels: int) -> nn.Sequential:
@@ -243,11 +220,11 @@ def _impala(channels: int) -> nn.Sequential:
 
 
 def _initialize_convolutions(stack: nn.Sequential) -> None:
-    """Orthogonal weights that keep features at the size of the image's values, however deep the stack is.
+    """Sets orthogonal weights that keep the scale of the image's values through a stack of any depth.
 
-    Nothing else does so: there is no normalization, and a tanh behind the stack passes no gradient once saturated.
-    So residual blocks begin as no change (Zhang et al. 2019, arXiv:1901.09321), and the gain of a layer is that of what
-    it sees: twice the variance is for rectified features alone.
+    This matters because there is no normalization, and a saturated tanh after the stack passes no gradient. So residual
+    blocks begin as identity (Zhang et al. 2019, arXiv:1901.09321), and a gain of sqrt(2) is used only for layers whose
+    inputs are rectified.
     """
     has_residuals = any(isinstance(module, _Residual) for module in stack)
     for module in stack:
@@ -259,8 +236,6 @@ def _initialize_convolutions(stack: nn.Sequential) -> None:
 
 
 class _Residual(nn.Module):
-    """Adds a change to what comes in."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.first = nn.Conv2d(channels, channels, 3, padding=1)

@@ -1,6 +1,6 @@
-"""A module's parameters as one flat tensor, and the block in which weights and statistics travel together.
+"""A module's parameters as one flat tensor, and the block in which weights and statistics are published.
 
-One tensor means one copy to publish, one call of the optimizer and one norm of the gradient.
+With one tensor, publishing is one copy, an optimizer step is one call, and the gradient has one norm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 class PublishedModel(Protocol):
-    """A model whose weights and statistics travel to the roles that act.
+    """A model whose weights and statistics are published to the roles that act.
 
     Attributes:
         statistics: [S] float32, never trained.
@@ -21,14 +21,18 @@ class PublishedModel(Protocol):
 
     statistics: Tensor
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """All that is trained."""
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class FlatParameters:
-    """Moves a module's parameters into one tensor; the module's own parameters become views of it.
+    """Moves a module's parameters into one tensor; the module's parameters become views of it.
 
-    Move the module to its device first: a later `.to(device)` would take the parameters out again.
+    The module must be on its device before: a later `.to(device)` would separate the parameters again.
+
+    Args:
+        module: on its device.
+        with_grad: whether it is trained.
+        hold: returns the tensor that stores the parameters, from their initial values [N].
 
     Attributes:
         size: number of parameters N.
@@ -39,13 +43,6 @@ class FlatParameters:
     def __init__(
         self, module: nn.Module, with_grad: bool = True, hold: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        """Makes the module's parameters flat.
-
-        Args:
-            module: on its device already.
-            with_grad: whether it is trained.
-            hold: from their values [N] at the start to the tensor that they are to live in, which may hold others.
-        """
         parameters = list(module.parameters())
         initial = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         self.data = initial if hold is None else hold(initial)
@@ -60,48 +57,42 @@ class FlatParameters:
             start = stop
 
     def require_grad(self) -> Tensor:
-        """The gradients [N] of a module that is trained.
+        """The gradients [N].
 
         Raises:
-            RuntimeError: it was flattened without gradients.
+            RuntimeError: the parameters were flattened without gradients.
         """
         if self.grad is None:
             raise RuntimeError("these parameters were made flat with with_grad=False and cannot be trained")
         return self.grad
 
     def zero_grad(self) -> None:
-        """Set the gradients to zero in place: dropping them would take them out of the flat tensor."""
+        """Sets the gradients to zero in place, so they stay in the flat tensor."""
         if self.grad is not None:
             self.grad.zero_()
 
 
 def block_size(model: PublishedModel) -> int:
-    """Elements of the block that carries one version of `model`: parameters, then statistics."""
+    """Elements of the block for one version of `model`: parameters, then statistics."""
     return sum(parameter.numel() for parameter in model.parameters()) + model.statistics.numel()
 
 
 def write_block(model: PublishedModel, flat: FlatParameters, out: Tensor) -> None:
-    """Write parameters and statistics into `out: [N + S] float32`.
-
-    Args:
-        model: the model that `flat` belongs to.
-        flat: its parameters.
-        out: the block, on any device.
-    """
+    """Writes parameters and statistics to `out: [N + S] float32`, on any device; `flat` holds `model`'s parameters."""
     if out.shape != (flat.size + model.statistics.numel(),):
-        raise _mismatch(model, flat, out)
+        raise _wrong_size(model, flat, out)
     out[: flat.size].copy_(flat.data)
     out[flat.size :].copy_(model.statistics)
 
 
 def read_block(model: PublishedModel, flat: FlatParameters, block: Tensor) -> None:
-    """Take parameters and statistics from `block: [N + S] float32`, in place."""
+    """Copies parameters and statistics from `block: [N + S] float32`, in place."""
     if block.shape != (flat.size + model.statistics.numel(),):
-        raise _mismatch(model, flat, block)
+        raise _wrong_size(model, flat, block)
     flat.data.copy_(block[: flat.size])
     model.statistics.copy_(block[flat.size :])
 
 
-def _mismatch(model: PublishedModel, flat: FlatParameters, block: Tensor) -> ValueError:
+def _wrong_size(model: PublishedModel, flat: FlatParameters, block: Tensor) -> ValueError:
     expected = flat.size + model.statistics.numel()
     return ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")

@@ -1,7 +1,7 @@
-"""Forward and backward passes of a `StackedMlp` without autograd, in buffers that are kept.
+"""Forward and backward passes of a `StackedMlp` without autograd, in buffers that are reused.
 
-An update of SAC is some twenty products of middling matrices. Autograd's nodes, fresh memory for every result, and
-gradients that nobody wants (those of the critics' weights in the actor's loss) would take a third of its time.
+An update of SAC is about twenty products of medium-sized matrices. Autograd's nodes, new memory for every result, and
+unneeded gradients (of the critics' weights in the actor's loss) would take a third of its time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ACTIVATION_GRADIENTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "relu": lambda grad, activated: _aten.threshold_backward.grad_input(grad, activated, 0, grad_input=grad),
     "elu": lambda grad, activated: _aten.elu_backward.grad_input(grad, 1, 1, 1, True, activated, grad_input=grad),
 }
-"""By the name in the settings: the gradient before the activation from that after it, in place."""
+"""By the name in the settings: from the gradient after the activation to the gradient before it, in place."""
 
 
 def _relu_(features: Tensor) -> Tensor:
-    """In place. bfloat16 is negative where its bits, read as an integer, are: 4 in place of 22 microseconds on a CPU.
+    """In place. A bfloat16 is negative if its bits as an integer are: 4 instead of 22 microseconds on a CPU.
 
-    That goes for numbers alone: what is not one may become 0 here, so inputs are to be looked at elsewhere.
+    NaN may become 0 here; inputs are checked elsewhere.
     """
     if features.dtype == torch.bfloat16:
         features.view(torch.int16).clamp_min_(0)
@@ -38,10 +38,10 @@ def _relu_(features: Tensor) -> Tensor:
 
 @dataclass
 class _Tape:
-    """What a hidden layer's forward pass leaves for the backward pass, and room for its gradient.
+    """Results of a hidden layer's forward pass for the backward pass, and a buffer for its gradient.
 
     Attributes:
-        product: [K, B, out], before a layer normalization; without one it becomes `features`.
+        product: [K, B, out], before a layer normalization; otherwise the same tensor as `features`.
         features: [K, B, out], after the activation.
         gradient: [K, B, out].
         normalized, mean, scale: of the layer normalization.
@@ -56,10 +56,10 @@ class _Tape:
 
 
 class MlpPass:
-    """Runs networks of one shape with any weights: a backward pass is that of the latest forward pass.
+    """Runs networks for any weights of one shape. A backward pass belongs to the latest forward pass.
 
-    Hidden layers compute in the dtype of their weights, the last layer in that of its own. So hidden layers may be
-    bfloat16 copies, while what leaves the network is float32. None of the tensors may require autograd's gradients.
+    Hidden layers compute in the dtype of their weights, and the last layer in that of its weights. So hidden layers may
+    be bfloat16 copies while the outputs are float32. None of the tensors may require autograd's gradients.
     """
 
     def __init__(self, nonlinearity: str) -> None:
@@ -71,10 +71,15 @@ class MlpPass:
         self._last = torch.empty(0)
 
     def forward(self, layers: Sequence[StackedLayer], inputs: Tensor) -> Tensor:
-        """Outputs `[K, B, out]` for inputs `[B, in]`, which must stay as they are until the backward pass."""
+        """Outputs `[K, B, out]` for inputs `[B, in]`, which must not change before the backward pass."""
         *hidden, head = layers
         self._inputs = features = inputs.expand(head.weight.shape[0], *inputs.shape)
-        self._current, self._last = self._buffers_for(layers, inputs.shape[0])
+        batch_size = inputs.shape[0]
+        if batch_size not in self._buffers:
+            # Reused, because mapping new memory of this size into the process takes as long as the product.
+            last = head.weight.new_empty(head.weight.shape[0], batch_size, head.weight.shape[2])
+            self._buffers[batch_size] = [_make_tape(layer, batch_size) for layer in hidden], last
+        self._current, self._last = self._buffers[batch_size]
         for layer, tape in zip(hidden, self._current, strict=True):
             torch.baddbmm(layer.bias, features, layer.weight, out=tape.product)
             if layer.norm_weight is not None and layer.norm_bias is not None:
@@ -95,16 +100,16 @@ class MlpPass:
         gradients: Sequence[StackedLayer] | None = None,
         inputs: slice | None = None,
     ) -> Tensor | None:
-        """Go back through the latest forward pass.
+        """Backward pass of the latest forward pass.
 
         Args:
             layers: those of the forward pass.
-            output_gradient: [K, R, out], of the first R rows; the rest of the batch counts for nothing.
-            gradients: where to write the gradients of the parameters; not computed if not given.
-            inputs: which columns of the inputs to return the gradient of.
+            output_gradient: [K, R, out], of the first R rows; the gradient of the other rows is 0.
+            gradients: written to; without it, gradients of parameters are not computed.
+            inputs: columns of the inputs whose gradient is returned.
 
         Returns:
-            The gradient of these inputs, `[K, R, columns]`, if any were asked for.
+            The gradient `[K, R, columns]` of these inputs, or None.
         """
         rows = output_gradient.shape[1]
         features = [self._inputs[:, :rows], *(tape.features[:, :rows] for tape in self._current)]
@@ -113,7 +118,9 @@ class MlpPass:
             torch.sum(output_gradient.transpose(1, 2), 2, keepdim=True, out=gradients[-1].bias)
         if not self._current:
             return None if inputs is None else torch.bmm(output_gradient, layers[-1].weight[:, :, inputs])
-        gradient = _through_head(output_gradient, layers[-1].weight, self._current[-1].gradient[:, :rows])
+        gradient, weight = self._current[-1].gradient[:, :rows], layers[-1].weight
+        product = torch.mul if weight.shape[1] == 1 else torch.bmm  # one output: an elementwise product
+        product(output_gradient.to(gradient.dtype), weight.to(gradient.dtype), out=gradient)
         for depth in reversed(range(len(self._current))):
             layer, own = layers[depth], None if gradients is None else gradients[depth]
             self._activation_gradient(gradient, features[depth + 1])
@@ -127,15 +134,6 @@ class MlpPass:
                 gradient = torch.bmm(gradient, layer.weight.transpose(1, 2), out=below)
         return None if inputs is None else torch.bmm(gradient, layers[0].weight[:, inputs].transpose(1, 2))
 
-    def _buffers_for(self, layers: Sequence[StackedLayer], batch_size: int) -> tuple[list[_Tape], Tensor]:
-        """Kept, for to map fresh memory of this size into the process takes as long as to multiply into it."""
-        if batch_size not in self._buffers:
-            *hidden, head = layers
-            num_networks, _, num_features = head.weight.shape
-            last = head.weight.new_empty(num_networks, batch_size, num_features)
-            self._buffers[batch_size] = [_make_tape(layer, batch_size) for layer in hidden], last
-        return self._buffers[batch_size]
-
 
 def _make_tape(layer: StackedLayer, batch_size: int) -> _Tape:
     product = layer.weight.new_empty(layer.weight.shape[0], batch_size, layer.weight.shape[2])
@@ -143,14 +141,8 @@ def _make_tape(layer: StackedLayer, batch_size: int) -> _Tape:
     return _Tape(product, features, torch.empty_like(product))
 
 
-def _through_head(output_gradient: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """The gradient `[K, R, in]` of the last layer's inputs; with one output a product of elements is what it is."""
-    product = torch.mul if weight.shape[1] == 1 else torch.bmm
-    return product(output_gradient.to(out.dtype), weight.to(out.dtype), out=out)
-
-
 def _through_norm(gradient: Tensor, weight: Tensor, tape: _Tape, own: StackedLayer | None) -> Tensor:
-    """The gradient before a layer normalization from that after it; its parameters' gradients go to `own`."""
+    """The gradient before a layer normalization from that after it; writes its parameters' gradients to `own`."""
     assert tape.normalized is not None and tape.mean is not None and tape.scale is not None
     rows = gradient.shape[1]
     if own is not None and own.norm_weight is not None and own.norm_bias is not None:
@@ -158,7 +150,7 @@ def _through_norm(gradient: Tensor, weight: Tensor, tape: _Tape, own: StackedLay
         torch.sum(gradient, 1, keepdim=True, out=own.norm_bias)
     scaled = gradient.mul_(weight)
     product = tape.product[:, :rows]
-    mean, scale = tape.mean[:, :rows].contiguous(), tape.scale[:, :rows].contiguous()  # read as if they were
+    mean, scale = tape.mean[:, :rows].contiguous(), tape.scale[:, :rows].contiguous()  # the operator reads them so
     shape, wanted = product.shape[-1:], [True, False, False]
     before: Tensor = _aten.native_layer_norm_backward(scaled, product, shape, mean, scale, None, None, wanted)[0]
     return before

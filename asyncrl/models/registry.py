@@ -1,7 +1,6 @@
-"""Networks by name: the package's own, and those that a user's module registers (see `docs/custom.md`).
+"""Networks by name: the default ones, and those that a user's module registers (see `docs/custom.md`).
 
-Every process of a run builds the networks for itself, so a module that registers some must be imported in each: name
-it in `import_modules`.
+Every process of a run makes its networks, so every process imports the modules in `import_modules`.
 """
 
 from __future__ import annotations
@@ -28,38 +27,51 @@ _models: dict[str, Factory] = {}
 
 
 def register_encoder(name: str) -> Callable[[_F], _F]:
-    """Decorates `make(layout, config)`, which returns an encoder (`asyncrl.models.encoders.FeatureEncoder`)."""
+    """Decorator that registers an encoder, from observations to features, for `--encoder=NAME`.
+
+    It decorates a class or function that is called as `make(layout, config)` and returns an `nn.Module`. The module has
+    the attribute `output_size`, the number F of features, and is called with `asyncrl.models.encoders.Inputs` of B
+    observations; it returns `[B, F] float32`. Name the module that registers it: `--import_modules=MODULE`.
+
+    Args:
+        name: value of `--encoder`, other than "default".
+
+    Returns:
+        The decorator, which returns the class or function unchanged.
+
+    Raises:
+        ValueError: the name is "default".
+    """
     return _registering(_encoders, "encoder", name)
 
 
 def register_core(name: str) -> Callable[[_F], _F]:
-    """Decorates `make(input_size, config)`, which returns a core with the interface of `RecurrentCore`.
+    """Decorator that registers a recurrent core for `--core=NAME`, used with `--use_rnn=True`.
 
-    Its `state_size` must be `config.rnn_state_size_of_core`.
+    It decorates a class or function that is called as `make(input_size, config)` and returns an `nn.Module` with the
+    attributes and methods of `asyncrl.models.cores.RecurrentCore`: `output_size`, `state_size`, `step` and `unroll`.
+    Its `state_size` must be `config.rnn_state_size_of_core`. Arguments and errors are those of `register_encoder`.
     """
     return _registering(_cores, "core", name)
 
 
 def register_model(name: str) -> Callable[[_F], _F]:
-    """Decorates `make(spec, config)`, which returns an `ActorCritic`, usually of a subclass."""
+    """Decorator that registers a model for `--model=NAME`.
+
+    It decorates a class or function that is called as `make(spec, config)` and returns an instance of a subclass of
+    `asyncrl.models.actor_critic.ActorCritic`, or of `asyncrl.models.sac.SacActor` for SAC. Arguments and errors are
+    those of `register_encoder`.
+    """
     return _registering(_models, "model", name)
 
 
 def make_encoder(layout: ObservationLayout, config: TrainConfig) -> Any:
-    """The encoder that the settings name, for rows of that layout.
-
-    Raises:
-        UsageError: nobody registered it.
-    """
+    """Makes the encoder `config.encoder`; raises `UsageError` if it is not registered."""
     return _find(_encoders, "encoder", config.encoder, config)(layout, config)
 
 
 def make_core(input_size: int, config: TrainConfig) -> Any:
-    """The core that the settings name, for so many features.
-
-    Raises:
-        UsageError: nobody registered it, or its state has another size than the settings say.
-    """
+    """Makes the core `config.core`; raises `UsageError` if it is not registered or has a wrong `state_size`."""
     core = _find(_cores, "core", config.core, config)(input_size, config)
     if core.state_size != config.rnn_state_size_of_core:
         raise UsageError(
@@ -71,11 +83,7 @@ def make_core(input_size: int, config: TrainConfig) -> Any:
 
 
 def make_registered_model(spec: EnvSpec, config: TrainConfig) -> nn.Module:
-    """The model of a user's own that the settings name.
-
-    Raises:
-        UsageError: nobody registered it.
-    """
+    """Makes the model `config.model`; raises `UsageError` if it is not registered."""
     model: nn.Module = _find(_models, "model", config.model, config)(spec, config)
     return model
 

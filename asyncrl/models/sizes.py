@@ -1,23 +1,22 @@
-"""How large a model's tensors will be: the arena is laid out and checked before any process starts.
+"""Sizes of a model's tensors: the arena is allocated before any process starts.
 
-Networks of perceptrons alone, which most are, are counted without torch. Others are built without memory, which needs
-torch.
+Networks of perceptrons are counted without torch. Others are built on the meta device, which imports torch.
 """
 
 from __future__ import annotations
 
 from asyncrl.buffers.layout import SharedSizes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import EnvSpec, num_deviations
+from asyncrl.envs.spec import EnvSpec
 
 
 def num_statistics(spec: EnvSpec, config: TrainConfig) -> int:
-    """Elements of the statistics that travel with the weights: two for each observed number, and two for returns."""
+    """Elements of the published statistics: two for each number of an observation, and two for returns."""
     return 2 * spec.observation_size + (0 if config.is_off_policy else 2)
 
 
 def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
-    """N, parameters of the model that acts (`asyncrl.models.making.make_acting_model`)."""
+    """Parameters N of the model that acts (`asyncrl.models.factory.make_acting_model`)."""
     if not _is_one_perceptron(spec, config):
         return _count_parameters(spec, config)[0]
     widths = [spec.observation_size, *config.encoder_mlp_layers]
@@ -25,13 +24,13 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
     if config.is_off_policy:
         return num_encoder + (widths[-1] + 1) * spec.action.num_parameters
     num_encoders = 1 if config.actor_critic_share_weights else 2
-    num_free = 0 if config.adaptive_stddev else num_deviations(spec.action)
+    num_free = 0 if config.adaptive_stddev else spec.action.num_deviations
     num_outputs = spec.action.num_parameters - num_free + 1
     return num_encoders * num_encoder + (widths[-1] + 1) * num_outputs + num_free
 
 
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
-    """Whether all numbers go into one perceptron; SAC's takes all keys of an observation, but no mask."""
+    """Whether all numbers are inputs of one perceptron; SAC's takes all keys of an observation, but no mask."""
     observation = spec.observation
     if config.encoder != "default" or config.model != "default" or config.use_rnn or observation.has_images:
         return False
@@ -44,7 +43,7 @@ def _count_parameters(spec: EnvSpec, config: TrainConfig) -> tuple[int, int]:
     """Parameters of the model that acts, and of SAC's critics."""
     import torch
 
-    from asyncrl.models.making import make_acting_model
+    from asyncrl.models.factory import make_acting_model
     from asyncrl.models.sac import SacActor
 
     with torch.device("meta"):
@@ -62,7 +61,7 @@ def trained_sizes(spec: EnvSpec, config: TrainConfig) -> dict[str, int]:
 
 
 def shared_sizes(spec: EnvSpec, config: TrainConfig) -> SharedSizes:
-    """What Hogwild workers have in common: trained tensors, and vectors of running moments."""
+    """Sizes of the tensors that Hogwild workers share: trained tensors, and vectors of running moments."""
     moments = {"obs": spec.observation_size}
     if not config.is_off_policy:
         moments["return"] = 1

@@ -1,7 +1,7 @@
 """Several multilayer perceptrons of one shape as one module: each layer is one batched product for all of them.
 
-Twin critics are two of them, an actor is one. `forward` says what is computed and can be differentiated by autograd;
-training runs the same layers through `asyncrl.models.mlp_pass`.
+Twin critics are two of them, an actor is one. `forward` can be differentiated by autograd; `asyncrl.models.mlp_pass`
+trains the same layers without autograd.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class StackedLayer(NamedTuple):
     """One layer of K networks.
 
     Attributes:
-        weight: [K, in, out] of a hidden layer. [K, out, in] of the last one, whose products are thin: with one output
-            the other layout takes over four times as long on a CPU.
+        weight: [K, in, out] of a hidden layer; [K, out, in] of the last one: with one output, the other layout takes
+            more than four times as long on a CPU.
         bias: [K, 1, out] of a hidden layer, [K, out, 1] of the last one.
-        norm_weight, norm_bias: [K, 1, out] of the layer normalization between product and activation, if there is one.
+        norm_weight, norm_bias: [K, 1, out] of a layer normalization between product and activation.
     """
 
     weight: Tensor
@@ -35,11 +35,20 @@ class StackedLayer(NamedTuple):
 
 
 class StackedMlp(nn.Module):
-    """K perceptrons with hidden layers of the given widths. The parameters of the last layer come last.
+    """K perceptrons with hidden layers of the given widths; parameters of the last layer come last.
+
+    The weights of each network are drawn separately from torch's global generator.
+
+    Args:
+        num_networks: K.
+        widths: of input, hidden layers and output.
+        nonlinearity: tanh, relu or elu.
+        head_gain: gain of the last layer's orthogonal weights; that of hidden layers is sqrt(2). With None all layers
+            are initialized as `nn.Linear`.
+        layer_norm: whether hidden layers are normalized (Ba et al. 2016, arXiv:1607.06450).
 
     Attributes:
-        nonlinearity: the activation's name in the settings.
-        num_hidden_parameters: parameters before those of the last layer.
+        num_hidden_parameters: number of parameters before those of the last layer.
     """
 
     def __init__(
@@ -50,16 +59,6 @@ class StackedMlp(nn.Module):
         head_gain: float | None,
         layer_norm: bool = False,
     ) -> None:
-        """Draws each network's weights by itself from torch's global generator.
-
-        Args:
-            num_networks: K.
-            widths: of input, hidden layers and output.
-            nonlinearity: tanh, relu or elu.
-            head_gain: gain of the last layer's orthogonal weights, those of hidden layers being sqrt(2); with None
-                all layers begin as `nn.Linear` does.
-            layer_norm: whether hidden layers are normalized (Ba et al. 2016, arXiv:1607.06450).
-        """
         super().__init__()
         self.nonlinearity = nonlinearity
         self._activation = ACTIVATIONS[nonlinearity]
@@ -82,7 +81,7 @@ class StackedMlp(nn.Module):
         return tuple(StackedLayer(*layer.parameters()) for layer in self._layers)
 
     def layers_in(self, flat: Tensor) -> tuple[StackedLayer, ...]:
-        """Views of `flat: [N]`, which holds something for each parameter, in the order of `parameters`."""
+        """Views of `flat: [N]`, one number for each parameter, in the order of `parameters`."""
         layers, start = [], 0
         for layer in self._layers:
             views = []
@@ -93,7 +92,7 @@ class StackedMlp(nn.Module):
         return tuple(layers)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs `[K, B, out]` for inputs `[B, in]`, the same for all networks."""
+        """Outputs `[K, B, out]` for inputs `[B, in]`, which all networks share."""
         *hidden, head = self.layers()
         features = inputs.expand(head.weight.shape[0], *inputs.shape)
         for layer in hidden:

@@ -1,4 +1,4 @@
-"""Actions drawn uniformly from the whole range: how a replay is filled before anything was learned."""
+"""Actions drawn uniformly from the whole range, which fill a replay before the first update."""
 
 from __future__ import annotations
 
@@ -12,34 +12,26 @@ from asyncrl.envs.spec import ObservationLayout
 from asyncrl.models.distributions import ActionDistribution, ActionParts, Categorical
 from asyncrl.runtime.seeding import Stream, derive_seed
 
-FloatArray = npt.NDArray[np.float32]
 _LARGEST = np.float32(1.0 - 2.0**-24)  # its arctanh is finite
 
 
 class UniformAnswer(NamedTuple):
-    """Actions `[B, A]` or `[B]` in the form in which the distribution produces them; nothing else is known of them."""
+    """Actions `[B, A]` or `[B]` as the distribution produces them."""
 
     action: npt.NDArray[Any]
 
 
 class UniformPolicy:
-    """Acts without looking, except at masks: uniformly in the bounds of squashed actions and among allowed choices."""
+    """Draws uniformly within the bounds of squashed actions and among allowed choices; `layout` is for masks."""
 
     def __init__(self, distribution: ActionDistribution, seed: int, layout: ObservationLayout | None = None) -> None:
-        """Draws what `distribution` would, from a random generator of its own.
-
-        Args:
-            distribution: of the actions.
-            seed: of the generator.
-            layout: of the rows of observations; only needed for masks.
-        """
         self._distribution = distribution
         self._generator = np.random.Generator(np.random.SFC64(derive_seed(seed, Stream.WARM_UP)))
         self._layout = layout if layout is not None and layout.num_mask else None
         self._continuous = ActionParts(distribution).columns
 
-    def act(self, obs: npt.NDArray[Any]) -> UniformAnswer:
-        """Choose actions for rows of observations `[B, row_size]`."""
+    def act(self, obs: npt.NDArray[Any], rnn_state: npt.NDArray[np.float32] | None = None) -> UniformAnswer:
+        """Draws actions for rows of observations `[B, row_size]`, of which only masks are read."""
         distribution, size = self._distribution, len(obs)
         if isinstance(distribution, Categorical) and self._layout is None:
             return UniformAnswer(self._generator.integers(distribution.num_parameters, size=size))

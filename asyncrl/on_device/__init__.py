@@ -4,6 +4,6 @@
           ^                                    │
           └── action ── the same model <───────┘
 
-One process turns both in strict order (serial mode): there is nobody to share the device with, so nothing of shared
-memory, slots and rings is needed. Rows have the rules of slots (`asyncrl.buffers.layout`).
+One process runs both in strict order (serial mode), so shared memory, slots and rings are not needed. Rows follow the
+same rules as in slots (`asyncrl.buffers.layout`).
 """

@@ -1,8 +1,8 @@
 """Collects datasets on the learner's device, in turn with the learner, in its process.
 
-consumes  nothing: it acts with the learner's own model
-produces  a dataset, of as many trajectories one after the other as it takes
-waits     while the dataset is being trained on
+consumes  no shared data: it acts with the learner's own model
+produces  a dataset, of as many consecutive trajectories as it holds
+waits     while the dataset is trained on
 stops     when the run has ended
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 import torch
-from torch import Tensor
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.layout import trajectory_fields
@@ -25,11 +24,14 @@ from asyncrl.models.encoders import split_tensor
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import LagMetrics
 from asyncrl.on_device.env_group import TensorEnvGroup
-from asyncrl.rollout.worker import WAIT_S, WorkerReports
+from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase
 
 
-class DeviceWorker(WorkerReports):
-    """Owns the environments and the dataset, which the next one overwrites. Gives it to `OnPolicyTrainer`."""
+class DeviceWorker(RolloutWorkerBase):
+    """Fills a dataset and passes it to `OnPolicyTrainer`. Owns the environments and the dataset, which it reuses.
+
+    Environments, the learner's model and the dataset are on `device`; `seed` is for drawing actions.
+    """
 
     num_ready = dropped_samples = 0  # there are no slots
 
@@ -43,69 +45,58 @@ class DeviceWorker(WorkerReports):
         seed: int,
         control: RunControl,
     ) -> None:
-        """Resets the environments and allocates the dataset.
-
-        Args:
-            group: the environments, E.
-            learner: whose model acts.
-            spec: spaces of the environments.
-            plan: sizes.
-            device: of all of this.
-            seed: of the actions that are drawn.
-            control: counts the steps of the run.
-        """
         super().__init__(0, [group], control, PhaseTimer())
         self._group = group
         self._learner = learner
         self._layout = spec.observation
         self._recurrence = plan.recurrence or plan.rollout
         self._generator = torch.Generator(device).manual_seed(seed)
-        self._dataset = _room_for_dataset(spec, plan, device)
+        self._dataset = _allocate_dataset(spec, plan, device)
         self._num_columns, self._is_full = 0, False
         self._last_rows = group.reset()
-        self._last_state = torch.zeros((len(group), plan.rnn_state_size), device=device)
+        self._last_state = torch.zeros((group.num_envs, plan.rnn_state_size), device=device)
 
     @property
     def waiting_for(self) -> Phase:
-        """What keeps it from collecting."""
         return Phase.WAIT_SLOTS
 
     def poll(self) -> float:
         """Collects one trajectory of each environment unless the dataset is full; returns seconds to wait."""
         if self._is_full:
             return WAIT_S
-        columns = slice(self._num_columns, self._num_columns + len(self._group))
+        start, stop = self._num_columns, self._num_columns + self._group.num_envs
+        columns = {field.name: getattr(self._dataset, field.name)[:, start:stop] for field in fields(Dataset)}
         model = self._learner.model.eval()
-        self._collect(_columns_of(self._dataset, columns))
+        self._collect(Dataset(**columns))
         model.train()
-        self._num_columns = columns.stop
-        self._is_full = self._num_columns == self._dataset.valid.shape[1]
+        self._num_columns = stop
+        self._is_full = stop == self._dataset.valid.shape[1]
         return 0.0
 
+    # The methods that `OnPolicyTrainer` calls (`DatasetSource` and `DatasetRoom`).
+
     def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
-        """Nothing to copy if the dataset is full, see `asyncrl.learner.on_policy_trainer.DatasetSource`."""
         return [] if self._is_full else None
 
     def collect(self, columns: Sequence[Columns]) -> Dataset:
-        """The dataset, which is full."""
         return self._dataset
 
     def begin_dataset(self) -> None:
-        """Nothing: samples are collected and trained in turn."""
+        pass
 
     def lag(self, learner_version: int) -> LagMetrics:
-        """None: each trajectory was collected with the weights that were published last."""
+        """Zero: each trajectory was collected with the newest weights."""
         return LagMetrics(mean=0.0, p95=0.0, max=0, age_ms=0.0)
 
     def release(self, columns: list[Columns]) -> None:
-        """Lets the dataset be filled again."""
+        """Allows the dataset to be overwritten."""
         self._num_columns, self._is_full = 0, False
 
     def _collect(self, part: Dataset) -> None:
-        """Fills columns with one trajectory of each environment, and looks at the device once, at their end."""
+        """Fills columns with one trajectory of each environment. Waits for the device only at its end."""
         rollout, ends = len(part.valid), []
-        rows, begun = self._group.begin(self._last_rows)
-        state = self._last_state.masked_fill(begun.unsqueeze(-1), 0.0)
+        rows, restarted = self._group.start_trajectory(self._last_rows)
+        state = self._last_state.masked_fill(restarted.unsqueeze(-1), 0.0)
         part.policy_version.fill_(self._learner.policy_version)
         for row in range(rollout):
             part.obs[row].copy_(rows)
@@ -125,29 +116,21 @@ class DeviceWorker(WorkerReports):
         part.obs[rollout].copy_(rows)
         part.value[rollout].copy_(self._learner.model.act(part.obs[rollout], self._generator, state).value)
         self._last_rows, self._last_state = part.obs[rollout].clone(), state
-        self._note(part, *(torch.stack(field) for field in zip(*ends, strict=True)))
-        self.phases.charge(Phase.OTHER)
-
-    def _note(self, part: Dataset, ended: Tensor, episode_return: Tensor, episode_length: Tensor) -> None:
-        """Counts steps and episodes of columns; the arguments are `[T, E]`."""
         floats = split_tensor(self._layout, part.obs).floats
         if not bool(torch.isfinite(part.reward).all() & torch.isfinite(floats).all()):
             raise self._group.not_finite()
         self.count_steps(part.num_valid)
-        self._group.note_episodes(episode_return[ended].tolist(), episode_length[ended].tolist())
+        ended, episode_return, episode_length = (torch.stack(field) for field in zip(*ends, strict=True))
+        self._group.record_episodes(episode_return[ended].tolist(), episode_length[ended].tolist())
+        self.phases.charge(Phase.OTHER)
 
 
-def _room_for_dataset(spec: EnvSpec, plan: ResourcePlan, device: torch.device) -> Dataset:
-    rows = {"rnn_state": plan.rollout // (plan.recurrence or plan.rollout)}
-    room = {}
+def _allocate_dataset(spec: EnvSpec, plan: ResourcePlan, device: torch.device) -> Dataset:
+    num_states = plan.rollout // (plan.recurrence or plan.rollout)
+    tensors = {}
     for field in trajectory_fields(spec, plan.rnn_state_size):
-        num_rows = rows.get(field.name, plan.rollout + int(field.has_extra_row))
+        num_rows = num_states if field.name == "rnn_state" else plan.rollout + int(field.has_extra_row)
         shape = (num_rows, plan.columns_per_dataset, *field.row_shape)
-        room[field.name] = torch.zeros(shape, dtype=getattr(torch, field.dtype), device=device)
+        tensors[field.name] = torch.zeros(shape, dtype=getattr(torch, field.dtype), device=device)
     versions = torch.zeros((plan.rollout, plan.columns_per_dataset), dtype=torch.int64, device=device)
-    return Dataset(policy_version=versions, **room)
-
-
-def _columns_of(dataset: Dataset, columns: slice) -> Dataset:
-    """Views of some columns."""
-    return Dataset(**{field.name: getattr(dataset, field.name)[:, columns] for field in fields(dataset)})
+    return Dataset(policy_version=versions, **tensors)

@@ -1,9 +1,9 @@
-"""What goes wrong with environments, and what a worker makes of it: a warning each, until there are too many.
+"""Failures of environments, and the decision whether a run continues: a warning for each, until there are too many.
 
 step or reset raises            the environment is recreated; more than `max_env_failures` in a window end the run,
-                                and so does any before the run's first finished episode
+                                and so does any failure before the run's first finished episode
 reward or observation is NaN    the step is dropped and the environment is reset, or the run ends (`nan_policy`)
-observation out of its space    the run ends: that is a mistake in the environment
+observation out of its space    the run ends: this is a mistake in the environment
 a debugger finds no terminal    the run ends, with a hint at serial mode
 """
 
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class EnvironmentTrouble(Exception):
-    """An environment did what it should not. Where its own code raised, that exception is the cause.
+    """An environment failed. If its own code raised, `__cause__` is that exception.
 
     Attributes:
         env_idx: number of the environment in the run.
-        step: environment steps it had made.
+        step: environment steps that it had made.
     """
 
     def __init__(self, env_idx: int, step: int, text: str, detail: str = "") -> None:
@@ -43,7 +43,7 @@ class EnvironmentTrouble(Exception):
 
     @property
     def traceback(self) -> str:
-        """The environment's own traceback, empty if none of its code raised."""
+        """Traceback of the environment's own code, empty if it did not raise."""
         return "" if self.__cause__ is None else environment_traceback(self.__cause__)
 
 
@@ -52,18 +52,18 @@ class EnvironmentCallFailed(EnvironmentTrouble):
 
 
 class NotFinite(EnvironmentTrouble):
-    """A reward or an observation is infinite or not a number."""
+    """A reward or an observation contains NaN or infinity."""
 
 
 class WrongObservation(EnvironmentTrouble):
-    """An observation is not what the environment's space promises, so there is no room for it."""
+    """An observation does not fit the environment's observation space, so it cannot be stored."""
 
 
 class EnvironmentsKeepFailing(Exception):
     """Environments of one worker failed too often.
 
     Attributes:
-        tracebacks: those of the first failure and of the last, as text.
+        tracebacks: text of the first failure and of the last one.
     """
 
     def __init__(self, text: str, tracebacks: str) -> None:
@@ -72,19 +72,14 @@ class EnvironmentsKeepFailing(Exception):
 
 
 class FailureLog:
-    """The failures of a worker's environments: decides whether the run goes on. Shared by the worker's groups."""
+    """Counts the failures of one worker's environments and decides whether the run continues.
+
+    All groups of a worker share it.
+    """
 
     def __init__(
         self, worker_idx: int, config: TrainConfig, control: RunControl, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Starts with none.
-
-        Args:
-            worker_idx: the worker.
-            config: the run's settings.
-            control: knows whether the run has finished an episode.
-            clock: seconds that only go forward.
-        """
         self._worker_idx = worker_idx
         self._config = config
         self._control = control
@@ -99,19 +94,19 @@ class FailureLog:
         self._drops_in_a_row: dict[int, int] = {}
 
     def note_episode(self, env_idx: int) -> None:
-        """Notes that an environment has finished an episode, so environments work as they are meant to."""
+        """Records that an environment has finished an episode, so environments work in principle."""
         self._drops_in_a_row.pop(env_idx, None)
         self._control.has_finished_episode = True
 
     def note_failure(self, trouble: EnvironmentTrouble) -> None:
-        """Notes that an environment is to be recreated.
+        """Counts a failure after which the environment is recreated.
 
         Raises:
-            EnvironmentTrouble: the same, because the run cannot go on: no environment has ever finished an episode, or
-                one cannot be helped.
-            EnvironmentsKeepFailing: there were too many.
+            EnvironmentTrouble: the given one, because the run cannot continue: no environment has ever finished an
+                episode, or a new environment would fail in the same way.
+            EnvironmentsKeepFailing: there were too many failures.
         """
-        if not self._control.has_finished_episode or self._is_final(trouble):
+        if not self._control.has_finished_episode or self._is_fatal(trouble):
             raise trouble
         now, limit, window_s = self._clock(), self._config.max_env_failures, self._config.restart_window_s
         self._recent.add(trouble, now)
@@ -128,19 +123,19 @@ class FailureLog:
         )
 
     def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
-        """Notes that a step is left out.
+        """Counts a step that is dropped.
 
         Args:
-            trouble: which one, and why.
-            episode_steps: steps that were made before in its episode.
+            trouble: the environment and the value.
+            episode_steps: steps of the same episode before the dropped one.
 
         Returns:
-            Whether the environment has failed: it has given nothing else for a while.
+            Whether the environment must be recreated: all its recent episodes began with such a step.
 
         Raises:
-            NotFinite: the same, if the user wants the run to end.
+            NotFinite: the given one, if the run ends in this case (`nan_policy`).
         """
-        if self._is_final(trouble):
+        if self._is_fatal(trouble):
             raise trouble
         self._num_not_finite += 1
         self._num_dropped += 1
@@ -155,11 +150,11 @@ class FailureLog:
         return in_a_row > _MOST_DROPS_IN_A_ROW
 
     def note_dropped(self, num_samples: int) -> None:
-        """Notes that samples are not trained on."""
+        """Counts samples that are not trained on."""
         self._num_dropped += num_samples
 
     def take(self) -> EnvironmentFailures:
-        """What was noted since the last call."""
+        """Counts and warnings since the last call."""
         taken = EnvironmentFailures(
             num_failures=self._num_failures,
             num_not_finite=self._num_not_finite,
@@ -170,27 +165,27 @@ class FailureLog:
         self._warnings = []
         return taken
 
-    def _is_final(self, trouble: EnvironmentTrouble) -> bool:
+    def warn(self, text: str) -> None:
+        """Adds a warning for the user to the next report."""
+        text = f"rollout worker {self._worker_idx}: {text}"
+        log.info("%s", text)  # the log of a child process keeps it even if the report is dropped
+        self._warnings.append(text)
+
+    def _is_fatal(self, trouble: EnvironmentTrouble) -> bool:
         if isinstance(trouble, NotFinite):
             return self._config.nan_policy == "fail"
         # A debugger without a terminal would stop every new environment in the same place.
         return isinstance(trouble, WrongObservation) or isinstance(trouble.__cause__, bdb.BdbQuit)
 
-    def warn(self, text: str) -> None:
-        """Has the user told something of an environment."""
-        text = f"rollout worker {self._worker_idx}: {text}"
-        log.info("%s", text)  # a child's log keeps it though the report that carries it may be dropped
-        self._warnings.append(text)
-
 
 @dataclass(frozen=True)
 class LostStep:
-    """A step that is no sample. Its environment was reset, and the row after it holds the first observation.
+    """A step that is no sample. The environment was reset, and the next row holds the first observation.
 
     Attributes:
         env: number of the environment in its group.
-        episode_steps: steps that were made before in its episode.
-        has_failed: the environment failed, so what is left of these is to be taken back, too.
+        episode_steps: steps of the same episode before the lost one.
+        has_failed: the environment failed, so the samples of these steps are dropped as well.
     """
 
     env: int
@@ -199,13 +194,13 @@ class LostStep:
 
 
 @dataclass(frozen=True)
-class Renewal:
-    """How the environments of a group are recreated when they fail.
+class Recovery:
+    """How a group recreates an environment that failed.
 
     Attributes:
-        failures: decides whether they are.
-        make: makes an environment, a vectorized one for a group that is vectorized.
-        seed: of its first reset, from the environment's number in the run and the steps that were made in its place.
+        failures: decides whether it is recreated.
+        make: makes an environment, or a vectorized one for a vectorized group.
+        seed: seed of the first reset, from the environment's number in the run and the steps made in its place.
     """
 
     failures: FailureLog

@@ -1,8 +1,8 @@
-"""A rollout worker whose splits write into the replay: no slots, no end of a trajectory, one row after the other.
+"""A rollout worker for a replay: each split writes rows to its stripe, without slots or ends of trajectories.
 
-consumes  actions (mailbox, answered by a policy), limits (words of the learner)
+consumes  actions (mailbox, written by a policy), limits (words of the learner)
 produces  observations, actions, rewards, ends of episodes (rows of the replay), requests (table and ring)
-waits     when no split may step or has its actions: until woken by learner or inference worker, or for WAIT_S
+waits     when no split may step or has its actions: until the learner or an inference worker wakes it, or for WAIT_S
 stops     when the run has ended
 """
 
@@ -14,21 +14,23 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.rollout.worker import WAIT_S, ActionSource, StepsEnvironments, WorkerReports
+from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.rollout.worker import WAIT_S, ActionSource, RolloutWorkerBase
 
 
 class ReplaySplit:
     """A split's environments and the stripe that they fill.
 
     Attributes:
-        num_rows: rows that the stripe holds so far.
-        has_asked: whether actions for the present row were asked for.
+        num_rows: rows written to the stripe so far.
+        has_asked: whether actions for the present row were requested.
     """
 
     def __init__(
         self,
         split_idx: int,
-        group: StepsEnvironments,
+        group: EnvGroup | VectorEnvGroup,
         stripes: ReplayStripes,
         actions: ActionSource,
         phases: PhaseTimer | None = None,
@@ -45,16 +47,16 @@ class ReplaySplit:
 
     @property
     def can_advance(self) -> bool:
-        """Whether the actions of the present row are there."""
+        """Whether the actions of the present row are written."""
         return self.has_asked and (self._is_answered or self._actions.is_answered(self.split_idx))
 
     def ask(self) -> None:
-        """Asks for the actions of the present row: when it may be stepped, not before, so with the newest weights."""
+        """Requests the actions of the present row. Call it when the row may be stepped: weights are then the newest."""
         self.has_asked = True
         self._is_answered = self._actions.request(self.split_idx, self.split_idx, self.num_rows)
 
     def advance(self) -> int:
-        """Takes the actions of the present row and publishes it.
+        """Steps the environments with the actions of the present row and publishes the row.
 
         Returns:
             Environment steps made.
@@ -63,7 +65,7 @@ class ReplaySplit:
         action = stripes.store_action(split_idx, row)
         num_steps = self.group.step(action, stripes.rows(split_idx, row))
         for lost in self.group.take_lost() if self.group.lost else ():
-            # This row holds the final observation of an episode that ended with the step before.
+            # This row holds the final observation of the episode, which the previous step truncates.
             if lost.episode_steps > 0:
                 stripes.rows(split_idx, row - 1).truncated[lost.env] = True
         stripes.publish(split_idx, num_steps)
@@ -72,8 +74,8 @@ class ReplaySplit:
         return num_steps
 
 
-class ReplayWorker(WorkerReports):
-    """Moves its splits forward as far as the learner lets them. Owns their environments."""
+class ReplayWorker(RolloutWorkerBase):
+    """Steps its splits as far as the learner's limits allow. Owns them; they measure time with the same `phases`."""
 
     def __init__(
         self,
@@ -85,36 +87,35 @@ class ReplayWorker(WorkerReports):
         control: RunControl,
         phases: PhaseTimer | None = None,
     ) -> None:
-        """Takes ownership of the splits, which charge their time to the same `phases`."""
         super().__init__(worker_idx, [split.group for split in splits], control, phases or PhaseTimer())
         self._splits = splits
         self._stripes = stripes
         self._limits = limits
         self._learner = learner
-        self._is_held_back = False
+        self._is_limited = False
 
     def poll(self) -> float:
-        """Advances every split that may step by one row.
+        """Advances every split that may step and has its actions by one row.
 
         Returns:
-            Seconds to wait, unless woken, before polling again.
+            Seconds to wait, unless woken, before the next call.
         """
-        worked, self._is_held_back = False, False
+        has_worked, self._is_limited = False, False
         for split in self._splits:
             if not split.has_asked:
                 if not self._limits.may_step(split.split_idx, split.num_rows, self._stripes.total_env_steps()):
-                    self._is_held_back = True
+                    self._is_limited = True
                     continue
                 split.ask()
-                worked = True
+                has_worked = True
             if split.can_advance:
                 self.count_steps(split.advance())
                 self._learner.wake()
-                worked = True
+                has_worked = True
         self.phases.charge(Phase.OTHER)
-        return 0.0 if worked else WAIT_S
+        return 0.0 if has_worked else WAIT_S
 
     @property
     def waiting_for(self) -> Phase:
-        """What keeps the worker from going on when `poll` did nothing."""
-        return Phase.WAIT_UPDATES if self._is_held_back else Phase.WAIT_ACTIONS
+        """What the worker waits for if `poll` advanced no split."""
+        return Phase.WAIT_UPDATES if self._is_limited else Phase.WAIT_ACTIONS

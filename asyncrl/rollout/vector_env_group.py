@@ -1,21 +1,20 @@
-"""The environments of one split as one vectorized environment. No communication happens here.
+"""The environments of one split as one vectorized environment.
 
 A vectorized environment steps all of its environments or none, and resets those that ended in one of three ways
-(`gymnasium.vector.AutoresetMode`). Where an episode was truncated, its final observation has a row of its own that is
-not valid; what the environment does in that row's step depends on the mode:
+(`gymnasium.vector.AutoresetMode`). After a truncation, the final observation has its own row, which is not valid. What
+the environment does in the step of that row depends on the mode:
 
-NEXT_STEP   it is reset and ignores its action. So it is after a termination: that final observation has a row, too.
-SAME_STEP   it was reset in the step that ended the episode, so it takes the first step of the next one, with an action
-            that was chosen for another observation. That step is lost: no row shows it, and the next row is what came
-            of it, with the recurrent state of an episode's beginning. Where a slot ends there, nothing is lost.
-DISABLED    the same, but that it is reset from here, at once: it could not be stepped otherwise.
+NEXT_STEP   It is reset and ignores its action. After a termination this happens as well: the final observation has a
+            row.
+SAME_STEP   It was reset in the step that ended the episode, so it makes the first step of the next episode, with an
+            action that was chosen for another observation. This step is lost: no row holds it. The next row is its
+            result, with the recurrent state of a new episode. If a slot ends there, no step is lost.
+DISABLED    As SAME_STEP, but the group resets it, immediately: otherwise it could not be stepped.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,19 +22,55 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.schema import ActionMapping
-from asyncrl.envs.interface import give_training_info
-from asyncrl.envs.observations import ObservationMismatch, describe_not_finite, is_surely_finite, one_of_batch
+from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import EpisodeRecord
-from asyncrl.rollout.env_group import BoolArray, EnvironmentGroup, FloatArray, ObsArray
-from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Renewal
+from asyncrl.rollout.env_group import EnvironmentGroup, FloatArray, ObsArray, is_surely_finite
+from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Recovery
+
+
+class RowFlags(NamedTuple):
+    """Meaning of one step's row for E environments, each `[E]` bool, as arrays or tensors.
+
+    Attributes:
+        valid: the row is a sample.
+        is_step: the environment made a step of an episode; it may belong to no row (see the module).
+        ended: an episode ended in this step.
+        terminated, truncated: as stored in the row.
+        holds_final_obs: the next row holds a final observation, so it is not valid.
+    """
+
+    valid: Any
+    is_step: Any
+    ended: Any
+    terminated: Any
+    truncated: Any
+    holds_final_obs: Any
+
+
+def row_flags(mode: AutoresetMode, holds_final_obs: Any, terminated: Any, truncated: Any) -> RowFlags:
+    """Applies the row rule of `asyncrl.rollout.env_group` to the step of a vectorized environment.
+
+    Args:
+        mode: autoreset mode of the environment.
+        holds_final_obs: [E] bool, whether this step's row holds a final observation.
+        terminated: [E] bool, as the environment returned it.
+        truncated: [E] bool, as the environment returned it.
+    """
+    valid = ~holds_final_obs
+    is_step = valid if mode == AutoresetMode.NEXT_STEP else valid | True
+    ended = (terminated | truncated) & is_step
+    terminated = terminated & valid
+    truncated = truncated & valid & ~terminated
+    holds_final_obs = ended if mode == AutoresetMode.NEXT_STEP else truncated
+    return RowFlags(valid, is_step, ended, terminated, truncated, holds_final_obs)
 
 
 class VectorEnvGroup(EnvironmentGroup):
-    """Steps one vectorized environment. Owns it and its episode counters.
+    """Steps one vectorized environment. Owns it.
 
-    Its environments cannot be reset or recreated one by one: where one fails, or gives what is not finite, the steps of
-    all are lost.
+    Its environments cannot be reset or recreated separately: if one fails, or returns NaN or infinity, the steps of all
+    are lost. Its metadata names its autoreset mode.
     """
 
     def __init__(
@@ -45,137 +80,88 @@ class VectorEnvGroup(EnvironmentGroup):
         first_env_idx: int,
         spec: EnvSpec,
         mapping: ActionMapping,
-        renewal: Renewal | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
-        """Takes ownership of `env`, whose metadata names its autoreset mode; arguments are as for `EnvGroup`."""
-        super().__init__(first_env_idx, spec, mapping, renewal)
-        self._env = env
+        super().__init__([env], [seed], first_env_idx, recovery)
+        self._adapter = ActionAdapter(spec, mapping)
+        self._codec = ObservationCodec(spec.observation)
         self._mode: AutoresetMode = env.metadata["autoreset_mode"]
-        self._seed: int | None = seed
         self._holds_final_obs = np.zeros(env.num_envs, dtype=np.bool_)
         self._reset_obs = np.zeros((env.num_envs, spec.observation.row_size), dtype=spec.observation.row_dtype)
         self._returns = np.zeros(env.num_envs)
         self._lengths = np.zeros(env.num_envs, dtype=np.int64)
-        self._num_rows = np.zeros(env.num_envs, dtype=np.int64)  # valid ones of each one's episode
+        self._num_rows = np.zeros(env.num_envs, dtype=np.int64)  # valid rows of the present episodes
         self._num_steps = 0
 
-    def __len__(self) -> int:
-        return int(self._env.num_envs)
-
     def reset(self, obs: ObsArray) -> None:
-        """Starts an episode in every environment and writes the observations into `obs [E, D]`."""
-        try:
-            self._try_reset(obs)
-        except EnvironmentTrouble as trouble:
-            self._begin_in_new(trouble, obs)
+        """Starts an episode in every environment and writes the observations to `obs [E, row_size]`."""
+        self._start(0, obs)
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
-        """Takes one step in every environment whose row is a step, and writes what came of it.
-
-        Args:
-            actions: `[E, A]` float32 or `[E]` int64, as the distribution produced them.
-            rows: where to write.
-
-        Returns:
-            Number of environment steps made; those that are lost are none.
-
-        Raises:
-            EnvironmentTrouble: an environment did what it should not, and the run cannot go on.
-            EnvironmentsKeepFailing: for the same reason.
-        """
+        """Steps all environments and writes the results. Arguments, result and errors are those of `EnvGroup.step`."""
         try:
-            obs, reward, terminated, truncated, infos = self._env.step(self._adapter.to_vector_env(actions))
+            obs, reward, *ends, infos = self._envs[0].step(self._adapter.to_vector_env(actions))
         except Exception as error:
-            self._lose_all(rows, self._call_failed(0, self._num_steps, "step", error))
-            return 0
-        valid = ~self._holds_final_obs
-        resets_in_next_step = self._mode == AutoresetMode.NEXT_STEP
-        is_step = valid if resets_in_next_step else np.ones_like(valid)
-        ended = np.logical_or(terminated, truncated) & is_step
-        np.multiply(reward, valid, out=rows.reward, casting="unsafe")
-        np.logical_and(terminated, valid, out=rows.terminated)
-        np.logical_and(truncated, valid & ~rows.terminated, out=rows.truncated)
-        rows.valid[:] = valid
+            return self._lose_all(rows, self._call_failed(0, "step", error))
+        terminated, truncated = (np.asarray(end, dtype=np.bool_) for end in ends)
+        flags = row_flags(self._mode, self._holds_final_obs, terminated, truncated)
+        np.multiply(reward, flags.valid, out=rows.reward, casting="unsafe")
+        rows.terminated[:], rows.truncated[:], rows.valid[:] = flags.terminated, flags.truncated, flags.valid
         self._store_obs(obs, rows.next_obs, "step")
-        if not resets_in_next_step and ended.any():
-            try:
-                self._arrange_obs(ended, rows.truncated, infos, rows.next_obs)
-                self._check_reset_obs()
-            except EnvironmentTrouble as trouble:
-                self._lose_all(rows, trouble)
-                return 0
-        floats = self._writer.floats(rows.next_obs)
-        if not (is_surely_finite(rows.reward) and is_surely_finite(floats)):
-            is_finite = np.isfinite(rows.reward) & np.isfinite(floats).all(1)
-            if not is_finite.all():
-                self._lose_all(rows, self._not_finite(int(np.argmin(is_finite)), rows.reward, floats))
-                return 0
-        self._returns += np.where(is_step, reward, 0.0)
-        self._lengths += is_step
-        self._num_rows += valid
-        self._holds_final_obs = ended if resets_in_next_step else rows.truncated.copy()
-        if ended.any():
-            self._finish_episodes(ended)
+        has_ended = flags.ended.any()
+        try:
+            if has_ended and self._mode != AutoresetMode.NEXT_STEP:
+                self._arrange_obs(flags, infos, rows.next_obs)
+                self._require_finite(np.zeros_like(rows.reward), self._codec.floats(self._reset_obs))
+            self._require_finite(rows.reward, self._codec.floats(rows.next_obs))
+        except EnvironmentTrouble as trouble:
+            return self._lose_all(rows, trouble)
+        self._returns += np.where(flags.is_step, reward, 0.0)
+        self._lengths += flags.is_step
+        self._num_rows += flags.valid
+        self._holds_final_obs = flags.holds_final_obs
+        if has_ended:
+            for env in map(int, np.flatnonzero(flags.ended)):
+                self._record_episode(env, float(self._returns[env]), int(self._lengths[env]))
+            self._returns[flags.ended] = 0.0
+            self._lengths[flags.ended] = self._num_rows[flags.ended] = 0
         self._num_steps += 1
-        return int(valid.sum())
+        return int(flags.valid.sum())
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
-        """Writes the first row of a new slot from the last row of the one before, both `[E, row_size]`.
+        """Writes the first row of a new slot from the last row of the previous slot, both `[E, row_size]`.
 
-        Where a final observation stands in the last row, the new slot begins with the reset observation, unless the
-        environment is only reset by the step that follows: then the final observation stands in both.
+        Where the last row holds a final observation, the new slot starts with the reset observation. In mode NEXT_STEP
+        the environment is reset by the following step, so the final observation is in both rows.
 
         Returns:
-            The environments that begin with the reset observation.
+            The environments that start with a reset observation.
         """
         np.copyto(first_obs, last_obs)
         if self._mode == AutoresetMode.NEXT_STEP:
             return []
-        begun = np.flatnonzero(self._holds_final_obs)
-        first_obs[begun] = self._reset_obs[begun]
+        restarted = np.flatnonzero(self._holds_final_obs)
+        first_obs[restarted] = self._reset_obs[restarted]
         self._holds_final_obs[:] = False
-        return [int(env) for env in begun]
+        return [int(env) for env in restarted]
 
-    def set_training_info(self, info: Mapping[str, Any]) -> None:
-        """Gives a dict to the environment if it takes one, and to one that is made in its place."""
-        self._training_info = info
-        try:
-            give_training_info(self._env, info)
-        except Exception as error:
-            raise self._call_failed(0, self._num_steps, "set_training_info", error) from error
+    def _arrange_obs(self, flags: RowFlags, infos: dict[str, Any], next_obs: ObsArray) -> None:
+        """Writes final observations after truncations and reset observations after terminations to `next_obs`.
 
-    def close(self) -> None:
-        """Closes the environment."""
-        self._env.close()
-
-    def _finish_episodes(self, ended: BoolArray) -> None:
-        for env in np.flatnonzero(ended):
-            self._add_episode(int(env), EpisodeRecord(float(self._returns[env]), int(self._lengths[env])))
-        self._returns[ended] = 0.0
-        self._lengths[ended] = self._num_rows[ended] = 0
-
-    def _arrange_obs(self, ended: BoolArray, truncated: BoolArray, infos: dict[str, Any], next_obs: ObsArray) -> None:
-        """Puts final observations where the next row holds one, reset ones where it does not, and keeps the others."""
+        Reset observations that follow a final observation are kept in `_reset_obs`.
+        """
         if self._mode == AutoresetMode.SAME_STEP:
-            self._reset_obs[truncated] = next_obs[truncated]
-            for env in map(int, np.flatnonzero(truncated)):
+            self._reset_obs[flags.truncated] = next_obs[flags.truncated]
+            for env in map(int, np.flatnonzero(flags.truncated)):
                 self._store_final_obs(env, infos, next_obs[env])
             return
         try:
-            reset_obs, _ = self._env.reset(options={"reset_mask": ended})
+            reset_obs, _ = self._envs[0].reset(options={"reset_mask": flags.ended})
         except Exception as error:
-            raise self._call_failed(0, self._num_steps, "reset", error) from error
+            raise self._call_failed(0, "reset", error) from error
         self._store_obs(reset_obs, self._reset_obs, "reset")
-        begins = ended & ~truncated
-        next_obs[begins] = self._reset_obs[begins]
-
-    def _check_reset_obs(self) -> None:
-        """Looks at the observations that the next slot may begin with."""
-        floats = self._writer.floats(self._reset_obs)
-        if not is_surely_finite(floats):
-            is_finite = np.isfinite(floats).all(1)
-            if not is_finite.all():
-                raise self._not_finite(int(np.argmin(is_finite)), np.zeros(len(self), dtype=np.float32), floats)
+        terminated = flags.ended & ~flags.truncated
+        next_obs[terminated] = self._reset_obs[terminated]
 
     def _store_final_obs(self, env: int, infos: dict[str, Any], row: ObsArray) -> None:
         try:
@@ -183,66 +169,52 @@ class VectorEnvGroup(EnvironmentGroup):
                 raise ObservationMismatch(
                     "an episode was truncated in autoreset mode SAME_STEP, but its infos have no final_obs"
                 )
-            self._writer.write(one_of_batch(infos["final_obs"], env), row)
+            self._codec.write(one_of_batch(infos["final_obs"], env), row)
         except ObservationMismatch as error:
-            raise self._wrong_observation(env, self._num_steps, "step", error) from None
+            raise self._wrong_observation(env, "step", error) from None
 
-    def _lose_all(self, rows: StepRows, trouble: EnvironmentTrouble) -> None:
-        """The row is no sample of any environment; new episodes begin in the next one."""
-        if self._renewal is None:
+    def _lose_all(self, rows: StepRows, trouble: EnvironmentTrouble) -> int:
+        """Marks the row as invalid in all environments and starts new episodes in the next row."""
+        if self._recovery is None:
             raise trouble
         num_samples = int((~self._holds_final_obs).sum())
         lengths = self._num_rows.tolist()
+        has_failed = True
         if isinstance(trouble, NotFinite):
-            has_failed = self._renewal.failures.note_not_finite(trouble, lengths[trouble.env_idx - self._first_env_idx])
+            env = trouble.env_idx - self._first_env_idx
+            has_failed = self._recovery.failures.note_not_finite(trouble, lengths[env])
             self.note_dropped(num_samples - 1)
-        else:
-            has_failed = True
         rows.reward[:] = 0.0
         rows.terminated[:] = rows.truncated[:] = rows.valid[:] = False
         self.lost.extend(LostStep(env, length, has_failed) for env, length in enumerate(lengths))
-        if has_failed:
-            self._begin_in_new(trouble, rows.next_obs)
-        else:
-            self.reset(rows.next_obs)
-        self._returns[:] = 0.0
-        self._lengths[:] = self._num_rows[:] = 0
+        self._start(0, rows.next_obs, trouble if has_failed else None)
+        return 0
 
-    def _begin_in_new(self, trouble: EnvironmentTrouble, obs_rows: ObsArray) -> None:
-        """Begins episodes in an environment that is made in the place of the one that failed."""
-
-        def begin(renewal: Renewal) -> None:
-            with contextlib.suppress(Exception):  # what has failed may fail to close
-                self._env.close()
-            try:
-                self._env = renewal.make()
-                if self._training_info is not None:
-                    give_training_info(self._env, self._training_info)
-            except Exception as error:
-                raise self._call_failed(0, self._num_steps, "being recreated", error) from error
-            self._seed = renewal.seed(self._first_env_idx, self._num_steps + self._num_renewals)
-            self._try_reset(obs_rows)
-
-        self._renew(trouble, begin)
-
-    def _try_reset(self, obs_rows: ObsArray) -> None:
-        seed, self._seed = self._seed, None
+    def _reset(self, position: int, obs_rows: ObsArray) -> None:
+        seed, self._seeds[position] = self._seeds[position], None
         try:
-            obs, _ = self._env.reset(seed=seed)
+            obs, _ = self._envs[position].reset(seed=seed)
         except Exception as error:
-            raise self._call_failed(0, self._num_steps, "reset", error) from error
+            raise self._call_failed(0, "reset", error) from error
         self._store_obs(obs, obs_rows, "reset")
         self._holds_final_obs[:] = False
         self._reset_obs[:] = 0
+        self._returns[:] = 0.0
+        self._lengths[:] = self._num_rows[:] = 0
 
     def _store_obs(self, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:
-            self._writer.write_batch(obs, obs_rows)
+            self._codec.write_batch(obs, obs_rows)
         except ObservationMismatch as error:
-            raise self._wrong_observation(0, self._num_steps, call, error) from None
+            raise self._wrong_observation(0, call, error) from None
 
-    def _not_finite(self, env: int, reward: FloatArray, floats: FloatArray) -> NotFinite:
-        is_reward = not np.isfinite(reward[env])
-        text = f"gave a {'reward' if is_reward else 'observation'} that is not finite"
-        values = reward[env] if is_reward else floats[env]
-        return NotFinite(self._first_env_idx + env, self._num_steps, text, describe_not_finite(values))
+    def _require_finite(self, reward: FloatArray, floats: FloatArray) -> None:
+        if is_surely_finite(reward) and is_surely_finite(floats):
+            return
+        is_finite = np.isfinite(reward) & np.isfinite(floats).all(1)
+        if not is_finite.all():
+            env = int(np.argmin(is_finite))
+            raise self._not_finite(env, floats[env], reward[env])
+
+    def _steps_made(self, position: int) -> int:
+        return self._num_steps

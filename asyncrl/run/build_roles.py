@@ -21,7 +21,7 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ReplayPlan
-from asyncrl.envs.making import env_seed, make_run_vector_env, vector_env_seed
+from asyncrl.envs.factory import env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation.worker import EvaluationWorker
 from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.hogwild.worker import HogwildWorker
@@ -40,11 +40,11 @@ from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, StopCondition, Trainer, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.making import make_acting_model, make_actor_critic, make_sac_actor
+from asyncrl.models.factory import make_acting_model, make_actor_critic, make_sac_actor
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.worker import DeviceWorker
-from asyncrl.rollout.building import build_env_group
+from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
 from asyncrl.rollout.worker import ActionSource, LocalActions, RemoteActions, RolloutWorker, Split

@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
-from asyncrl.envs.spec import EnvSpec, num_deviations
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.observers.loading import find_callback
 from asyncrl.run import resuming
@@ -187,7 +187,7 @@ def _names(problems: Iterable[Problem]) -> set[str]:
 
 
 def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
-    if num_deviations(spec.action) > 0:
+    if spec.action.num_deviations > 0:
         fits = not config.squashes or can_squash(spec.action)
         found = "some bounds are infinite"
     else:

@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Stream(enum.IntEnum):
-    """Uses of random numbers. Environments and actors have seeds by number, see `asyncrl.envs.making`."""
+    """What random numbers are drawn for. Environments and actors have seeds by number, see `asyncrl.envs.factory`."""
 
     RANK = 0
     LEARNER = 1

@@ -24,7 +24,7 @@ from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import SharedTensor
 from asyncrl.config.loading import load
 from asyncrl.config.plan import resolve
-from asyncrl.envs.making import make_env
+from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.learner.off_policy import CRITIC

@@ -8,7 +8,7 @@ from asyncrl.analysis.benchmark.recording import Recording, record
 from asyncrl.analysis.benchmark.simulation import _Player, measure_pure_simulation
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.envs.making import make_env
+from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime import checkpoint

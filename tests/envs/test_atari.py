@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from asyncrl.envs.making import make_env, make_vector_env
+from asyncrl.envs.factory import make_env, make_vector_env
 from asyncrl.envs.probe import probe
 
 WITHOUT_CHANCE = {"noop_max": 0, "repeat_action_probability": 0.0}

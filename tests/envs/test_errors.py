@@ -16,7 +16,7 @@ from gymnasium.wrappers import TimeLimit, TransformReward
 
 import asyncrl
 from asyncrl.envs.errors import environment_traceback
-from asyncrl.envs.making import make_env
+from asyncrl.envs.factory import make_env
 
 PACKAGE = f'"{Path(asyncrl.__file__).parent}/'
 GYMNASIUM = f'"{Path(gymnasium.__file__).parent}/'

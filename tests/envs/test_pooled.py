@@ -9,7 +9,7 @@ import pytest
 from unavoidable import needs_envpool
 
 from asyncrl.config.errors import UsageError
-from asyncrl.envs.making import make_env
+from asyncrl.envs.factory import make_env
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.probe import probe
 

@@ -137,7 +137,7 @@ def test_a_space_that_is_not_supported_is_named_in_one_sentence(
 
 
 def test_an_observation_unlike_its_space_is_refused(probed: str) -> None:
-    with pytest.raises(UsageError, match=r"shape \(5,\).*says \(3,\)"):
+    with pytest.raises(UsageError, match=r"shape \(5,\).*promises shape \(3,\)"):
         probe(probed, {"trouble": "shape"})
 
 

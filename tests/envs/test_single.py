@@ -9,7 +9,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from probe_envs import EndlessReward, Sentinel
 from tensor_envs import AsTensors
 
-from asyncrl.envs.making import make_env
+from asyncrl.envs.factory import make_env
 from asyncrl.envs.single import SingleEnv
 from asyncrl.envs.tensors import SingleTensorEnv
 

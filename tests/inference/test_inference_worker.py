@@ -35,10 +35,7 @@ class FakePolicy:
         self.answered: list[list[tuple[int, int]]] = []
         self.watched: set[int] = set()
 
-    def refresh(self) -> None:
-        self._log.append("refresh")
-
-    def take_notice(self) -> str | None:
+    def pop_warning(self) -> str | None:
         return "no graphs"
 
     def answer(self, places: Sequence[tuple[int, int]]) -> None:
@@ -100,7 +97,7 @@ def test_requests_of_several_workers_are_answered_once_in_one_batch() -> None:
     assert {worker: waker.count for worker, waker in service.wakers.items()} == {0: 1, 2: 1}
     assert service.worker.poll() == WAIT_S
     assert len(service.policy.answered) == 1
-    assert service.log == ["refresh", "answer"]
+    assert service.log == ["answer"]
 
 
 def test_both_splits_of_a_worker_that_ask_together_wake_it_once() -> None:

@@ -41,7 +41,7 @@ class Acting:
 
 def test_nobody_acts_before_weights_were_published() -> None:
     with pytest.raises(RuntimeError, match="before any weights were published"):
-        Acting().policy.refresh()
+        Acting().policy.answer([(0, 0)])
 
 
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "discrete"])
@@ -49,7 +49,6 @@ def test_nobody_acts_before_weights_were_published() -> None:
 def test_each_split_gets_the_answers_to_its_own_rows(spec: EnvSpec, places: list[tuple[int, int]]) -> None:
     acting = Acting(spec)
     acting.publish(version=12)
-    acting.policy.refresh()
     acting.policy.answer([(0, 0), (0, 1), (4, 0), (4, 1)])  # a larger batch before, whose rows must not come back
     acting.policy.answer(places)
     slots = acting.slots
@@ -68,7 +67,6 @@ def test_each_split_gets_the_answers_to_its_own_rows(spec: EnvSpec, places: list
 def test_the_row_after_the_last_step_gets_a_value_and_no_action() -> None:
     acting = Acting()
     acting.publish(version=0)
-    acting.policy.refresh()
     last = (1, PLAN.rollout)
     acting.policy.answer([(0, 0), last])
     torch.testing.assert_close(torch.from_numpy(acting.slots.value[last]), acting.expected_value(last))
@@ -79,11 +77,9 @@ def test_the_row_after_the_last_step_gets_a_value_and_no_action() -> None:
 def test_newer_weights_are_taken_over_with_their_statistics_and_their_version() -> None:
     acting = Acting()
     acting.publish(version=4)
-    acting.policy.refresh()
     acting.policy.answer([(0, 0)])
-    acting.publish(version=8, return_mean=100.0)
     acting.policy.answer([(0, 1)])
-    acting.policy.refresh()
+    acting.publish(version=8, return_mean=100.0)
     acting.policy.answer([(1, 0)])
     assert acting.slots.policy_version[0].tolist()[:2] == [4, 4]
     assert acting.slots.policy_version[1, 0] == acting.policy.version == 8

@@ -14,7 +14,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models import device_acting
 from asyncrl.models.device_acting import DeviceActor, Part
-from asyncrl.models.making import ActingModel, make_acting_model
+from asyncrl.models.factory import ActingModel, make_acting_model
 
 CPU = torch.device("cpu")
 NUM_ENVS = 3
@@ -42,10 +42,10 @@ def test_every_row_gets_its_own_answer_in_batches_of_any_number_of_splits(
     state_size = getattr(model, "rnn_state_size", 0)
     for number, count in enumerate((4, 1, 3, 2, 5)):
         given = parts(count, state_size, seed=number)
-        actor.gather(given)
+        gathered = actor.gather(given)
         obs = np.concatenate([obs for obs, _ in given])
-        np.testing.assert_array_equal(actor.obs, obs)
-        answer: Any = actor.act()
+        np.testing.assert_array_equal(gathered[0], obs)
+        answer: Any = actor.act(*gathered)
         state = torch.from_numpy(np.concatenate([state for _, state in given]))
         expected: Any = model.act(torch.from_numpy(obs), torch.Generator(), state)
         rest = [name for name in expected._fields if name not in ("action", "log_prob")]
@@ -63,17 +63,14 @@ def test_batches_have_few_sizes_and_what_is_left_of_a_larger_one_does_not_come_b
     monitored = model.act
     model.act = lambda obs, *rest: (sizes.append(len(obs)), monitored(obs, *rest))[1]  # type: ignore[method-assign, assignment]
     for count in (1, 2, 3, 4, 5, 7, 8, 3):
-        actor.gather(parts(count, 0, seed=count))
-        assert len(actor.act().action) == count * NUM_ENVS
+        assert len(actor.act(*actor.gather(parts(count, 0, seed=count))).action) == count * NUM_ENVS
     assert [size // NUM_ENVS for size in sizes] == [1, 2, 4, 4, 8, 8, 8, 4]
 
 
 def test_draws_differ_from_batch_to_batch() -> None:
     _, actor = make(BOX)
-    actor.gather(parts(2, 0))
-    first = actor.act().action.copy()
-    actor.gather(parts(2, 0))
-    assert (actor.act().action != first).all()
+    first = actor.act(*actor.gather(parts(2, 0))).action.copy()
+    assert (actor.act(*actor.gather(parts(2, 0))).action != first).all()
 
 
 def test_a_graph_that_cannot_be_captured_gives_way_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,11 +88,11 @@ def test_a_graph_that_cannot_be_captured_gives_way_and_says_so_once(monkeypatch:
     model, actor = make(CHOICE)
     actor._makes_graphs = True  # as on a CUDA device
     for count in (1, 2, 2):
-        actor.gather(parts(count, 0))
-        answer: Any = actor.act()
-        expected: Any = model.act(torch.from_numpy(actor.obs))
+        gathered = actor.gather(parts(count, 0))
+        answer: Any = actor.act(*gathered)
+        expected: Any = model.act(torch.from_numpy(gathered[0]))
         np.testing.assert_allclose(answer.value, expected.value, rtol=1e-5, atol=1e-6)
     assert len(calls) == 1
-    notice = actor.take_notice()
+    notice = actor.pop_warning()
     assert notice is not None and "operation not permitted when stream is capturing" in notice
-    assert actor.take_notice() is None
+    assert actor.pop_warning() is None

@@ -12,7 +12,7 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Independent, Normal, TransformedDistribution, kl_divergence
 from torch.distributions.transforms import TanhTransform
 
-from asyncrl.envs.spec import BoxAction, DiscreteAction
+from asyncrl.envs.spec import BoxAction, DiscreteAction, stored_action
 from asyncrl.models.distributions import Categorical, DiagonalGaussian, SquashedGaussian, make_distribution
 
 
@@ -100,6 +100,7 @@ def test_a_sample_comes_with_its_own_log_prob(
     distribution = make_distribution(action, squash)
     parameters = torch.randn(50, distribution.num_parameters, generator=generator)
     sample = distribution.sample(parameters, generator)
-    assert sample.action.shape == (50, *distribution.action_shape)
-    assert sample.action.dtype == distribution.action_dtype
+    dtype, shape = stored_action(action)
+    assert sample.action.shape == (50, *shape)
+    assert sample.action.dtype == getattr(torch, dtype)
     torch.testing.assert_close(sample.log_prob, distribution.log_prob(parameters, sample.action))

@@ -17,7 +17,7 @@ from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec, ObservationPart
 from asyncrl.models import registry
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import make_array_policy
+from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.encoders import ConvEncoder, Inputs, ObservationEncoder, split_tensor
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sizes import num_model_parameters
@@ -112,7 +112,7 @@ def test_arrays_act_as_tensors_do_on_nested_numbers(space: spaces.Space[Any], sh
     model.set_obs_statistics(torch.randn(size), torch.rand(size) + 0.5)
     assert model.runs_in_arrays
     rows = rows_of(spec, space)
-    result = make_array_policy(model, seed=0).act(rows.numpy())
+    result = ArrayPolicy(model, seed=0).act(rows.numpy())
     expected = model.act(rows)
     np.testing.assert_allclose(result.value, expected.value.numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(result.action_parameters, expected.action_parameters.numpy(), rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
-from asyncrl.models.array_policy import ArraySacPolicy
+from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.models.sac import SAC_LOG_STD_RANGE, SacActor, TwinCritic, limit_log_std
@@ -128,7 +128,7 @@ def test_the_deviation_at_the_start_is_the_setting(std: float) -> None:
 @pytest.mark.parametrize("settings", VARIANTS, ids=lambda variant: ",".join(variant) or "default")
 def test_acting_in_numpy_computes_what_the_model_computes(spec: EnvSpec, settings: dict[str, Any]) -> None:
     actor, flat = flat_actor(spec, settings)
-    policy = ArraySacPolicy(actor, seed=3)
+    policy = ArrayPolicy(actor, seed=3)
     obs = torch.randn(40, 5) * 4.0
     before = obs.clone()
     for _ in range(2):

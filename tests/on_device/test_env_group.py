@@ -53,7 +53,7 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
     last_rows, num_begun = tensors.reset(), 0
     for trajectory in range(NUM_TRAJECTORIES):
         begun = arrays.start_slot(last, first)
-        rows, has_begun = tensors.begin(last_rows)
+        rows, has_begun = tensors.start_trajectory(last_rows)
         assert np.flatnonzero(has_begun.numpy()).tolist() == begun
         np.testing.assert_array_equal(rows.numpy(), first)
         num_begun += len(begun)
@@ -65,7 +65,7 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
                 np.testing.assert_array_equal(getattr(step, name).numpy(), getattr(expected, name))
             last_rows = step.next_rows.clone()
             np.testing.assert_array_equal(last_rows.numpy(), last)
-            tensors.note_episodes(step.episode_return[step.ended].tolist(), step.episode_length[step.ended].tolist())
+            tensors.record_episodes(step.episode_return[step.ended].tolist(), step.episode_length[step.ended].tolist())
     assert (num_begun > 0) == (mode != AutoresetMode.NEXT_STEP)
     found, wanted = tensors.take_episodes(), arrays.take_episodes()
     assert [episode.length for episode in found] == [episode.length for episode in wanted]

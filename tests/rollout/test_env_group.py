@@ -19,6 +19,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.probe import probe
+from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.rollout.env_group import EnvGroup, StepRows
@@ -27,7 +28,7 @@ from asyncrl.rollout.failures import (
     EnvironmentsKeepFailing,
     FailureLog,
     NotFinite,
-    Renewal,
+    Recovery,
     WrongObservation,
 )
 from asyncrl.rollout.worker import Split
@@ -68,8 +69,8 @@ class Filled:
         def seed(env_idx: int, steps: int) -> int:
             return 1000 * env_idx + steps
 
-        renewal = None if renewed is None else Renewal(log, make, seed)
-        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, mapping="raw", renewal=renewal)
+        recovery = None if renewed is None else Recovery(log, make, seed)
+        self.group = EnvGroup(envs, range(50, 50 + len(envs)), 40, spec, mapping="raw", recovery=recovery)
         self.split = Split(0, self.group, self.slots, make_actions(self.slots))
         self.num_steps = [self.fill(slot) for slot in range(num_filled)]
 
@@ -248,6 +249,24 @@ def test_an_observation_of_another_kind_is_refused_where_it_came_from(
     assert found in str(caught.value)
     if found.startswith("shape"):
         assert "promises shape (2,) and dtype float64" in str(caught.value)
+
+
+def test_a_dict_of_one_box_is_stored_as_its_numbers() -> None:
+    class Nested(ScriptedEnv):
+        observation_space = gymnasium.spaces.Dict({"joint": gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)})
+        action_space = gymnasium.spaces.Box(-0.5, 0.5, (1,), np.float32)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            obs, info = super().reset(seed=seed)
+            return {"joint": obs}, info
+
+        def step(self, action: Any) -> Any:
+            obs, *rest = super().step(action)
+            return {"joint": obs}, *rest
+
+    spec = spec_of_spaces(Nested.observation_space, Nested.action_space, "Nested", None)
+    run = Filled([Nested(script(GO, TERMINATED, GO))], rollout=3, spec=spec)
+    assert run.obs(0) == [-1.0, 1.0, -2.0, 3.0]
 
 
 def test_an_observation_of_another_dtype_is_converted_and_said_once() -> None:

@@ -16,7 +16,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.monitoring.phases import Phase
 from asyncrl.rollout.env_group import EnvGroup
-from asyncrl.rollout.failures import FailureLog, Renewal
+from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
 from asyncrl.rollout.worker import WAIT_S
 
@@ -67,9 +67,9 @@ class Worker:
         self.envs = [ScriptedEnv(steps) for _ in range(2)]
         self.learner, self.control = CountingWaker(), RunControl(self.arena, 1)
         failures = FailureLog(0, TrainConfig(), self.control)
-        renewal = Renewal(failures, lambda: ScriptedEnv([(9.0, 9.0, False, False)] * 9), lambda env_idx, steps: steps)
+        recovery = Recovery(failures, lambda: ScriptedEnv([(9.0, 9.0, False, False)] * 9), lambda env_idx, steps: steps)
         splits = [
-            ReplaySplit(split, EnvGroup([env], [0], split, BOX, "squashed", renewal), self.stripes, self.actions)
+            ReplaySplit(split, EnvGroup([env], [0], split, BOX, "squashed", recovery), self.stripes, self.actions)
             for split, env in enumerate(self.envs)
         ]
         self.worker = ReplayWorker(0, splits, self.stripes, self.limits, self.learner, self.control)

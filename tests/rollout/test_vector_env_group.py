@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
@@ -20,12 +21,12 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import look_at_vectorized, make_run_vector_env
+from asyncrl.envs.factory import check_vectorized, make_run_vector_env
 from asyncrl.envs.observations import ObservationCodec
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
-from asyncrl.rollout.failures import FailureLog, Renewal, WrongObservation
-from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.rollout.failures import FailureLog, Recovery, WrongObservation
+from asyncrl.rollout.vector_env_group import VectorEnvGroup, row_flags
 
 NUM_ENVS, ROLLOUT = 3, 60
 
@@ -52,8 +53,8 @@ class Filled:
 
         plan = planned(num_workers=1, num_envs_per_worker=NUM_ENVS)
         self.control = RunControl(small_arena(plan)[0], 1)
-        renewal = Renewal(FailureLog(0, TrainConfig(), self.control), make, lambda env_idx, steps: steps)
-        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", renewal)
+        recovery = Recovery(FailureLog(0, TrainConfig(), self.control), make, lambda env_idx, steps: steps)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", recovery)
         shape = (num_slots, ROLLOUT, NUM_ENVS)
         self.obs = np.full((num_slots, ROLLOUT + 1, NUM_ENVS, 4), np.nan, np.float32)
         self.action = np.random.default_rng(0).integers(0, 2, shape)
@@ -101,6 +102,24 @@ def test_rows_are_steps_of_cart_pole_and_the_row_after_an_end_is_not(max_episode
     assert len(episodes) == (run.terminated | run.truncated).sum()
     assert all(episode.episode_return == episode.length for episode in episodes)
     assert run.group.take_episodes() == ()
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("as_flags", [np.array, torch.tensor])
+def test_a_step_that_both_terminates_and_truncates_terminates(
+    mode: AutoresetMode, as_flags: Callable[..., Any]
+) -> None:
+    terminated, truncated = as_flags([False, True, False, True]), as_flags([False, False, True, True])
+    flags = row_flags(mode, as_flags([False] * 4), terminated, truncated)
+    assert flags.valid.all() and flags.is_step.all()
+    assert flags.terminated.tolist() == [False, True, False, True]
+    assert flags.truncated.tolist() == [False, False, True, False]
+    assert flags.holds_final_obs.tolist() == [
+        False,
+        mode == AutoresetMode.NEXT_STEP,
+        True,
+        mode == AutoresetMode.NEXT_STEP,
+    ]
 
 
 def test_only_what_gymnasium_has_vectorized_is_taken() -> None:
@@ -309,9 +328,9 @@ class Renewed:
 
         control = RunControl(small_arena(planned(num_workers=1, num_envs_per_worker=NUM_SENTINELS))[0], 1)
         control.has_finished_episode = True
-        renewal = Renewal(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
+        recovery = Recovery(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
         spec = read_spec(NumberedSentinel(0), "Sentinels")
-        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", renewal)
+        self.group = VectorEnvGroup(make(), 7, 0, spec, "raw", recovery)
         self.obs = np.empty((NUM_SENTINELS, 3), np.float32)
         self.group.reset(self.obs)
         self.num_rows = np.zeros(NUM_SENTINELS, int)  # valid ones of each one's episode
@@ -403,7 +422,7 @@ def test_an_action_mask_is_taken_where_no_action_meets_another_observations_mask
 
     gymnasium.register("Masked-v0", Masked, vector_entry_point=make_vectorized)
     try:
-        obstacle, _ = look_at_vectorized("Masked-v0", {}, gymnasium.make("Masked-v0", disable_env_checker=True))
+        obstacle, _ = check_vectorized("Masked-v0", {}, gymnasium.make("Masked-v0", disable_env_checker=True))
         assert (obstacle is None) == (mode == AutoresetMode.NEXT_STEP)
         assert obstacle is None or mode.name in obstacle
     finally:

@@ -91,7 +91,7 @@ def test_what_is_no_number_ends_the_run_if_the_user_wants_that(start: Start) -> 
 def test_an_observation_of_another_shape_ends_the_run(start: Start) -> None:
     _, code, _, err = train(start, *unreliable(shape=53))
     assert code == 1
-    assert "shape (3,) and dtype float32, but its observation_space promises shape (2,) and dtype float32" in err
+    assert "shape (3,) and dtype float32, but its space promises shape (2,) and dtype float32" in err
 
 
 @pytest.mark.parametrize(

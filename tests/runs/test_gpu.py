@@ -30,7 +30,7 @@ from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.device_acting import DeviceActor
-from asyncrl.models.making import make_acting_model
+from asyncrl.models.factory import make_acting_model
 
 pytestmark = [
     pytest.mark.gpu,
@@ -95,9 +95,9 @@ def test_graphs_of_inference_answer_as_the_model_with_weights_that_change(
                 parameter.add_(0.01)
         state = np.zeros((4, getattr(model, "rnn_state_size", 0)), np.float32)
         parts = [(random.normal(size=(4, 3)).astype(np.float32), state) for _ in range(1 + number % 3)]
-        actor.gather(parts)
-        answer: Any = actor.act()
-        expected: Any = model.act(torch.from_numpy(actor.obs).to(CUDA))
+        gathered = actor.gather(parts)
+        answer: Any = actor.act(*gathered)
+        expected: Any = model.act(torch.from_numpy(gathered[0]).to(CUDA))
         rest = [name for name in expected._fields if name not in ("action", "log_prob")]
         for name in rest:
             np.testing.assert_allclose(getattr(answer, name), getattr(expected, name).cpu(), rtol=1e-3, atol=1e-4)
@@ -106,7 +106,7 @@ def test_graphs_of_inference_answer_as_the_model_with_weights_that_change(
         )
         np.testing.assert_allclose(answer.log_prob, log_prob, rtol=1e-3, atol=1e-3)
         actions.append(answer.action[:4].copy())
-    assert actor.take_notice() is None
+    assert actor.pop_warning() is None
     assert len({action.tobytes() for action in actions}) > len(actions) // 2, "each batch draws anew"
 
 
@@ -149,10 +149,9 @@ def test_inference_whose_graph_fails_goes_on_without(monkeypatch: pytest.MonkeyP
     actor, before = DeviceActor(model, CUDA, seed=3), torch.cuda.current_stream()
     parts = [(np.ones((4, 3), np.float32), np.zeros((4, 0), np.float32))]
     for _ in range(10):
-        actor.gather(parts)
-        answer: Any = actor.act()
+        answer: Any = actor.act(*actor.gather(parts))
         assert np.isfinite(answer.log_prob).all()
-    assert "without CUDA graphs" in (actor.take_notice() or "")
+    assert "without CUDA graphs" in (actor.pop_warning() or "")
     assert torch.cuda.current_stream() == before
 
 

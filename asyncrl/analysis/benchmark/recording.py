@@ -12,7 +12,7 @@ import numpy.typing as npt
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import env_seed, make_run_env
+from asyncrl.envs.factory import env_seed, make_run_env
 
 # Far from the indices of a run's own environments and of evaluation episodes.
 _FIRST_SEED_IDX = 2_000_000_000

@@ -22,7 +22,7 @@ from asyncrl.analysis.benchmark.recording import Recording
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.making import env_seed, make_run_env, make_run_vector_env, vector_env_seed
+from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.runtime.processes import process_context
 
 _NUM_ACTIONS = 1000

@@ -1,4 +1,4 @@
-"""Making and seeding environments; mistakes in an id, arguments or missing packages become one sentence."""
+"""Makes and seeds environments; a wrong id, wrong arguments or a missing package raise one sentence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -48,18 +48,18 @@ def make_env(
     """Makes one environment.
 
     Args:
-        env_id: a registered Gymnasium id, or `module:Id`, whose module is imported first; for EnvPool its id; also
-            `module:function` of a callable that returns an environment, or an `EnvMaker`.
+        env_id: a registered Gymnasium id; `module:Id`, whose module is imported first; EnvPool's id; `module:function`
+            of a callable that returns an environment; or an `EnvMaker`.
         env_kwargs: keyword arguments for the environment.
-        render_mode: as Gymnasium understands it.
-        backend: `env_backend` of the run; only `envpool` and `tensor` differ here.
-        atari_preprocessing: see through `asyncrl.envs.atari` at games.
-        in_training: whether what is done in training alone is done.
+        render_mode: Gymnasium's render mode.
+        backend: `env_backend` of the run; only `envpool` and `tensor` make a difference.
+        atari_preprocessing: whether games are wrapped by `asyncrl.envs.atari`.
+        in_training: whether wrappers for training only are added.
 
     Raises:
-        UsageError: unknown id, missing package, or arguments that the environment does not know.
+        UsageError: unknown id, missing package, or unknown arguments.
         EnvironmentFailed: the module that registers the environment raised while it was imported.
-        Exception: whatever the environment itself raises, unchanged.
+        Exception: exceptions of the environment's constructor, unchanged.
     """
     arguments = dict(env_kwargs or {})
     if backend == "envpool":
@@ -97,12 +97,11 @@ def make_env(
         except TypeError as error:
             if "unexpected keyword argument" not in str(error):
                 raise
-            reason = str(error).partition(" was raised from")[0]  # Gymnasium adds what the sentence says already
+            reason = str(error).partition(" was raised from")[0]  # Gymnasium repeats the id and the arguments
             raise UsageError(f"{env_id} does not take these arguments (env_kwargs): {reason}.") from error
 
 
 def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment that a user's callable returns."""
     env = make(**arguments)
     if not isinstance(env, gymnasium.Env):
         raise UsageError(f"{env_id} returned {type(env).__name__}, but a gymnasium.Env is expected.")
@@ -116,7 +115,7 @@ def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tenso
     if (problem := _problem_of_mode(vector_env)) is not None:
         raise UsageError(f"{env_id} cannot be used: {problem}.")
     if is_of_tensors:
-        from asyncrl.envs.tensors import SingleTensorEnv  # nobody else in this layer needs torch
+        from asyncrl.envs.tensors import SingleTensorEnv  # imports torch
 
         return SingleTensorEnv(vector_env, env_id)
     return SingleEnv(vector_env, env_id)
@@ -160,45 +159,36 @@ def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, An
     return make_vector_env(config.env_id, config.env_kwargs, num_envs, config.preprocesses_atari)
 
 
-class VectorizedLook(NamedTuple):
-    """What is known of an id's vectorized implementation.
-
-    Attributes:
-        obstacle: why it cannot stand for the single environment; None if it can.
-        resets_within_step: see `resets_within_step`.
-    """
-
-    obstacle: str | None
-    resets_within_step: bool = False
-
-
-def look_at_vectorized(
+def check_vectorized(
     env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any], atari_preprocessing: bool = True
-) -> VectorizedLook:
-    """Finds out whether the id's vectorized implementation can stand for `env`."""
+) -> tuple[str | None, bool]:
+    """Checks whether the id's vectorized implementation can replace `env`.
+
+    Returns:
+        Why it cannot, or None; and whether it resets within a step (see `EnvSpec`).
+    """
     if env.spec is None or env.spec.vector_entry_point is None:
-        return VectorizedLook("none is registered")
+        return "none is registered", False
     try:
         vector_env = make_vector_env(env_id, env_kwargs, 2, atari_preprocessing)
     except Exception as error:
-        return VectorizedLook(f"it cannot be made: {error}")
+        return f"it cannot be made: {error}", False
     try:
         spaces = (vector_env.single_observation_space, vector_env.single_action_space)
         if spaces != (env.observation_space, env.action_space):
-            return VectorizedLook("its spaces differ from those of the single environment")
+            return "its spaces differ from those of the single environment", False
         if (problem := _problem_of_mode(vector_env)) is not None:
-            return VectorizedLook(problem)
+            return problem, False
         mode = vector_env.metadata["autoreset_mode"]
         if mode != AutoresetMode.NEXT_STEP and has_action_mask(env.observation_space):
-            problem = f"its autoreset mode is {mode.name}, which may apply the mask of another observation to an action"
-            return VectorizedLook(problem)
-        return VectorizedLook(None, resets_within_step(vector_env))
+            return f"its autoreset mode is {mode.name}, which may apply another observation's mask to an action", False
+        return None, resets_within_step(vector_env)
     finally:
         vector_env.close()
 
 
 def resets_within_step(vector_env: VectorEnv[Any, Any, Any]) -> bool:
-    """Whether a vectorized environment is reset before the step after an episode's end (see `VectorEnvGroup`)."""
+    """Whether a vectorized environment is reset before the step after an episode's end (see `EnvSpec`)."""
     return bool(vector_env.metadata["autoreset_mode"] != AutoresetMode.NEXT_STEP)
 
 
@@ -210,25 +200,25 @@ def _problem_of_mode(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
 
 
 def vector_env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
-    """Seed of a vectorized environment whose first one is `env_idx`; arguments are as for `env_seed`."""
+    """Seed of a vectorized environment whose first environment is `env_idx`; arguments as for `env_seed`."""
     return env_seed(seed, env_idx, env_steps) % VECTOR_SEEDS
 
 
 def env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
-    """Seed of environment `env_idx` of a run, unrelated to those of its neighbours and of other run seeds.
+    """Seed of environment `env_idx` of a run, unrelated to the seeds of other environments and other runs.
 
     Args:
         seed: the run's.
         env_idx: number of the environment in the run.
-        env_steps: steps that the run had trained on when the environment was made: a run that goes on does not begin
-            with the episodes with which it once began.
+        env_steps: environment steps of the run when the environment was made, so a resumed run does not repeat its
+            first episodes.
     """
     entropy = [seed, env_idx, env_steps] if env_steps else [seed, env_idx]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
 
 def _import_registering_module(env_id: str) -> str:
-    """Imports the module of `module:Id` from the working directory or the path; returns the id without it."""
+    """Imports the module of `module:Id`; returns the id without the module."""
     if atari.is_atari(env_id):
         with contextlib.suppress(ImportError):
             importlib.import_module("ale_py")
@@ -273,7 +263,7 @@ def _missing_package(env_id: str, error: Exception) -> str:
 
 
 def _raised_by_gymnasium(error: ImportError) -> bool:
-    """Whether Gymnasium itself raised, as it does for ids that it has given up, and not an import that failed."""
+    """Whether Gymnasium raised, as it does for ids that it has removed, and not a failed import."""
     frames = traceback.extract_tb(error.__traceback__)
     package = os.path.dirname(gymnasium.__file__)
     return type(error) is ImportError and bool(frames) and frames[-1].filename.startswith(package)
@@ -281,7 +271,7 @@ def _raised_by_gymnasium(error: ImportError) -> bool:
 
 @contextlib.contextmanager
 def _without_registry_warnings() -> Iterator[None]:
-    """Silences Gymnasium's remarks on versions, which each environment of each worker would print again."""
+    """Silences Gymnasium's warnings about versions, which every environment of every worker would repeat."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"gymnasium\.envs\.registration")
         yield

@@ -14,7 +14,7 @@ import pytest
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.making import env_seed, make_env
+from asyncrl.envs.factory import env_seed, make_env
 
 MODULE = """
 import gymnasium

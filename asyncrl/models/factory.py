@@ -1,0 +1,39 @@
+"""Makes the models that act and are trained, for each algorithm."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.registry import DEFAULT, make_registered_model
+from asyncrl.models.sac import SacActor
+
+ActingModel = ActorCritic | SacActor
+_M = TypeVar("_M", ActorCritic, SacActor)
+
+
+def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
+    """The model with which rollout workers, inference workers and evaluation act; its weights follow from the seed."""
+    return make_sac_actor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
+
+
+def make_actor_critic(spec: EnvSpec, config: TrainConfig) -> ActorCritic:
+    """Actor and critic for algorithms that learn from trajectories: the default ones, or a registered model."""
+    return _make(ActorCritic, spec, config)
+
+
+def make_sac_actor(spec: EnvSpec, config: TrainConfig) -> SacActor:
+    """SAC's policy: the default one, or a registered model."""
+    return _make(SacActor, spec, config)
+
+
+def _make(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
+    if config.model == DEFAULT:
+        return kind(spec, config)
+    model = make_registered_model(spec, config)
+    if not isinstance(model, kind):
+        raise UsageError(f"--model={config.model} is a {type(model).__name__}, not a subclass of {kind.__name__}.")
+    return model

@@ -1,0 +1,43 @@
+"""Makes the environments of a split: single ones, or a vectorized one if the probe of the environment chose it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.failures import FailureLog, Recovery
+from asyncrl.rollout.vector_env_group import VectorEnvGroup
+
+
+def build_env_group(
+    config: TrainConfig,
+    plan: ResourcePlan,
+    spec: EnvSpec,
+    split_idx: int,
+    run_seed: int,
+    env_steps: int,
+    failures: FailureLog,
+) -> EnvGroup | VectorEnvGroup:
+    """The environments of split `split_idx`. Each has its own seed; a vectorized environment has one seed.
+
+    Seeds follow from `run_seed`, the number of the environment and `env_steps`, the environment steps that the run made
+    before, so a resumed run does not repeat its first episodes.
+    """
+    first_env = split_idx * plan.envs_per_split
+
+    def seed(env_idx: int, steps: int) -> int:
+        make_seed = vector_env_seed if spec.is_vectorized else env_seed
+        return make_seed(run_seed, env_idx, env_steps + steps)
+
+    if spec.is_vectorized:
+        make_vectorized = partial(make_run_vector_env, config, plan.envs_per_split)
+        recovery = Recovery(failures, make_vectorized, seed)
+        return VectorEnvGroup(make_vectorized(), seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
+    make = partial(make_run_env, config, in_training=True)
+    seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
+    recovery = Recovery(failures, make, seed)
+    return EnvGroup([make() for _ in seeds], seeds, first_env, spec, config.action_mapping, recovery)
