@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from asyncrl.config.algorithms import Algorithm, register_algorithm
     from asyncrl.config.errors import UsageError
     from asyncrl.config.hyperparameters import Hyperparameters
     from asyncrl.config.schema import TrainConfig
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Algorithm": "asyncrl.config.algorithms",
     "EnvironmentCurriculum": "asyncrl.observers.callbacks",
     "EveryNTimesteps": "asyncrl.observers.callbacks",
     "StopTrainingOnNoModelImprovement": "asyncrl.observers.callbacks",
@@ -56,6 +58,7 @@ _HOMES = {
     "RunResult": "asyncrl.run.result",
     "TrainConfig": "asyncrl.config.schema",
     "Trainer": "asyncrl.run.trainer",
+    "register_algorithm": "asyncrl.config.algorithms",
     "register_core": "asyncrl.models.registry",
     "register_encoder": "asyncrl.models.registry",
     "register_env": "asyncrl.envs.registry",
@@ -64,6 +67,7 @@ _HOMES = {
 """Modules of the names that are imported when somebody asks for them: most of them import torch."""
 
 __all__ = [
+    "Algorithm",
     "EnvironmentCurriculum",
     "EveryNTimesteps",
     "StopTrainingOnNoModelImprovement",
@@ -80,6 +84,7 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "load_policy",
+    "register_algorithm",
     "register_core",
     "register_encoder",
     "register_env",

@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from asyncrl.algorithms.losses import GaeResult
+from asyncrl.algorithms.losses import GaeResult, Samples
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
@@ -32,7 +32,6 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.sac_worker import HogwildSacWorker
 from asyncrl.learner import on_policy
-from asyncrl.learner.dataset import Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
 from asyncrl.learner.worker import LearnerOutcome

@@ -1,4 +1,4 @@
-"""Optimizer steps of PPO and A2C in NumPy, for networks that fit: what `OnPolicyLoss` and autograd compute.
+"""Optimizer steps in NumPy, an accelerator: the same as the loss of an algorithm and autograd compute.
 
 Networks of 64-64 and minibatches of a few hundred samples are little arithmetic. Most of the time of a step by autograd
 goes to calls, nodes and fresh memory; here the passes are written out, over the same parameters and gradients.
@@ -15,10 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.losses import ClipRange
+from asyncrl.algorithms.losses import NUM_LOSS_METRICS, LossOfSamples, Samples, needs_kl
+from asyncrl.config.algorithms import imported
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.dataset import Samples
-from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
 from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
 from asyncrl.models.actor_critic import ActorCritic
@@ -178,11 +177,6 @@ class ArrayCategorical:
         return gradient
 
 
-def has_array_distribution(model: ActorCritic) -> bool:
-    """Whether `make_array_distribution` knows the model's distribution."""
-    return type(model.distribution) in (DiagonalGaussian, Categorical)
-
-
 def make_array_distribution(model: ActorCritic) -> ArrayDistribution:
     """The pass through the model's distribution."""
     if isinstance(model.distribution, DiagonalGaussian):
@@ -291,38 +285,6 @@ def gradient_of(parameter: Tensor) -> FloatArray:
     return array_of(parameter.grad)
 
 
-class LossOfSamples(NamedTuple):
-    """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
-
-    mean: float
-    gradient: FloatArray
-
-
-def ppo_policy_loss(log_ratio: FloatArray, advantages: FloatArray, clip: ClipRange) -> LossOfSamples:
-    """`losses.ppo_policy_loss`, and its gradient with respect to the log-ratios: -r A where the ratio is not clipped.
-
-    Args:
-        log_ratio: [B], log-probability of the current policy minus that of the policy that is its reference.
-        advantages: [B].
-        clip: bounds of the ratio.
-    """
-    ratio = np.exp(log_ratio)
-    surrogate = ratio * advantages
-    np.minimum(np.maximum(ratio, clip.low, out=ratio), clip.high, out=ratio)
-    clipped = np.multiply(ratio, advantages, out=ratio)
-    # A product, not a choice: as in autograd the gradient of an infinite ratio is NaN, and the step is left out.
-    gradient = surrogate * (surrogate <= clipped)
-    gradient *= -1.0 / len(gradient)
-    return LossOfSamples(-float(np.add.reduce(np.minimum(surrogate, clipped, out=surrogate))) / len(gradient), gradient)
-
-
-def a2c_policy_loss(log_prob: FloatArray, advantages: FloatArray) -> LossOfSamples:
-    """`losses.a2c_policy_loss`, and its gradient with respect to the log-probabilities; both [B]."""
-    return LossOfSamples(
-        -float(np.add.reduce(log_prob * advantages)) / len(advantages), advantages * (-1.0 / len(advantages))
-    )
-
-
 def squared_value_loss(values: FloatArray, returns: FloatArray) -> LossOfSamples:
     """`losses.squared_value_loss`, and its gradient with respect to the values; both [B]."""
     error = values - returns
@@ -352,32 +314,30 @@ class ArrayUpdate:
     def fits(model: ActorCritic, config: TrainConfig, device: torch.device) -> bool:
         """Whether it computes the updates of such a run.
 
-        A learner that was given several threads has much arithmetic in a minibatch; autograd uses them, NumPy does not.
+        A learner with several threads has much arithmetic in a minibatch; autograd uses the threads, NumPy does not.
         """
-        is_plain = device.type == "cpu" and config.precision != "bf16"
-        has_one_thread = torch.get_num_threads() == 1
-        return is_plain and has_one_thread and model.runs_in_arrays and has_array_distribution(model)
+        return (
+            config.algorithm.array_policy_loss is not None
+            and device.type == "cpu"
+            and config.precision != "bf16"
+            and torch.get_num_threads() == 1
+            and model.runs_in_arrays
+            and type(model.distribution) in (DiagonalGaussian, Categorical)
+        )
 
     def __init__(
-        self,
-        model: ActorCritic,
-        flat: FlatParameters,
-        loss: OnPolicyLoss,
-        optimizer: FlatAdam,
-        ranks: Ranks,
-        config: TrainConfig,
+        self, model: ActorCritic, flat: FlatParameters, optimizer: FlatAdam, ranks: Ranks, config: TrainConfig
     ) -> None:
         """Prepares for a model that fits.
 
         Args:
             model: its parameters are `flat`.
             flat: parameters and gradients.
-            loss: what is minimized.
             optimizer: steps the parameters, or what they are copies of, along the gradients.
             ranks: the learners that train together.
             config: the run's settings.
         """
-        self._flat, self._gradient = flat, flat.require_grad()
+        self._gradient = flat.require_grad()
         self._gradient_array: FloatArray = self._gradient.numpy()
         self._actor = ArrayEncoder(model.actor, model.nonlinearity)
         self._critic = None if model.critic is None else ArrayEncoder(model.critic, model.nonlinearity)
@@ -385,7 +345,8 @@ class ArrayUpdate:
         self._distribution = make_array_distribution(model)
         layout = model.layout
         self._mask = slice(layout.num_features, layout.num_floats) if layout.num_mask else None
-        self._loss = loss
+        self._policy_loss = imported(config.algorithm.array_policy_loss)
+        self._needs_kl = needs_kl(config)
         self._optimizer = optimizer
         self._ranks = ranks
         self._config = config
@@ -395,32 +356,27 @@ class ArrayUpdate:
     def __call__(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Takes one step, or leaves it out if the loss or the gradient is not finite.
 
-        Args:
-            batch: N samples.
-            learning_rate: size of the step.
-
         Returns:
-            `[7]`: what `OnPolicyLoss.figures` says, and the norm of the gradient before clipping; and log-ratios `[N]`.
+            `[7]`: the scalars of `LossMetrics`, and the norm of the gradient before clipping; and log-ratios `[N]`.
         """
-        figures, log_ratio = np.zeros(NUM_FIGURES + 1, np.float32), batch.log_prob
         num_samples = len(batch.log_prob)
+        figures, log_ratio = np.zeros(NUM_LOSS_METRICS + 1, np.float32), batch.log_prob
         if num_samples == 0:
             self._gradient.zero_()
         else:
-            figures[:NUM_FIGURES], log_ratios = self._differentiate(batch)
-            log_ratio = torch.from_numpy(log_ratios)
+            figures[:NUM_LOSS_METRICS], log_ratio = self._differentiate(batch)
         if self._ranks.num_ranks > 1:
-            self._ranks.average([self._gradient, torch.from_numpy(figures[:NUM_FIGURES])], num_samples)
+            self._ranks.average([self._gradient, torch.from_numpy(figures[:NUM_LOSS_METRICS])], num_samples)
         gradient, limit = self._gradient_array, self._config.max_grad_norm
         norm = math.sqrt(np.dot(gradient, gradient))
         if 0.0 < limit < norm + 1e-6:
             gradient *= limit / (norm + 1e-6)
         self._optimizer.step(learning_rate, self._found_inf[not math.isfinite(float(figures[0]) + norm)])
-        figures[NUM_FIGURES] = norm
+        figures[NUM_LOSS_METRICS] = norm
         return torch.from_numpy(figures), log_ratio
 
-    def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], FloatArray]:
-        """Writes the gradient of a minibatch; returns the means of `OnPolicyLoss.figures`, and the log-ratios."""
+    def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], Tensor]:
+        """Writes the gradient of a minibatch; returns the scalars of `LossMetrics`, and the log-ratios."""
         config, distribution = self._config, self._distribution
         # Forward: outputs of the policy [P, B] and normalized values [B].
         floats = batch.floats.numpy()
@@ -434,12 +390,8 @@ class ArrayUpdate:
         # Losses, each with its gradient.
         mask = None if self._mask is None else floats[:, self._mask]
         log_prob = distribution.log_prob(outputs, batch.action.numpy(), mask)
-        log_ratio = log_prob - batch.log_prob.numpy()
-        advantage, returns = batch.advantage.numpy(), batch.normalized_return.numpy()
-        if config.algo == "ppo":
-            policy = ppo_policy_loss(log_ratio, advantage, self._loss.clip)
-        else:
-            policy = a2c_policy_loss(log_prob, advantage)
+        old_log_prob, returns = batch.log_prob.numpy(), batch.normalized_return.numpy()
+        policy = self._policy_loss(log_prob, old_log_prob, batch.advantage.numpy(), config)
         if config.ppo_clip_value is None:
             value = squared_value_loss(values, returns)
         else:
@@ -448,7 +400,7 @@ class ArrayUpdate:
         entropy_loss = kl = kl_loss = 0.0
         if config.entropy_loss_coeff > 0.0:
             entropy_loss = -config.entropy_loss_coeff * distribution.mean_entropy()
-        if self._loss.needs_kl:
+        if self._needs_kl:
             kl = distribution.mean_kl(batch.action_parameters.numpy())
         if config.kl_loss_coeff > 0.0:
             kl_loss = config.kl_loss_coeff * kl
@@ -467,4 +419,4 @@ class ArrayUpdate:
         else:
             self._critic.backward(critic_gradient)
         self._actor.backward(features_gradient)
-        return (loss, policy.mean, value_loss, entropy_loss, kl_loss, kl), log_ratio
+        return (loss, policy.mean, value_loss, entropy_loss, kl_loss, kl), torch.from_numpy(log_prob - old_log_prob)

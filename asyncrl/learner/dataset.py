@@ -1,23 +1,19 @@
-"""From columns of slots to a dataset on the learner's device, and from its rows to samples and minibatches."""
+"""Copies columns of slots into a dataset on the learner's device."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.losses import Mean
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.pinning import pin_arena
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.models.encoders import Inputs
 from asyncrl.monitoring.reports import LagMetrics
 
 
@@ -69,67 +65,6 @@ class Dataset:
     def to(self, device: torch.device) -> Dataset:
         """The same dataset on `device`; what is there already is not copied."""
         return Dataset(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
-
-
-class Samples(NamedTuple):
-    """Rows of a dataset, as the losses take them, or sequences of rows for a recurrent policy.
-
-    Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
-    are samples, with the states before them, `[N, S]`.
-
-    `log_prob` and `action_parameters` are of the policy that the trained one is compared with. `weight` multiplies the
-    advantage once that is normalized, and is not part of minibatches. `share` is what each row counts in a mean, `[N]`
-    float32 of sum 1; without it all count the same.
-    """
-
-    floats: Tensor
-    action: Tensor
-    action_parameters: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    normalized_return: Tensor
-    normalized_value: Tensor
-    weight: Tensor | None = None
-    pixels: Tensor | None = None
-    rnn_state: Tensor | None = None
-    begins: Tensor | None = None
-    valid: Tensor | None = None
-    share: Tensor | None = None
-
-    @property
-    def inputs(self) -> Inputs:
-        """What the networks see."""
-        return Inputs(self.floats, self.pixels)
-
-    def of_samples(self, field: Tensor) -> Tensor:
-        """One of the fields, without rows of sequences that are no samples."""
-        return field if self.valid is None else field[self.valid]
-
-    def at(self, indices: Tensor) -> Samples:
-        """Some of them, `indices [K]` along the first dimension."""
-        return Samples._make(None if field is None else field.index_select(0, indices) for field in self)
-
-    def minibatches(self, num_batches: int) -> list[Samples]:
-        """Parts of nearly equal size; some are empty if there are too few samples."""
-        missing = (None,) * num_batches
-        parts = [missing if field is None else field.tensor_split(num_batches) for field in self]
-        return [Samples._make(fields) for fields in zip(*parts, strict=True)]
-
-    def filled_up(self, size: int) -> Samples:
-        """The same samples in a minibatch of `size` rows, of which those that repeat others have no share."""
-        num_samples = len(self.log_prob)
-        rows = torch.arange(size, device=self.log_prob.device)
-        share = (rows < num_samples).float() / num_samples
-        return self.at(rows % num_samples)._replace(share=share)
-
-    @property
-    def mean(self) -> Mean:
-        """Over the samples of a minibatch."""
-        return torch.mean if self.share is None else functools.partial(torch.dot, self.share)
-
-    def present(self) -> list[tuple[str, Tensor]]:
-        """The fields that there are."""
-        return [(name, field) for name, field in zip(self._fields, self, strict=True) if field is not None]
 
 
 class Batcher:

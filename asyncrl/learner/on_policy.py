@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses import (
-    ClipRange,
+    NUM_LOSS_METRICS,
+    Samples,
     VtraceResult,
     advantage_sums,
     approximate_kl,
@@ -29,11 +30,12 @@ from asyncrl.algorithms.losses import (
     normalize_advantages,
     vtrace,
 )
+from asyncrl.algorithms.ppo import ClipRange, clip_range
+from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
-from asyncrl.learner.dataset import Dataset, Samples
-from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import LearnerState, Scalar
@@ -223,18 +225,19 @@ class OnPolicyLearner:
         self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
         # The shapes inside a packed sequence follow from where episodes end.
-        self._has_graphs = storage.is_capturable and self._recurrence == 0 and makes_graphs(config.compile, device)
+        can_capture = config.algorithm.fits_cuda_graph and storage.is_capturable and self._recurrence == 0
+        self._has_graphs = can_capture and makes_graphs(config.compile, device)
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
         """Makes what takes an optimizer step with the present settings; a captured graph holds their values."""
         config, model, device = self._config, self.model, self.device
-        self._loss = OnPolicyLoss(config, model.distribution, self._learning_rate.is_adaptive)
+        self._loss = imported(config.algorithm.loss)
         if self._has_graphs:
             self._graphs = UpdateRunner(self._update_of_fields, config.compile, device)
             self._take_step = self._step_in_graph
         elif ArrayUpdate.fits(model, config, device):
-            self._take_step = ArrayUpdate(model, self._flat, self._loss, self._optimizer, self.ranks, config)
+            self._take_step = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next dataset on."""
@@ -322,14 +325,19 @@ class OnPolicyLearner:
         (dataset, prepared, weight, steps, learning_rates), self._trained = self._trained, None
         if not steps:
             return None
+        samples = prepared.samples
         return train_metrics(
             steps,
             learning_rates,
             prepared.raw_values,
             prepared.raw_returns,
             behaviour=dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()],
-            weights=None if weight is None else prepared.samples.of_samples(weight),
-            clip=self._loss.clip,
+            weights=None
+            if weight is None
+            else weight
+            if prepared.samples.valid is None
+            else weight[prepared.samples.valid],
+            clip=clip_range(self._config.ppo_clip_ratio, self._config.ppo_clip_mode),
             distribution=self.model.distribution,
             ranks=self.ranks,
         )
@@ -425,8 +433,8 @@ class OnPolicyLearner:
         estimates = self._estimate(dataset, values, log_ratios)
         raw_returns = estimates.returns.flatten().index_select(0, valid)
         self._take_in(raw.floats.index_select(0, valid) if self._recurrence else raw.floats, raw_returns)
-        # PPO's ratio weighs the action itself; the plain policy gradient does not.
-        weights = estimates.weights if config.algo == "a2c" else None
+        # A ratio in the loss weights the action itself; the plain policy gradient does not.
+        weights = None if config.algorithm.uses_ratio else estimates.weights
         samples = Samples(
             floats=inputs.floats,
             pixels=inputs.pixels,
@@ -440,9 +448,9 @@ class OnPolicyLearner:
         )
         if self._recurrence:
             samples = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
-            sequences = self._in_sequences(dict(samples.present()), dataset)
+            sequences = self._in_sequences(samples.non_null_fields(), dataset)
             samples = samples._replace(**sequences, rnn_state=dataset.rnn_state.flatten(0, 1))
-        if config.algo == "ppo" and config.ppo_objective == "decoupled":
+        if config.algorithm.uses_ratio and config.ppo_objective == "decoupled":
             samples = self._decoupled(samples, is_old)
         raw_values = values[:-1].flatten().index_select(0, valid)
         return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, obs_statistics)
@@ -584,7 +592,7 @@ class OnPolicyLearner:
         self._rate.fill_(learning_rate)
         if self._graphs.makes_graphs:
             batch = batch.filled_up(self._most_samples)
-        self._minibatch_fields, fields = zip(*batch.present(), strict=True)
+        self._minibatch_fields, fields = zip(*batch.non_null_fields().items(), strict=True)
         figures, log_ratio = self._graphs([*fields, self._rate])
         assert figures is not None and log_ratio is not None
         self.notice = self.notice or self._graphs.take_notice()
@@ -599,17 +607,17 @@ class OnPolicyLearner:
         """Takes one step on any model; what `ArrayUpdate` does, and returns, for those that fit.
 
         Returns:
-            `[7]`: what `OnPolicyLoss.figures` says, and the norm of the gradient before clipping; and the log-ratios.
+            `[7]`: the scalars of `LossMetrics`, and the norm of the gradient before clipping; and the log-ratios.
         """
         (parameters, values), batch = self._run_batch(batch)
         self._gradient.zero_()  # in place: dropping gradients would take them out of the flat tensor
         num_samples = batch.log_prob.shape[0]
         if num_samples == 0:
-            figures, log_ratio = parameters.new_zeros(NUM_FIGURES), batch.log_prob
+            figures, log_ratio = parameters.new_zeros(NUM_LOSS_METRICS), batch.log_prob
         else:
-            figures, log_ratio = self._loss.figures(parameters, values, batch)
-            figures[0].backward()  # type: ignore[no-untyped-call]
-            figures = figures.detach()
+            *metrics, log_ratio = self._loss(parameters, values, batch, self.model.distribution, self._config)
+            metrics[0].backward()
+            figures = torch.stack(metrics).detach()
         self.ranks.average([self._gradient, figures], num_samples)
         grad_norm = self._step(figures[0], self._rate.fill_(learning_rate))
         return torch.cat((figures, grad_norm.view(1))), log_ratio.detach()
@@ -627,8 +635,8 @@ class OnPolicyLearner:
         """The networks on all rows of a minibatch; also returns these, of sequences those of one step side by side."""
         if self._recurrence:
             assert batch.rnn_state is not None and batch.begins is not None
-            fields = batch._replace(rnn_state=None, begins=None).present()
-            rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields})
+            fields = batch._replace(rnn_state=None, begins=None).non_null_fields()
+            rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields.items()})
             return self.model.unroll(rows.inputs, batch.rnn_state, batch.begins.t()), rows
         if not self._is_bf16:
             return self.model(*batch.inputs), batch

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.losses import continues
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -138,7 +139,7 @@ class ReplaySampler:
             steps += goes_on
             has_terminated = goes_on & self._terminated[place]
             discount[has_terminated] = 0.0
-            goes_on &= ~(self._terminated[place] | self._truncated[place])
+            goes_on &= continues(True, self._terminated[place], self._truncated[place])
         after = self._places(split, row + steps, env)
         obs, next_obs = np.take(self._obs, start, axis=0), np.take(self._obs, after, axis=0)
         action = np.take(self._action, start, axis=0)

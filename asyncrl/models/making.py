@@ -1,7 +1,8 @@
-"""The models that act and are trained, for each algorithm."""
+"""The model that acts, of each algorithm."""
 
 from __future__ import annotations
 
+from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -14,6 +15,10 @@ ActingModel = ActorCritic | SacActor
 
 def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
     """What rollout workers, inference workers and evaluation act with; its weights follow from the seed."""
+    algorithm = config.algorithm
+    if algorithm.make_model is not None:
+        model: ActingModel = imported(algorithm.make_model)(spec, config)
+        return model
     return make_sac_actor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
 
 

@@ -33,6 +33,8 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
     """Whether all numbers go into one perceptron; SAC's takes all keys of an observation, but no mask."""
     observation = spec.observation
+    if config.algorithm.make_model is not None:
+        return False
     if config.encoder != "default" or config.model != "default" or config.use_rnn or observation.has_images:
         return False
     if config.is_off_policy:

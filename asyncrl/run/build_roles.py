@@ -20,6 +20,7 @@ from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.algorithms import imported
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.making import env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation.worker import EvaluationWorker
@@ -40,7 +41,8 @@ from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import LearnerWorker, StopCondition, Trainer, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.making import make_acting_model, make_actor_critic, make_sac_actor
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.making import make_acting_model
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.worker import DeviceWorker
@@ -262,7 +264,8 @@ def _build_exchange(
 
 
 def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: Ranks) -> OnPolicyLearner:
-    model = make_actor_critic(setup.spec, setup.config)
+    model = make_acting_model(setup.spec, setup.config)
+    assert isinstance(model, ActorCritic)
     learner = OnPolicyLearner(model, setup.learner_config, torch.device(setup.plan.device), Storage(ranks))
     if saved is not None:
         learner.load_state_dict(saved)
@@ -315,8 +318,8 @@ def _build_off_policy_trainer(
 ) -> OffPolicyTrainer:
     config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
     ranks = agreement.ranks
-    learner = OffPolicyLearner(
-        make_sac_actor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
+    learner: OffPolicyLearner = imported(config.algorithm.make_learner)(
+        make_acting_model(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
     )
     sampler = ReplaySampler(
         stripes,

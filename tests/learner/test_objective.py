@@ -11,10 +11,10 @@ import torch
 from datasets import BOX, CHOICE, CPU, MASKED, Actor, train_on
 from torch import Tensor
 
-from asyncrl.algorithms.losses import gae, vtrace
+from asyncrl.algorithms.losses import Samples, gae, vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.dataset import Dataset, Samples
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner, Step
 from asyncrl.models.actor_critic import ActorCritic
 

@@ -20,14 +20,14 @@ from graph_stand_ins import PlainCall
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
-from asyncrl.algorithms.losses import vtrace
+from asyncrl.algorithms.losses import Samples, vtrace
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.storage import Copies, SharedStorage
 from asyncrl.learner import update_runner
-from asyncrl.learner.dataset import Dataset, Samples
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.storage import Storage
 from asyncrl.models.actor_critic import ActorCritic

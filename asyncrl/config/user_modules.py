@@ -1,4 +1,4 @@
-"""Modules of the user's that register environments and networks when they are imported."""
+"""Imports the user's modules, which register environments, networks and algorithms."""
 
 from __future__ import annotations
 
@@ -6,34 +6,31 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from asyncrl.config.errors import UsageError
 
 
 def import_user_modules(names: Sequence[str]) -> None:
-    """Imports them from the working directory or Python's path; again costs nothing.
-
-    Raises:
-        UsageError: there is no such module.
-    """
+    """Imports modules as `import_user_module` does."""
     for name in names:
         import_user_module(name)
 
 
-def import_user_module(name: str) -> None:
-    """Imports one module, which may lie in the working directory.
+def import_user_module(name: str) -> ModuleType:
+    """Imports one module from Python's path or the working directory.
 
     Raises:
         UsageError: there is no such module.
     """
     if name in sys.modules:
-        return
+        return sys.modules[name]
     if not name or name.startswith(".") or "/" in name or name.endswith(".py"):
         raise UsageError(f"{name!r} is not the name of a module: give it as in an import, such as package.module.")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     try:
-        importlib.import_module(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name + ".").startswith(error.name + "."):
             raise
