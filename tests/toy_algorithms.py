@@ -10,7 +10,7 @@ from torch import Tensor
 
 import asyncrl
 from asyncrl.algorithms.losses import LossMetrics, Samples, with_common_losses
-from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.sac import SacLearner
 from asyncrl.models.distributions import ActionDistribution
 
 
@@ -46,7 +46,7 @@ class BoundedSacConfig(asyncrl.TrainConfig):
     most_value: float = Field(100.0, description="bound of the values that critics learn")
 
 
-class BoundedSac(OffPolicyLearner):
+class BoundedSac(SacLearner):
     """SAC whose critics learn bounded values."""
 
     def _target_of(self, *args: Any) -> Tensor:

@@ -27,7 +27,7 @@ class Algorithm:
     Attributes:
         name: for `--algo` after `register_algorithm`, and in names of runs and messages.
         collects: `trajectories`, each trained on once it is complete (`asyncrl.learner.on_policy`), or single steps
-            that a `replay` keeps (`asyncrl.learner.off_policy`).
+            that a `replay` keeps (`asyncrl.learner.sac`).
         settings: subclass of `TrainConfig` that adds the algorithm's own settings; None if it has none.
         defaults: values of other settings, by name. Files and flags override them; so do presets, which have values
             for the algorithms of the package only.
@@ -40,7 +40,7 @@ class Algorithm:
             the decoupled objective, and V-trace's weights do not multiply its advantages.
         fits_cuda_graph: `loss` does the same operations for each minibatch and waits for no value on the device.
         make_learner: with a replay, `make_learner(model, config, spec, device, storage)`: an object with the interface
-            of `asyncrl.learner.off_policy.OffPolicyLearner`.
+            of `asyncrl.learner.sac.SacLearner`.
         make_model: `make_model(spec, config)`: the model that acts; None for `ActorCritic` or, with a replay,
             `SacActor`.
         squashes_actions: continuous actions are always squashed to their bounds.
@@ -100,7 +100,7 @@ _algorithms = {
                 "normalize_input": False,
                 "initial_stddev": 1.0,
             },
-            make_learner="asyncrl.learner.off_policy:OffPolicyLearner",
+            make_learner="asyncrl.learner.sac:SacLearner",
             squashes_actions=True,
             runs_on_hogwild=True,
         ),

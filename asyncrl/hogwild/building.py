@@ -36,11 +36,11 @@ from asyncrl.hogwild.sac_worker import HogwildSacWorker
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
 from asyncrl.learner.limiter import ReplayLimiter
-from asyncrl.learner.off_policy import CRITIC, OffPolicyLearner
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import CRITIC, SacLearner
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.storage import Storage
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
 from asyncrl.models.making import make_actor_critic, make_sac_actor
@@ -75,7 +75,7 @@ def build_hogwild_keeper(
     storage = SharedStorage(setup.arena, RUN)
     publisher = WeightsPublisher(WeightsChannel(setup.arena), 0)
     if config.is_off_policy:
-        sac = OffPolicyLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
+        sac = SacLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
 
         def follow_sac() -> int:
             storage.refresh()
@@ -125,10 +125,10 @@ def _build_a2c_worker(setup: RunSetup, hogwild: HogwildPlan, parts: WorkerParts,
     device = torch.device(setup.plan.device)
     copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
     shared = SharedStorage(setup.arena, owner, copies)
-    storage: Storage = shared
+    storage: ParameterStore = shared
     units: ReturnUnits | None = ReturnUnits(setup.arena)
     has_room: Callable[[], bool] = _always
-    pull: Callable[[], None] = shared.pull
+    pull: Callable[[], None] = shared.sync
     if hogwild.mode == "gradients":
         places = GradientPlaces(setup.arena)
         storage = SendingStorage(shared, places, worker_idx, keeper)
@@ -168,7 +168,7 @@ def _build_sac_worker(setup: RunSetup, replay: ReplayPlan, parts: WorkerParts) -
     actor = make_sac_actor(setup.spec, config)
     device = torch.device(setup.plan.device)
     storage = SharedStorage(setup.arena, worker_idx + 1, _copies_on(device))
-    learner = OffPolicyLearner(actor, config, setup.spec, device, storage)
+    learner = SacLearner(actor, config, setup.spec, device, storage)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
     act_trained = make_act(actor, device, config.seed)
@@ -201,7 +201,7 @@ def _initialize(setup: RunSetup) -> None:
     config, storage = setup.config, InitialStorage(setup.arena)
     saved: LearnerState | None = state_to_begin_with(setup)
     if config.is_off_policy:
-        sac = OffPolicyLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
+        sac = SacLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
         if saved is not None:
             sac.load_state_dict(saved)
     else:

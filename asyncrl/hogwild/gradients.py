@@ -13,8 +13,8 @@ from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.messages import Waker
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.statistics import RunningMoments
-from asyncrl.learner.storage import Storage
 
 
 def combine(gradients: npt.NDArray[np.float32], how: str) -> Tensor:
@@ -55,12 +55,12 @@ class GradientSender(FlatAdam):
         self._combiner.wake()
 
 
-class SendingStorage(Storage):
+class SendingStorage(ParameterStore):
     """A worker's own weights, whose gradients another process steps along."""
 
     is_capturable = False  # a step sends gradients
 
-    def __init__(self, moments: Storage, places: GradientPlaces, worker_idx: int, combiner: Waker) -> None:
+    def __init__(self, moments: ParameterStore, places: GradientPlaces, worker_idx: int, combiner: Waker) -> None:
         """Takes the storage that gives moments, and what a `GradientSender` needs."""
         self._shared = moments
         self._places = places

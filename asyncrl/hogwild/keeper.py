@@ -4,7 +4,7 @@ consumes  shared parameters, counts and statistics; gradients where it combines 
 produces  published weights, reports; units of returns; steps of the parameters where it combines gradients
 waits     for gradients or for nothing in particular: until woken or for the timeout
 
-It stands where the learner's trainer stands in the other backend (`asyncrl.learner.worker.Trainer`).
+It stands where the learner's trainer stands in the other backend (`asyncrl.learner.worker.LearnerLoop`).
 """
 
 from __future__ import annotations

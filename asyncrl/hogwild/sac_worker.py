@@ -17,9 +17,9 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.worker import HogwildWorker, WorkerParts
 from asyncrl.learner.limiter import ReplayLimiter
-from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.off_policy_trainer import MOST_UPDATES_AT_ONCE
+from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import SacLearner
 from asyncrl.monitoring.phases import Phase
 from asyncrl.rollout.replay_worker import ReplaySplit
 from asyncrl.rollout.worker import WAIT_S
@@ -36,7 +36,7 @@ class HogwildSacWorker(HogwildWorker):
         limits: ReplayLimits,
         limiter: ReplayLimiter,
         sampler: ReplaySampler,
-        learner: OffPolicyLearner,
+        learner: SacLearner,
         config: TrainConfig,
     ) -> None:
         """Takes ownership of the split.

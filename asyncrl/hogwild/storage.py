@@ -1,4 +1,4 @@
-"""Where the numbers of a Hogwild learner live: `asyncrl.learner.storage` over memory that all processes share."""
+"""Where the numbers of a Hogwild learner live: `ParameterStore` over memory that all processes share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.optimizers import SharedAdam, make_shared_optimizer
 from asyncrl.learner.optimizer import FlatAdam
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.statistics import RunningMoments
-from asyncrl.learner.storage import Storage
 
 
 class MergedMoments(RunningMoments):
@@ -104,7 +104,7 @@ class CopyOptimizer(FlatAdam):
         self._after_step()
 
 
-class SharedStorage(Storage):
+class SharedStorage(ParameterStore):
     """Values and optimizer in shared memory, which is the CPU's; `copies` of the values may be on another device."""
 
     is_capturable = False  # a step changes counts in shared memory, too
@@ -125,7 +125,7 @@ class SharedStorage(Storage):
         self._optimizers: list[SharedAdam] = []
         self._moments: list[MergedMoments] = []
 
-    def hold(self, name: str, initial: Tensor) -> Tensor:
+    def allocate(self, name: str, initial: Tensor) -> Tensor:
         """The shared values, or a copy of them on the device of `initial`, whose own values are not used."""
         value = torch.from_numpy(SharedTensor(self._arena, name).value)
         if self._copies is Copies.NONE:
@@ -156,17 +156,17 @@ class SharedStorage(Storage):
         self._moments.append(MergedMoments(SharedMoments(self._arena, name), self._owner))
         return self._moments[-1]
 
-    def pull(self) -> None:
+    def sync(self) -> None:
         """Copies the shared values."""
         for copy, value in self._values.values():
             copy.copy_(value)
 
-    def move(self, tensor: Tensor, towards: Tensor, share: float) -> None:
+    def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
         """Moves the shared values, and then the copy."""
         if self._copies is Copies.NONE:
-            super().move(tensor, towards, share)
+            super().polyak_update(tensor, towards, share)
             return
-        super().move(self._values[tensor.data_ptr()][1], self._values[towards.data_ptr()][1], share)
+        super().polyak_update(self._values[tensor.data_ptr()][1], self._values[towards.data_ptr()][1], share)
         self._pull_some([tensor])
 
     def refresh(self) -> None:
@@ -181,7 +181,7 @@ class SharedStorage(Storage):
             copy.copy_(self._values[copy.data_ptr()][1])
 
 
-class InitialStorage(Storage):
+class InitialStorage(ParameterStore):
     """Puts a new learner's numbers, or those of a checkpoint, into shared memory before any process starts."""
 
     is_capturable = False  # nothing is trained here
@@ -192,7 +192,7 @@ class InitialStorage(Storage):
         self._optimizers: list[tuple[FlatAdam, list[SharedTensor]]] = []
         self._moments: list[tuple[SharedMoments, RunningMoments]] = []
 
-    def hold(self, name: str, initial: Tensor) -> Tensor:
+    def allocate(self, name: str, initial: Tensor) -> Tensor:
         """The shared values, which become `initial`."""
         return torch.from_numpy(SharedTensor(self._arena, name).value).copy_(initial)
 

@@ -37,9 +37,9 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.state import LearnerState, Scalar
-from asyncrl.learner.storage import Storage
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.distributions import ActionDistribution
@@ -131,7 +131,7 @@ def train_metrics(
 
 
 MODEL = "model"
-"""Name of the trained weights in a `Storage`."""
+"""Name of the trained weights in a `ParameterStore`."""
 
 
 class Progress(NamedTuple):
@@ -193,17 +193,17 @@ class OnPolicyLearner:
     """
 
     def __init__(
-        self, model: ActorCritic, config: TrainConfig, device: torch.device, storage: Storage | None = None
+        self, model: ActorCritic, config: TrainConfig, device: torch.device, storage: ParameterStore | None = None
     ) -> None:
         """Starts with the model as it is, on `device`; its weights live where `storage` says."""
-        storage = storage or Storage()
+        storage = storage or ParameterStore()
         self.ranks = storage.ranks
         self.model = model.to(device)
         self.policy_version = self.skipped_steps = 0
         self.notice: str | None = None
         self._config = config
         self.device = device
-        self._flat = FlatParameters(self.model, hold=lambda initial: storage.hold(MODEL, initial))
+        self._flat = FlatParameters(self.model, hold=lambda initial: storage.allocate(MODEL, initial))
         self._gradient = self._flat.require_grad()
         self._optimizer = storage.optimizer([MODEL], [self._flat.data], [self._gradient], config)
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
@@ -332,11 +332,7 @@ class OnPolicyLearner:
             prepared.raw_values,
             prepared.raw_returns,
             behaviour=dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()],
-            weights=None
-            if weight is None
-            else weight
-            if prepared.samples.valid is None
-            else weight[prepared.samples.valid],
+            weights=weight if weight is None or samples.valid is None else weight[samples.valid],
             clip=clip_range(self._config.ppo_clip_ratio, self._config.ppo_clip_mode),
             distribution=self.model.distribution,
             ranks=self.ranks,

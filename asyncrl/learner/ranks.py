@@ -155,7 +155,7 @@ class Turn:
     new_values: Hyperparameters | None = None
 
 
-class Agreement:
+class RankConsensus:
     """Has all ranks go on together, save together, and end together. One learner alone agrees with itself.
 
     Before each iteration every rank takes a turn; a rank that wants to end does so in its place.

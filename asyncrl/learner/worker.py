@@ -25,7 +25,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.ranks import Agreement, Ranks
+from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.state import LearnerState
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
@@ -34,7 +34,7 @@ from asyncrl.runtime.checkpoint import Checkpoint, KeptReplay
 from asyncrl.runtime.processes import RunFailed
 
 
-class Trainer(Protocol):
+class LearnerLoop(Protocol):
     """Trains from one kind of samples, and publishes weights."""
 
     @property
@@ -89,14 +89,14 @@ class LearnerWorker:
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: LearnerLoop,
         control: RunControl,
         config: TrainConfig,
         spec: EnvSpec,
         checkpoints: Path,
         phases: PhaseTimer,
         stopping: StopCondition,
-        agreement: Agreement | None = None,
+        agreement: RankConsensus | None = None,
         saves: bool = True,
     ) -> None:
         """Takes a trainer that has published its first weights.
@@ -112,7 +112,7 @@ class LearnerWorker:
             agreement: what all ranks go by; the trainer takes turns in it.
             saves: whether checkpoints are written here.
         """
-        self._agreement = agreement or Agreement(Ranks())
+        self._agreement = agreement or RankConsensus(Ranks())
         self._num_ranks = self._agreement.ranks.num_ranks
         self._saves = saves
         self._trainer = trainer

@@ -29,7 +29,7 @@ from asyncrl.rollout.worker import WAIT_S, WorkerReports
 
 
 class DeviceWorker(WorkerReports):
-    """Owns the environments and the dataset, which the next one overwrites. Gives it to `OnPolicyTrainer`."""
+    """Owns the environments and the dataset, which the next one overwrites. Gives it to `TrajectoryLoop`."""
 
     num_ready = dropped_samples = 0  # there are no slots
 
@@ -83,7 +83,7 @@ class DeviceWorker(WorkerReports):
         return 0.0
 
     def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
-        """Nothing to copy if the dataset is full, see `asyncrl.learner.on_policy_trainer.DatasetSource`."""
+        """Nothing to copy if the dataset is full, see `asyncrl.learner.trajectory_loop.DatasetSource`."""
         return [] if self._is_full else None
 
     def collect(self, columns: Sequence[Columns]) -> Dataset:

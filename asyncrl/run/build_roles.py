@@ -29,17 +29,17 @@ from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.dataset import Batcher, DeviceSlots
 from asyncrl.learner.limiter import ReplayLimiter
-from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.on_policy_trainer import DatasetRoom, DatasetSource, OnPolicyTrainer
-from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
+from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
+from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
-from asyncrl.learner.worker import LearnerWorker, StopCondition, Trainer, WeightsPublisher
+from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
+from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.making import make_acting_model
@@ -149,11 +149,11 @@ def build_learner(
     phases, plan = PhaseTimer(), setup.plan
     device = _own_device(plan.device)
     ranks = Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device)
-    agreement = Agreement(ranks, setup.control, setup.hyperparameters)
+    agreement = RankConsensus(ranks, setup.control, setup.hyperparameters)
     saved = state_to_begin_with(setup)
     stopping = _stop_condition(setup, saved)
     exchange: SlotExchange | None = None
-    trainer: Trainer
+    trainer: LearnerLoop
     if plan.hogwild is not None:
         trainer = build_hogwild_keeper(setup, plan.hogwild, waker, workers, phases)
     elif plan.replay is not None:
@@ -174,7 +174,7 @@ def _stop_condition(setup: RunSetup, saved: LearnerState | None) -> StopConditio
 
 
 def _make_learner_worker(
-    setup: RunSetup, trainer: Trainer, phases: PhaseTimer, agreement: Agreement, stopping: StopCondition
+    setup: RunSetup, trainer: LearnerLoop, phases: PhaseTimer, agreement: RankConsensus, stopping: StopCondition
 ) -> LearnerWorker:
     return LearnerWorker(
         trainer,
@@ -211,7 +211,7 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[Learner
     config, plan, device = setup.config, setup.plan, _own_device(setup.plan.device)
     torch.manual_seed(config.seed)
     saved, phases = state_to_begin_with(setup), PhaseTimer()
-    agreement = Agreement(Ranks(), setup.control, setup.hyperparameters)
+    agreement = RankConsensus(Ranks(), setup.control, setup.hyperparameters)
     learner = _make_on_policy_learner(setup, saved, agreement.ranks)
     env = make_run_vector_env(config, plan.num_envs)
     group = TensorEnvGroup(
@@ -234,7 +234,7 @@ def _own_device(name: str) -> torch.device:
     return device
 
 
-def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearner) -> None:
+def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | SacLearner) -> None:
     """Brings weights, optimizer and statistics to those of rank 0; random draws stay each rank's own."""
     if ranks.num_ranks == 1:
         return
@@ -266,7 +266,7 @@ def _build_exchange(
 def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: Ranks) -> OnPolicyLearner:
     model = make_acting_model(setup.spec, setup.config)
     assert isinstance(model, ActorCritic)
-    learner = OnPolicyLearner(model, setup.learner_config, torch.device(setup.plan.device), Storage(ranks))
+    learner = OnPolicyLearner(model, setup.learner_config, torch.device(setup.plan.device), ParameterStore(ranks))
     if saved is not None:
         learner.load_state_dict(saved)
     _take_state_of_first(ranks, learner)
@@ -287,11 +287,11 @@ def _make_on_policy_trainer(
     batcher: DatasetRoom,
     saved: LearnerState | None,
     phases: PhaseTimer,
-    agreement: Agreement,
+    agreement: RankConsensus,
     stopping: StopCondition,
     look: Callable[[], None] | None,
-) -> OnPolicyTrainer:
-    return OnPolicyTrainer(
+) -> TrajectoryLoop:
+    return TrajectoryLoop(
         learner=learner,
         source=source,
         batcher=batcher,
@@ -314,12 +314,12 @@ def _build_off_policy_trainer(
     waker: Waker,
     workers: Sequence[Waker],
     phases: PhaseTimer,
-    agreement: Agreement,
-) -> OffPolicyTrainer:
+    agreement: RankConsensus,
+) -> ReplayLoop:
     config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
     ranks = agreement.ranks
-    learner: OffPolicyLearner = imported(config.algorithm.make_learner)(
-        make_acting_model(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
+    learner: SacLearner = imported(config.algorithm.make_learner)(
+        make_acting_model(setup.spec, config), config, setup.spec, torch.device(plan.device), ParameterStore(ranks)
     )
     sampler = ReplaySampler(
         stripes,
@@ -340,7 +340,7 @@ def _build_off_policy_trainer(
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
     _take_state_of_first(ranks, learner)
-    return OffPolicyTrainer(
+    return ReplayLoop(
         learner=learner,
         stripes=stripes,
         sampler=sampler,

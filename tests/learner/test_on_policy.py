@@ -29,7 +29,7 @@ from asyncrl.hogwild.storage import Copies, SharedStorage
 from asyncrl.learner import update_runner
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.storage import Storage
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
 
@@ -483,7 +483,7 @@ def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so() -> 
 def test_what_does_not_fit_into_a_graph_runs_plainly() -> None:
     config = TrainConfig(batch_size=64, num_batches_per_epoch=2, encoder_mlp_layers=[16], compile="cuda_graph")
     arena = Arena.create(shared_tensor_specs({"model": 1000}, {"obs": 3, "return": 1}, num_workers=1))
-    of_ranks = Storage(SimpleNamespace(num_ranks=2, rank=0))
+    of_ranks = ParameterStore(SimpleNamespace(num_ranks=2, rank=0))
     for storage in (of_ranks, SharedStorage(arena, 1), SharedStorage(arena, 1, Copies.PULLED)):
         assert not storage.is_capturable
     recurrent = config.model_copy(update={"use_rnn": True})

@@ -17,9 +17,9 @@ from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.limiter import ReplayLimiter
-from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.ranks import Agreement, Ranks
+from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import WeightsPublisher
@@ -31,12 +31,12 @@ MOST_UPDATES_AT_ONCE = 16  # between two publications
 _REPORT_EVERY_S = 0.25
 
 
-class OffPolicyTrainer:
+class ReplayLoop:
     """Keeps learning and collecting at the asked ratio. Owns the learner, the limits and their counters."""
 
     def __init__(
         self,
-        learner: OffPolicyLearner,
+        learner: SacLearner,
         stripes: ReplayStripes,
         sampler: ReplaySampler,
         limiter: ReplayLimiter,
@@ -47,7 +47,7 @@ class OffPolicyTrainer:
         phases: PhaseTimer,
         first_env_steps: int = 0,
         threads: ThreadChoice | None = None,
-        agreement: Agreement | None = None,
+        agreement: RankConsensus | None = None,
         most_env_steps: int | None = None,
     ) -> None:
         """Publishes the first weights and limits; workers may step from then on.
@@ -67,7 +67,7 @@ class OffPolicyTrainer:
             agreement: what all ranks go by.
             most_env_steps: environment steps that this process collects; those of the whole run if not given.
         """
-        self._agreement = agreement or Agreement(Ranks())
+        self._agreement = agreement or RankConsensus(Ranks())
         self._changes = self._agreement.hyperparameters.changes()
         self._changed_at = 0  # policy version of the last change
         self._learner = learner

@@ -13,7 +13,7 @@ from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.statistics import RunningMoments
 
 
-class Storage:
+class ParameterStore:
     """A learner's own memory. Others override where values and the optimizer's state are.
 
     Attributes:
@@ -36,7 +36,7 @@ class Storage:
         """
         return self.ranks.num_ranks == 1
 
-    def hold(self, name: str, initial: Tensor) -> Tensor:
+    def allocate(self, name: str, initial: Tensor) -> Tensor:
         """Returns the tensor that a network's weights, or another trained tensor, is to live in.
 
         Args:
@@ -51,10 +51,10 @@ class Storage:
         """Returns what steps the tensors of these names; `parameters` are those that `hold` gave."""
         return FlatAdam(parameters, gradients, config)
 
-    def pull(self) -> None:
+    def sync(self) -> None:
         """Brings the tensors that `hold` gave to what has become of them elsewhere; nothing in memory of one's own."""
 
-    def move(self, tensor: Tensor, towards: Tensor, share: float) -> None:
+    def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
         """Moves a tensor that `hold` gave towards another one, by a share of what lies between them."""
         tensor.lerp_(towards, share)
 

@@ -17,7 +17,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.ranks import Agreement, Ranks
+from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import StopCondition, WeightsPublisher
@@ -58,7 +58,7 @@ class DatasetRoom(Protocol):
         """Age of its samples."""
 
 
-class OnPolicyTrainer:
+class TrajectoryLoop:
     """Trains one dataset after the other. Owns the learner and its counters.
 
     Attributes:
@@ -78,7 +78,7 @@ class OnPolicyTrainer:
         stopping: StopCondition,
         env_steps: int = 0,
         num_samples: int = 0,
-        agreement: Agreement | None = None,
+        agreement: RankConsensus | None = None,
         look: Callable[[], None] | None = None,
     ) -> None:
         """Publishes the first weights; samples may be collected from then on.
@@ -103,7 +103,7 @@ class OnPolicyTrainer:
         self._looked_at = time.monotonic()
         self._has_fixed_lag = config.async_rl and config.fixed_lag
         self._was_cut_short = False  # whether passes over the last dataset were left out
-        self._agreement = agreement or Agreement(Ranks())
+        self._agreement = agreement or RankConsensus(Ranks())
         self._changes = self._agreement.hyperparameters.changes()
         self._changed_at = 0  # policy version of the last change
         self._learner = learner

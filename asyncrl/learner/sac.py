@@ -20,10 +20,10 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.storage import Storage
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
@@ -79,7 +79,7 @@ class TrainedNetwork:
         mlp: StackedMlp | None,
         config: TrainConfig,
         dtype: torch.dtype,
-        storage: Storage,
+        storage: ParameterStore,
         others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         """Makes the module's parameters flat.
@@ -94,7 +94,7 @@ class TrainedNetwork:
             others: by name in `storage`, further tensors that are stepped along, and their gradients, never clipped.
         """
         others = others or {}
-        self.flat = FlatParameters(module, hold=lambda initial: storage.hold(name, initial))
+        self.flat = FlatParameters(module, hold=lambda initial: storage.allocate(name, initial))
         self._gradient = self.flat.require_grad()
         self._weights: LayerCopy | None = None
         self._weight_gradients: LayerCopy | None = None
@@ -153,10 +153,10 @@ _CRITIC_FIGURES = ("critic_loss", "q_mean", "sum of inputs", "grad_norm_critic")
 _ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
 
 ACTOR, CRITIC, TARGET_CRITIC, LOG_ENT_COEF = "actor", "critic", "target_critic", "log_ent_coef"
-"""Names of what is trained, in a `Storage`."""
+"""Names of what is trained, in a `ParameterStore`."""
 
 
-class OffPolicyLearner:
+class SacLearner:
     """Owns actor, critics and target critics, their optimizers, and the running statistics of observations.
 
     Attributes:
@@ -175,10 +175,10 @@ class OffPolicyLearner:
         config: TrainConfig,
         spec: EnvSpec,
         device: torch.device,
-        storage: Storage | None = None,
+        storage: ParameterStore | None = None,
     ) -> None:
         """Starts with the actor as it is, on `device`, and new critics; all of them live where `storage` says."""
-        storage = storage or Storage()
+        storage = storage or ParameterStore()
         self._storage = storage
         self.ranks = storage.ranks
         self.model = actor.to(device)
@@ -196,7 +196,7 @@ class OffPolicyLearner:
         self._dtype = reduced if self._is_reduced else own
         ent_coef = 1.0 if config.ent_coef == "auto" else config.ent_coef
         log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=own, device=device)
-        self._log_ent_coef = storage.hold(LOG_ENT_COEF, log_ent_coef)
+        self._log_ent_coef = storage.allocate(LOG_ENT_COEF, log_ent_coef)
         self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)
         adapted = {LOG_ENT_COEF: (self._log_ent_coef, self._ent_coef_gradient)} if config.ent_coef == "auto" else {}
         # Passes by hand make more updates of perceptrons than autograd; what they compute is the same.
@@ -205,7 +205,7 @@ class OffPolicyLearner:
         self._actor = TrainedNetwork(ACTOR, self.model, actor_mlp, config, self._dtype, storage, adapted)
         self._critic = TrainedNetwork(CRITIC, self.critic, critic_mlp, config, self._dtype, storage)
         self._target = FlatParameters(
-            self.target_critic, with_grad=False, hold=lambda initial: storage.hold(TARGET_CRITIC, initial)
+            self.target_critic, with_grad=False, hold=lambda initial: storage.allocate(TARGET_CRITIC, initial)
         ).data
         self._target_weights = None if critic_mlp is None else LayerCopy(critic_mlp, self._target, self._dtype)
         self._target_layers = () if self._target_weights is None else self._target_weights.layers
@@ -286,7 +286,7 @@ class OffPolicyLearner:
             batches = [batch.to(self.device) for batch in batches]  # all of them first: a transfer waits for updates
         for batch in batches:
             if self._storage.is_shared:
-                self._storage.pull()
+                self._storage.sync()
                 self._refresh_copies()
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
@@ -383,7 +383,7 @@ class OffPolicyLearner:
             loss.backward()  # type: ignore[no-untyped-call]
         figures = torch.stack((loss.detach(), values.detach().mean(), obs.floats.sum() + later.floats.sum()))
         critic_figures = self._critic.step(self._rate, figures)
-        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
+        self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
         if not trains_actor:
             return critic_figures, None
         # Policy and entropy coefficient.
@@ -494,7 +494,7 @@ class OffPolicyLearner:
         """Step the critics down `gradient` of their outputs, then the target critics towards them; returns figures."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
-        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
+        self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
         if self._target_weights is not None:
             self._target_weights.refresh()
         return figures
