@@ -617,3 +617,14 @@ def test_the_gradient_stays_bounded_through_a_phase_without_reward(num_before: i
         norms.append(train_on(learner, actor.collect(actor.receive(learner), reward)).grad_norm)
     assert max(norms[num_before:]) < 2.0
     assert float(learner.model.value_head.weight.detach().norm()) < 2.0
+
+
+def test_metrics_of_the_first_minibatch_are_of_the_first_that_has_samples() -> None:
+    """With ranks, a minibatch may have no sample in one of them, and the steps before it may have been skipped."""
+    learner, actor = make(BOX, num_epochs=1, num_batches_per_epoch=2, batch_size=16)
+    dataset = actor.collect(actor.receive(learner))
+    log_ratios = iter([torch.empty(0), torch.tensor([0.0, math.log(1.5)])])
+    learner._take_step = lambda batch, learning_rate: (torch.zeros(7), next(log_ratios))
+    metrics = train_on(learner, dataset)
+    assert metrics is not None
+    assert metrics.max_ratio_deviation_first_batch == pytest.approx(0.5)
