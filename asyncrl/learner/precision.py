@@ -1,4 +1,4 @@
-"""Which numbers the matrix products of training take."""
+"""The dtype of matrix products in training."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import torch
 
 
 def matmul_dtype(precision: Literal["auto", "float32", "bf16"], device: torch.device) -> torch.dtype:
-    """Resolve `precision`: auto takes bfloat16 where the processor or the device has instructions that multiply it.
-
-    Processors without them multiply bfloat16 too, but slower than float32.
-    """
+    """Resolves `precision`: auto is bfloat16 where the hardware has instructions for it; elsewhere it is slower."""
     if precision == "auto":
         return torch.bfloat16 if _multiplies_bf16(device) else torch.float32
     return torch.bfloat16 if precision == "bf16" else torch.float32
@@ -22,6 +19,6 @@ def _multiplies_bf16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type != "cpu":
         return False
-    # AVX512-BF16 and AMX. Versions of PyTorch that do not know one of them would not use it either.
+    # AVX512-BF16 and AMX. A version of PyTorch that cannot check for one of them does not use it.
     checks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
     return any(check() for check in checks if check is not None)
