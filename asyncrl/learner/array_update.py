@@ -1,14 +1,15 @@
-"""Optimizer steps in NumPy, an accelerator: the same as the loss of an algorithm and autograd compute.
+"""Optimizer steps in NumPy: an accelerator that computes the same as the algorithm's loss and autograd.
 
-Networks of 64-64 and minibatches of a few hundred samples are little arithmetic. Most of the time of a step by autograd
-goes to calls, nodes and fresh memory; here the passes are written out, over the same parameters and gradients.
+A 64-64 network and a minibatch of a few hundred samples need little arithmetic. A step by autograd spends most of its
+time on calls, graph nodes and allocations. Here forward and backward passes are written out, on the same parameters and
+gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,37 +35,6 @@ from asyncrl.models.flat import FlatParameters
 from asyncrl.models.mlp_pass import ACTIVATION_GRADIENTS
 
 
-class ArrayDistribution(Protocol):
-    """A distribution over the actions of one minibatch. `log_prob` comes first; the others are of the same samples.
-
-    Samples are last, `[P, B]`: NumPy is quick along long rows, and there are few actions.
-    """
-
-    def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
-        """Log-probabilities `[B]` of actions `[B, ...]`.
-
-        Args:
-            outputs: [P, B], of the network, perhaps without log-deviations; they may be overwritten.
-            action: what was done.
-            mask: [B, P], 0 for choices that are not allowed.
-        """
-
-    def mean_entropy(self) -> float:
-        """In nats."""
-
-    def mean_kl(self, reference: FloatArray) -> float:
-        """KL(reference || policy) in nats; `reference` are the distribution's parameters `[B, P]`."""
-
-    def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
-        """Returns the gradient of the outputs, and writes that of log-deviations that are parameters.
-
-        Args:
-            log_prob_gradient: [B], derivatives of the loss by the log-probabilities.
-            entropy_coeff: derivative of the loss by the mean entropy; if it is not 0, `mean_entropy` came before.
-            kl_coeff: derivative of the loss by the mean divergence; if it is not 0, `mean_kl` came before.
-        """
-
-
 class ArrayGaussian:
     """`DiagonalGaussian`. With s the log-deviation and z = (a - mean) / exp(s):
 
@@ -75,13 +45,20 @@ class ArrayGaussian:
     """
 
     def __init__(self, distribution: DiagonalGaussian, log_std: Tensor | None) -> None:
-        """Takes the parameter `[A]` that log-deviations are; None where they are outputs of the network."""
+        """`log_std` is the parameter `[A]` of the log-deviations; None if they are outputs of the network."""
         self._num_actions = distribution.num_actions
         self._log_normalizer = 0.5 * math.log(2.0 * math.pi) * distribution.num_actions
         self._own = None if log_std is None else (array_of(log_std), gradient_of(log_std))
 
     def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
-        """See `ArrayDistribution`."""
+        """Log-probabilities `[B]` of actions `[B, ...]`; the other methods are about the same samples.
+
+        Args:
+            outputs: [P, B], of the network, perhaps without log-deviations; they may be overwritten. Samples are the
+                last dimension because NumPy is fast along long rows.
+            action: the actions.
+            mask: [B, P], 0 for choices that are not allowed.
+        """
         self._mean, self._raw = outputs[: self._num_actions], outputs[self._num_actions :]
         low, high = LOG_STD_RANGE
         # [A, 1] or [A, B]
@@ -96,13 +73,13 @@ class ArrayGaussian:
         return log_prob
 
     def mean_entropy(self) -> float:
-        """See `ArrayDistribution`."""
+        """In nats."""
         total: Any = np.add.reduce(self._log_std, axis=None)
         constant = self._log_normalizer + 0.5 * self._num_actions
         return float(total) / int(self._log_std.shape[1]) + constant
 
     def mean_kl(self, reference: FloatArray) -> float:
-        """See `ArrayDistribution`."""
+        """KL(reference || policy) in nats; `reference` are the distribution's parameters `[B, P]`."""
         old_mean, old_log_std = reference.T[: self._num_actions], reference.T[self._num_actions :]
         log_ratio = self._log_std - old_log_std
         self._distance = (self._mean - old_mean) * self._precision
@@ -113,7 +90,13 @@ class ArrayGaussian:
         return float(total) / len(reference)
 
     def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
-        """See `ArrayDistribution`."""
+        """Returns the gradient of the outputs, and writes that of log-deviations that are parameters.
+
+        Args:
+            log_prob_gradient: [B], derivatives of the loss by the log-probabilities.
+            entropy_coeff: derivative of the loss by the mean entropy; if not 0, call `mean_entropy` before.
+            kl_coeff: derivative of the loss by the mean divergence; if not 0, call `mean_kl` before.
+        """
         num_samples = len(log_prob_gradient)
         mean_gradient: FloatArray = self._noise
         mean_gradient *= log_prob_gradient
@@ -141,7 +124,6 @@ class ArrayCategorical:
     """
 
     def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
-        """See `ArrayDistribution`."""
         self._forbidden = None if mask is None else is_forbidden(mask).T
         if self._forbidden is not None:
             outputs[self._forbidden] = FORBIDDEN
@@ -153,18 +135,15 @@ class ArrayCategorical:
         return log_prob
 
     def mean_entropy(self) -> float:
-        """See `ArrayDistribution`."""
         self._entropy = -np.add.reduce(self._probabilities * self._logits, axis=0)
         return float(np.add.reduce(self._entropy)) / len(self._entropy)
 
     def mean_kl(self, reference: FloatArray) -> float:
-        """See `ArrayDistribution`."""
         self._reference = np.exp(reference.T)
         total: Any = np.add.reduce(self._reference * (reference.T - self._logits), axis=None)
         return float(total) / len(reference)
 
     def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
-        """See `ArrayDistribution`."""
         num_samples = len(log_prob_gradient)
         gradient: FloatArray = self._probabilities * -log_prob_gradient
         gradient[self._chosen] += log_prob_gradient
@@ -175,13 +154,6 @@ class ArrayCategorical:
         if self._forbidden is not None:
             gradient[self._forbidden] = 0.0
         return gradient
-
-
-def make_array_distribution(model: ActorCritic) -> ArrayDistribution:
-    """The pass through the model's distribution."""
-    if isinstance(model.distribution, DiagonalGaussian):
-        return ArrayGaussian(model.distribution, model.log_std)
-    return ArrayCategorical()
 
 
 class TrainedLayer(NamedTuple):
@@ -197,7 +169,7 @@ class ArrayMlp:
     """Hidden layers, features `[B, F]`. A backward pass is that of the latest forward pass."""
 
     def __init__(self, layers: Layers, nonlinearity: str) -> None:
-        """Views the layers' parameters and their gradients, which must be flat already (`FlatParameters`)."""
+        """Views the layers' parameters and gradients, which must be flat already (`FlatParameters`)."""
         self._layers = [_trained(*layer) for layer in layers]
         self._activate = _ACTIVATIONS[nonlinearity]
         self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
@@ -208,7 +180,7 @@ class ArrayMlp:
     def forward(self, inputs: FloatArray) -> FloatArray:
         """From `[B, in]` to features `[B, out]`, which the next pass overwrites."""
         if len(self._features) != 1 + len(self._layers) or len(self._features[-1]) != len(inputs):
-            # Kept from pass to pass: fresh arrays of this size would be mapped into the process page by page.
+            # Kept between passes: the kernel maps new arrays of this size page by page.
             num_samples = len(inputs)
             self._features[1:] = [np.empty((num_samples, len(layer.bias)), np.float32) for layer in self._layers]
             self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in self._layers]
@@ -217,7 +189,7 @@ class ArrayMlp:
         for depth, layer in enumerate(self._layers):
             features = np.dot(self._features[depth], layer.weight.T, out=self._features[depth + 1])
             features += layer.bias
-            self._activate(features)
+            self._activate(features, features)
         return self._features[-1]
 
     def backward(self, gradient: FloatArray) -> None:
@@ -232,10 +204,10 @@ class ArrayMlp:
 
 
 class ArrayEncoder:
-    """The perceptrons of an observation's keys, their features side by side."""
+    """The perceptrons of an observation's keys; their features are concatenated."""
 
     def __init__(self, encoder: ObservationEncoder, nonlinearity: str) -> None:
-        """Takes an encoder of numbers alone."""
+        """The encoder has no images."""
         assert encoder.vector_keys is not None
         self._keys = [(places, ArrayMlp(layers, nonlinearity)) for places, layers in encoder.vector_keys]
         self._ends: list[int] = []
@@ -258,20 +230,17 @@ class ArrayEncoder:
             mlp.backward(piece)
 
 
-def _tanh(features: FloatArray) -> None:
-    np.tanh(features, out=features)  # three times as fast as PyTorch's quicker way
+def _relu(features: FloatArray, out: FloatArray) -> None:
+    torch.relu_(torch.from_numpy(out))
 
 
-def _relu(features: FloatArray) -> None:
-    torch.relu_(torch.from_numpy(features))
+def _elu(features: FloatArray, out: FloatArray) -> None:
+    torch.nn.functional.elu(torch.from_numpy(out), inplace=True)
 
 
-def _elu(features: FloatArray) -> None:
-    torch.nn.functional.elu(torch.from_numpy(features), inplace=True)
-
-
-_ACTIVATIONS: dict[str, Callable[[FloatArray], None]] = {"tanh": _tanh, "relu": _relu, "elu": _elu}
-"""By the name in the settings; in place."""
+# By the name in the settings; called with the same array twice, which they change in place. NumPy's tanh is three times
+# as fast as PyTorch's.
+_ACTIVATIONS: dict[str, Callable[[FloatArray, FloatArray], Any]] = {"tanh": np.tanh, "relu": _relu, "elu": _elu}
 
 
 def _trained(weight: Tensor, bias: Tensor) -> TrainedLayer:
@@ -294,7 +263,7 @@ def squared_value_loss(values: FloatArray, returns: FloatArray) -> LossOfSamples
 def clipped_value_loss(values: FloatArray, old_values: FloatArray, returns: FloatArray, clip: float) -> LossOfSamples:
     """`losses.clipped_value_loss`, and its gradient with respect to the values; all [B].
 
-    The gradient is that of the plain error, and 0 where the clipped one is larger and does not move with the value.
+    The gradient is that of the plain error, and 0 where the clipped one is larger and does not depend on the value.
     """
     error, change = values - returns, values - old_values
     clipped = np.minimum(np.maximum(change, -clip), clip)
@@ -342,7 +311,10 @@ class ArrayUpdate:
         self._actor = ArrayEncoder(model.actor, model.nonlinearity)
         self._critic = None if model.critic is None else ArrayEncoder(model.critic, model.nonlinearity)
         self._policy_head, self._value_head = (_trained(*layer) for layer in model.heads)
-        self._distribution = make_array_distribution(model)
+        gaussian = model.distribution if isinstance(model.distribution, DiagonalGaussian) else None
+        self._distribution: ArrayGaussian | ArrayCategorical = (
+            ArrayCategorical() if gaussian is None else ArrayGaussian(gaussian, model.log_std)
+        )
         layout = model.layout
         self._mask = slice(layout.num_features, layout.num_floats) if layout.num_mask else None
         self._policy_loss = imported(config.algorithm.array_policy_loss)

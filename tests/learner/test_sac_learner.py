@@ -19,9 +19,8 @@ from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
-from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.replay_sampler import Transitions
-from asyncrl.learner.sac import SacLearner
+from asyncrl.learner.sac import SacLearner, matmul_dtype
 from asyncrl.models.distributions import SquashedGaussian
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor
