@@ -30,7 +30,7 @@ from asyncrl.models.distributions import (
     DiagonalGaussian,
     is_forbidden,
 )
-from asyncrl.models.encoders import Layers, ObservationEncoder
+from asyncrl.models.encoders import ObservationEncoder
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.mlp_pass import ACTIVATION_GRADIENTS
 
@@ -165,69 +165,64 @@ class TrainedLayer(NamedTuple):
     bias_gradient: FloatArray
 
 
-class ArrayMlp:
-    """Hidden layers, features `[B, F]`. A backward pass is that of the latest forward pass."""
-
-    def __init__(self, layers: Layers, nonlinearity: str) -> None:
-        """Views the layers' parameters and gradients, which must be flat already (`FlatParameters`)."""
-        self._layers = [_trained(*layer) for layer in layers]
-        self._activate = _ACTIVATIONS[nonlinearity]
-        self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
-        self._features = [np.empty((0, 0), np.float32)]
-        self._gradients: list[FloatArray] = []
-        self._ones = np.empty(0, np.float32)
-
-    def forward(self, inputs: FloatArray) -> FloatArray:
-        """From `[B, in]` to features `[B, out]`, which the next pass overwrites."""
-        if len(self._features) != 1 + len(self._layers) or len(self._features[-1]) != len(inputs):
-            # Kept between passes: the kernel maps new arrays of this size page by page.
-            num_samples = len(inputs)
-            self._features[1:] = [np.empty((num_samples, len(layer.bias)), np.float32) for layer in self._layers]
-            self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in self._layers]
-            self._ones = np.ones(num_samples, np.float32)
-        self._features[0] = inputs
-        for depth, layer in enumerate(self._layers):
-            features = np.dot(self._features[depth], layer.weight.T, out=self._features[depth + 1])
-            features += layer.bias
-            self._activate(features, features)
-        return self._features[-1]
-
-    def backward(self, gradient: FloatArray) -> None:
-        """Writes the parameters' gradients; `gradient [B, out]` of the features is overwritten."""
-        for depth in reversed(range(len(self._layers))):
-            layer = self._layers[depth]
-            self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(self._features[depth + 1]))
-            np.dot(gradient.T, self._features[depth], out=layer.weight_gradient)
-            np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
-            if depth > 0:
-                gradient = np.dot(gradient, layer.weight, out=self._gradients[depth])
-
-
 class ArrayEncoder:
-    """The perceptrons of an observation's keys; their features are concatenated."""
+    """The perceptrons of an observation's keys; their features are concatenated.
+
+    A backward pass belongs to the latest forward pass.
+    """
 
     def __init__(self, encoder: ObservationEncoder, nonlinearity: str) -> None:
-        """The encoder has no images."""
+        """The encoder has no images; its parameters must be flat already (`FlatParameters`)."""
         assert encoder.vector_keys is not None
-        self._keys = [(places, ArrayMlp(layers, nonlinearity)) for places, layers in encoder.vector_keys]
+        self._keys = [(places, [_trained(*layer) for layer in layers]) for places, layers in encoder.vector_keys]
+        self._activate = _ACTIVATIONS[nonlinearity]
+        self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
+        self._features: list[list[FloatArray]] = []  # by key, the inputs and the features of each layer
+        self._gradients: list[list[FloatArray]] = []
+        self._ones = np.empty(0, np.float32)
         self._ends: list[int] = []
 
     def forward(self, floats: FloatArray) -> FloatArray:
-        """From normalized numbers `[B, F]` to features `[B, out]`."""
-        pieces = []
-        for places, mlp in self._keys:
+        """From normalized numbers `[B, F]` to features `[B, out]`, which the next pass overwrites."""
+        num_samples = len(floats)
+        if len(self._ones) != num_samples or not self._features:
+            # Kept between passes: the kernel maps new arrays of this size page by page.
+            self._ones = np.ones(num_samples, np.float32)
+            self._features = [
+                [floats, *(np.empty((num_samples, len(layer.bias)), np.float32) for layer in layers)]
+                for _, layers in self._keys
+            ]
+            self._gradients = [
+                [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in layers]
+                for _, layers in self._keys
+            ]
+        for (places, layers), features in zip(self._keys, self._features, strict=True):
             columns = [floats[:, place] for place in places]
-            pieces.append(mlp.forward(columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)))
-        if len(pieces) == 1:
-            return pieces[0]
+            features[0] = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+            for depth, layer in enumerate(layers):
+                outputs = np.dot(features[depth], layer.weight.T, out=features[depth + 1])
+                outputs += layer.bias
+                self._activate(outputs, outputs)
+        if len(self._keys) == 1:
+            return self._features[0][-1]
+        pieces = [features[-1] for features in self._features]
         self._ends = np.cumsum([piece.shape[1] for piece in pieces])[:-1].tolist()
         return np.concatenate(pieces, axis=1)
 
     def backward(self, gradient: FloatArray) -> None:
         """Writes the parameters' gradients from that of the features, `[B, out]`, which is overwritten."""
         pieces = [gradient] if len(self._keys) == 1 else np.split(gradient, self._ends, axis=1)
-        for piece, (_, mlp) in zip(pieces, self._keys, strict=True):
-            mlp.backward(piece)
+        for piece, (_, layers), features, gradients in zip(
+            pieces, self._keys, self._features, self._gradients, strict=True
+        ):
+            gradient = piece
+            for depth in reversed(range(len(layers))):
+                layer = layers[depth]
+                self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(features[depth + 1]))
+                np.dot(gradient.T, features[depth], out=layer.weight_gradient)
+                np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
+                if depth > 0:
+                    gradient = np.dot(gradient, layer.weight, out=gradients[depth])
 
 
 def _relu(features: FloatArray, out: FloatArray) -> None:
@@ -252,12 +247,6 @@ def gradient_of(parameter: Tensor) -> FloatArray:
     if parameter.grad is None:
         raise RuntimeError("passes in arrays write gradients: make the parameters flat with gradients first")
     return array_of(parameter.grad)
-
-
-def squared_value_loss(values: FloatArray, returns: FloatArray) -> LossOfSamples:
-    """`losses.squared_value_loss`, and its gradient with respect to the values; both [B]."""
-    error = values - returns
-    return LossOfSamples(float(np.dot(error, error)) / len(error), error * (2.0 / len(error)))
 
 
 def clipped_value_loss(values: FloatArray, old_values: FloatArray, returns: FloatArray, clip: float) -> LossOfSamples:
@@ -349,7 +338,7 @@ class ArrayUpdate:
 
     def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], Tensor]:
         """Writes the gradient of a minibatch; returns the scalars of `LossMetrics`, and the log-ratios."""
-        config, distribution = self._config, self._distribution
+        config, distribution, num_samples = self._config, self._distribution, len(batch.log_prob)
         # Forward: outputs of the policy [P, B] and normalized values [B].
         floats = batch.floats.numpy()
         features = critic_features = self._actor.forward(floats)
@@ -365,7 +354,8 @@ class ArrayUpdate:
         old_log_prob, returns = batch.log_prob.numpy(), batch.normalized_return.numpy()
         policy = self._policy_loss(log_prob, old_log_prob, batch.advantage.numpy(), config)
         if config.ppo_clip_value is None:
-            value = squared_value_loss(values, returns)
+            error = values - returns
+            value = LossOfSamples(float(np.dot(error, error)) / num_samples, error * (2.0 / num_samples))
         else:
             value = clipped_value_loss(values, batch.normalized_value.numpy(), returns, config.ppo_clip_value)
         value_loss = config.value_loss_coeff * value.mean

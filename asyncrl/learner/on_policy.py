@@ -129,7 +129,7 @@ class OnPolicyLearner:
         self.model = model.to(device)
         self.policy_version = self.skipped_steps = 0
         self.notice: str | None = None
-        self._config = config
+        self._config, self._algorithm = config, config.algorithm
         self.device = device
         self._flat = FlatParameters(self.model, hold=lambda initial: storage.allocate(MODEL, initial))
         self._gradient = self._flat.require_grad()
@@ -152,14 +152,14 @@ class OnPolicyLearner:
         self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
         # The shapes inside a packed sequence depend on where episodes end.
-        can_capture = config.algorithm.fits_cuda_graph and storage.is_capturable and self._recurrence == 0
+        can_capture = self._algorithm.fits_cuda_graph and storage.is_capturable and self._recurrence == 0
         self._has_graphs = can_capture and makes_graphs(config.compile, device)
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
         """Chooses what takes an optimizer step with the present settings; a captured graph contains their values."""
         config, model, device = self._config, self.model, self.device
-        self._loss = imported(config.algorithm.loss)
+        self._loss = imported(self._algorithm.loss)
         if self._has_graphs:
             self._graphs = UpdateRunner(self._update_of_fields, config.compile, device)
             self._take_step = self._step_in_graph
@@ -413,7 +413,7 @@ class OnPolicyLearner:
         raw_returns = estimates.returns.flatten().index_select(0, valid)
         self._take_in(raw.floats.index_select(0, valid) if self._recurrence else raw.floats, raw_returns)
         # A ratio in the loss weights the action itself; the plain policy gradient does not.
-        weights = None if config.algorithm.uses_ratio else estimates.weights
+        weights = None if self._algorithm.uses_ratio else estimates.weights
         samples = Samples(
             floats=inputs.floats,
             pixels=inputs.pixels,
@@ -429,7 +429,7 @@ class OnPolicyLearner:
             samples = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
             sequences = self._in_sequences(samples.non_null_fields(), dataset)
             samples = samples._replace(**sequences, rnn_state=dataset.rnn_state.flatten(0, 1))
-        if config.algorithm.uses_ratio and config.ppo_objective == "decoupled":
+        if self._algorithm.uses_ratio and config.ppo_objective == "decoupled":
             samples = self._decoupled(samples) if is_old else samples._replace(weight=torch.ones_like(samples.log_prob))
         raw_values = values[:-1].flatten().index_select(0, valid)
         return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, obs_statistics)

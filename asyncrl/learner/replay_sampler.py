@@ -79,17 +79,12 @@ class ReplaySampler:
         parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
         return [Transitions(*fields) for fields in zip(*parts, strict=True)]
 
-    def _spans(self) -> tuple[IntArray, IntArray]:
-        """The first row of each stripe that may be drawn, and the number of such rows."""
-        stripes = self._stripes
-        first = np.array([stripes.first_whole_row(idx) for idx in range(stripes.num_splits)])
-        stop = np.array([stripes.num_rows(idx) for idx in range(stripes.num_splits)]) - (self._n_step - 1)
-        return first, np.maximum(stop - first, 0)
-
     def _draw(self, count: int) -> tuple[IntArray, IntArray, IntArray]:
         """Draws `count` starts as (split, row, environment), uniformly over valid rows."""
         stripes = self._stripes
-        first, length = self._spans()
+        first = np.array([stripes.first_whole_row(idx) for idx in range(stripes.num_splits)])
+        stop = np.array([stripes.num_rows(idx) for idx in range(stripes.num_splits)]) - (self._n_step - 1)
+        length = np.maximum(stop - first, 0)  # rows of each stripe that may be drawn
         ends = np.cumsum(length) * stripes.num_envs
         if ends[-1] == 0:
             raise RuntimeError(
@@ -131,7 +126,10 @@ class ReplaySampler:
             if step > 0:
                 between_obs[:, step - 1] = np.take(self._obs, np.where(goes_on, place, start), axis=0)
                 between_discount[:, step - 1] = np.where(goes_on, discount, np.float32(0.0))
-            reward += np.where(goes_on, discount * self._rewards_at(place), np.float32(0.0))
+            step_reward = self._reward[place] * np.float32(self._reward_scale)
+            if self._reward_clip is not None:
+                step_reward = np.clip(step_reward, -self._reward_clip, self._reward_clip)
+            reward += np.where(goes_on, discount * step_reward, np.float32(0.0))
             discount[goes_on] *= np.float32(self.gamma)
             steps += goes_on
             has_terminated = goes_on & self._terminated[place]
@@ -141,10 +139,6 @@ class ReplaySampler:
         obs, next_obs = np.take(self._obs, start, axis=0), np.take(self._obs, after, axis=0)
         action = np.take(self._action, start, axis=0)
         return obs, action, reward, next_obs, discount, between_obs, between_discount
-
-    def _rewards_at(self, places: IntArray) -> npt.NDArray[np.float32]:
-        reward: npt.NDArray[np.float32] = self._reward[places] * np.float32(self._reward_scale)
-        return reward if self._reward_clip is None else np.clip(reward, -self._reward_clip, self._reward_clip)
 
 
 def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -135,7 +135,7 @@ class TrainedNetwork:
             self._gradient.mul_((self._max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         figures = torch.cat((figures, norm.unsqueeze(0)))
         self._optimizer.step(learning_rate, is_bad(figures))
-        if self._weights is not None:
+        if self._weights is not None and self._weights.hidden is not None:
             self._weights.refresh()
         return figures
 
@@ -195,7 +195,11 @@ class SacLearner:
         self._config = config
         self.device = device
         self._parts = actor.parts.to(device)
-        self._target_entropy = None if config.target_entropy == "auto" else config.target_entropy
+        self._target_entropy: float | None = None  # with masks it depends on the observations
+        if config.target_entropy != "auto":
+            self._target_entropy = config.target_entropy
+        elif not actor.layout.num_mask:
+            self._target_entropy = -float(self._parts.num_continuous) + 0.5 * self._parts.max_entropy
         own = actor.statistics.dtype
         reduced = matmul_dtype(config.precision, device)
         self._is_reduced = reduced != torch.float32
@@ -495,7 +499,7 @@ class SacLearner:
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
         self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
-        if self._target_weights is not None:
+        if self._target_weights is not None and self._target_weights.hidden is not None:
             self._target_weights.refresh()
         return figures
 
@@ -508,17 +512,15 @@ class SacLearner:
         """Takes a step of the policy down its gradient, and of the entropy coefficient; returns figures."""
         target: Tensor | float | None = self._target_entropy
         if target is None:
+            assert obs is not None
             target = -float(self._parts.num_continuous) + 0.5 * self._max_entropy_of_choices(obs)
         adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, target)
         self._ent_coef_gradient.copy_(adapting.gradient)
         return self._actor.step(self._rate, torch.stack((loss, ent_coef, adapting.value, entropy)))
 
-    def _max_entropy_of_choices(self, obs: Inputs | None) -> Tensor | float:
-        """The largest possible entropy of choices, as a mean over observations, in which masks may forbid choices."""
-        num_features = self.model.layout.num_features
-        if obs is None or not self.model.layout.num_mask:
-            return self._parts.max_entropy
-        allowed = obs.floats[:, num_features:] != 0
+    def _max_entropy_of_choices(self, obs: Inputs) -> Tensor:
+        """The largest possible entropy of choices that masks allow, as a mean over observations."""
+        allowed = obs.floats[:, self.model.layout.num_features :] != 0
         counts = torch.stack([part.sum(1) for part in torch.split(allowed, self._parts.sizes, dim=1)], 1)
         sizes = torch.tensor(self._parts.sizes, device=counts.device)
         return torch.where(counts > 0, counts, sizes).log().sum(1).mean()  # a mask that forbids all is ignored

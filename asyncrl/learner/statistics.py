@@ -32,7 +32,17 @@ class RunningMoments:
 
     def update(self, batch: Tensor) -> None:
         """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored."""
-        batch_count, shift, spread = self._moments_of(batch)
+        batch_count = batch.shape[0]
+        shift = spread = torch.zeros_like(self.mean)
+        if batch_count > 0:
+            # Around the running mean, so that a large offset does not cost float32 sums their precision.
+            center = self.mean.to(batch.dtype) if self.count else batch[0]
+            centered = batch - center
+            offset = centered.mean(0)
+            spread = centered.sub_(offset).square_().mean(0).double()
+            shift = (center.double() + offset.double()) - self.mean
+            if not bool(torch.isfinite(shift + spread).all()):
+                batch_count, shift, spread = 0, torch.zeros_like(shift), torch.zeros_like(spread)
         if self._ranks.num_ranks > 1:
             batch_count, shift, spread = self._of_all_ranks(batch_count, shift, spread)
         if batch_count == 0:
@@ -47,19 +57,6 @@ class RunningMoments:
 
     def merge(self) -> None:
         """Adopts the moments of other processes, where they are shared."""
-
-    def _moments_of(self, batch: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Number of vectors, their mean minus the running mean, and their variance; zeros if they are not finite."""
-        nothing = 0, torch.zeros_like(self.mean), torch.zeros_like(self.mean)
-        if batch.shape[0] == 0:
-            return nothing
-        # Around the running mean, so that a large offset does not cost float32 sums their precision.
-        center = self.mean.to(batch.dtype) if self.count else batch[0]
-        centered = batch - center
-        offset = centered.mean(0)
-        spread = centered.sub_(offset).square_().mean(0).double()
-        shift = (center.double() + offset.double()) - self.mean
-        return (batch.shape[0], shift, spread) if bool(torch.isfinite(shift + spread).all()) else nothing
 
     def _of_all_ranks(self, count: int, shift: Tensor, spread: Tensor) -> tuple[int, Tensor, Tensor]:
         """Merges the moments of all ranks, in float64 and around the common mean."""
