@@ -286,15 +286,7 @@ class ArrayUpdate:
     def __init__(
         self, model: ActorCritic, flat: FlatParameters, optimizer: FlatAdam, ranks: Ranks, config: TrainConfig
     ) -> None:
-        """Prepares for a model that fits.
-
-        Args:
-            model: its parameters are `flat`.
-            flat: parameters and gradients.
-            optimizer: steps the parameters, or what they are copies of, along the gradients.
-            ranks: the learners that train together.
-            config: the run's settings.
-        """
+        """Prepares for a model that fits and whose parameters are `flat`."""
         self._gradient = flat.require_grad()
         self._gradient_array: FloatArray = self._gradient.numpy()
         self._actor = ArrayEncoder(model.actor, model.nonlinearity)

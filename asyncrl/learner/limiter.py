@@ -26,14 +26,10 @@ class ReplayLimiter:
     def __init__(
         self, limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, is_async: bool, most_env_steps: int
     ) -> None:
-        """Starts with the warm-up, before any worker starts.
+        """Starts with the warm-up, before any worker starts; for restored rows call `load_state_dict`.
 
-        Args:
-            limits: the words that the workers read.
-            replay: ratio, warm-up and tolerance.
-            stripes: the replay, perhaps with restored rows; then `load_state_dict` sets the counts.
-            is_async: workers step while updates are made; otherwise in rounds of one row for each split.
-            most_env_steps: workers stop at this number of steps, counted as the stripes do.
+        Without `is_async`, workers step in rounds of one row for each split, not while updates are made. They stop at
+        `most_env_steps`, counted as by the stripes.
         """
         self._limits = limits
         self._stripes = stripes

@@ -179,7 +179,7 @@ class RankConsensus:
         """Waits until every rank is ready for its next iteration, or one of them wants to end.
 
         Args:
-            num_updates: updates that this rank could make; at least 1.
+            num_updates: updates that this rank could make; at least 1 unless it is done.
             env_steps: environment steps of this rank, with those of the iteration.
             is_done: this rank has no work left, and continues only with the others.
         """

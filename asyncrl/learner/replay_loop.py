@@ -52,20 +52,10 @@ class ReplayLoop:
     ) -> None:
         """Publishes the first weights and limits; workers may step after that.
 
-        Args:
-            learner: in the state to begin with.
-            stripes: the replay, with the rows that a checkpoint stored.
-            sampler: draws from it.
-            limiter: decides how far workers may step.
-            publisher: of weights.
-            waker: wakes this process.
-            workers: wake the rollout workers.
-            config: the run's settings.
-            phases: the learner's time is charged here.
-            first_env_steps: environment steps of the run before this process, those of the stored rows among them.
-            threads: chooses the number of threads of an update; None if that is fixed.
-            agreement: of all ranks.
-            most_env_steps: environment steps that this process collects; None for those of the whole run.
+        The learner is in the state to begin with, and the stripes have the rows that a checkpoint stored.
+        `first_env_steps` counts the steps of the run before this process, those rows among them; `most_env_steps` is
+        the number of steps that this process collects, None for all that are left. With `threads` the number of threads
+        of an update is chosen by measurement.
         """
         self._agreement = agreement or RankConsensus(Ranks())
         self._changes = self._agreement.hyperparameters.changes()

@@ -86,16 +86,11 @@ class TrainedNetwork:
         storage: ParameterStore,
         others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """Makes the module's parameters flat.
+        """Makes the parameters of the module flat, under `name` in `storage`.
 
-        Args:
-            name: of the module's weights in `storage`.
-            module: on its device already.
-            mlp: the module's only layers, for hand-written passes; None for a module that autograd trains.
-            config: Adam's settings and `max_grad_norm`.
-            dtype: of the hidden layers' matrix products.
-            storage: allocates parameters and optimizer state.
-            others: by name in `storage`, further tensors of the same optimizer, and their gradients, never clipped.
+        `mlp` has all layers of a module with hand-written passes, whose matrix products of hidden layers have `dtype`;
+        None if autograd trains the module. `others` are further tensors of the same optimizer and their gradients,
+        which are never clipped, by name in `storage`.
         """
         others = others or {}
         self.flat = FlatParameters(module, hold=lambda initial: storage.allocate(name, initial))

@@ -84,19 +84,8 @@ class TrajectoryLoop:
     ) -> None:
         """Publishes the first weights; samples may be collected after that.
 
-        Args:
-            learner: in the state to begin with.
-            source: of columns.
-            batcher: makes datasets of them.
-            publisher: of weights.
-            config: the run's settings.
-            phases: the learner's time is charged here.
-            control: the run's words.
-            stopping: says when an update ends after the current pass.
-            env_steps: environment steps of the run that were trained on before.
-            num_samples: samples that were trained on before, counted once for each pass.
-            agreement: of all ranks.
-            look: called a few times a second during an update, for the other roles of the process.
+        The learner is in the state to begin with. `env_steps` and `num_samples` were trained on before, samples counted
+        once for each pass. `look` is called a few times a second during an update, for other roles of the process.
         """
         self._control = control
         self._stopping = stopping
