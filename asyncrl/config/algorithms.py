@@ -61,10 +61,14 @@ class Algorithm:
     runs_on_hogwild: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError if the function is missing that trains what the algorithm collects."""
+        """Raises ValueError if a function or the default of a setting is missing."""
         needed = "loss" if self.collects == "trajectories" else "make_learner"
         if getattr(self, needed) is None:
             raise ValueError(f"the algorithm {self.name} collects {self.collects}, so it needs {needed}")
+        fields = {} if self.settings is None else self.settings.model_fields
+        without_default = [name for name, field in fields.items() if field.is_required()]
+        if without_default:
+            raise ValueError(f"the algorithm {self.name} has settings without defaults: {', '.join(without_default)}")
 
 
 _algorithms = {

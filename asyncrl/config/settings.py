@@ -100,7 +100,7 @@ def _in_words(option: Mapping[str, Any]) -> str:
         "object": "a JSON object",
         "null": "none",
     }
-    return names[option["type"]] + _range_in_words(option)
+    return names.get(option.get("type", ""), "a value as the algorithm describes it") + _range_in_words(option)
 
 
 def _range_in_words(option: Mapping[str, Any]) -> str:

@@ -457,7 +457,8 @@ class SacLearner:
         assert by_action is not None
         gradient = sac.actor_gradient(own, by_action.sum(0, dtype=parameters.dtype), ent_coef)
         entropy = -own.log_prob.mean()
-        self._run_actor_backward(parameters[:size], gradient)
+        outputs_gradient = self.model.outputs_gradient(parameters[:size], gradient).unsqueeze(0)
+        self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
         return critic_figures, self._step_actor(loss.value, entropy, ent_coef, None)
 
     def _update_discrete(
@@ -477,7 +478,8 @@ class SacLearner:
         log_probs = parameters[:size]
         loss = sac.choices_actor_loss(log_probs, self._critic_pass.forward(self._critic.layers, obs[:size]), ent_coef)
         entropy = self.model.distribution.entropy(log_probs).mean()
-        self._run_actor_backward(log_probs, loss.gradient)
+        outputs_gradient = self.model.outputs_gradient(log_probs, loss.gradient).unsqueeze(0)
+        self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
         return critic_figures, self._step_actor(loss.value, entropy, ent_coef, None)
 
     def _target_of(self, batch: Transitions, next_value: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
@@ -497,11 +499,6 @@ class SacLearner:
         if self._target_weights is not None and self._target_weights.hidden is not None:
             self._target_weights.refresh()
         return figures
-
-    def _run_actor_backward(self, parameters: Tensor, gradient: Tensor) -> None:
-        """Writes the policy's gradient from that of its distributions' parameters, both `[B, P]`."""
-        outputs_gradient = self.model.outputs_gradient(parameters, gradient).unsqueeze(0)
-        self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
 
     def _step_actor(self, loss: Tensor, entropy: Tensor, ent_coef: Tensor, obs: Inputs | None) -> Tensor:
         """Takes a step of the policy down its gradient, and of the entropy coefficient; returns figures."""

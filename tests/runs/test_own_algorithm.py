@@ -146,6 +146,12 @@ def test_names_of_the_package_are_not_taken() -> None:
     with pytest.raises(ValueError, match="so it needs make_learner"):
         asyncrl.Algorithm("incomplete", collects="replay")
 
+    class WithoutDefault(asyncrl.TrainConfig):
+        temperature: float
+
+    with pytest.raises(ValueError, match="has settings without defaults: temperature"):
+        asyncrl.Algorithm("incomplete", settings=WithoutDefault, loss=toy_algorithms.reinforce_loss)
+
 
 def test_a_config_crosses_to_other_processes_with_its_settings() -> None:
     config = toy_algorithms.ReinforceConfig(env="CartPole-v1", algo="toy_algorithms:REINFORCE", advantage_power=0.5)
