@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from asyncrl.config.algorithms import Algorithm, register_algorithm
     from asyncrl.config.errors import UsageError
     from asyncrl.config.hyperparameters import Hyperparameters
     from asyncrl.config.schema import TrainConfig
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 
 # Names are imported when they are first used, because most of these modules import torch.
 _MODULES = {
+    "Algorithm": "config.algorithms",
     "EnvironmentCurriculum": "observers.callbacks",
     "EnvironmentFailed": "envs.errors",
     "EveryNTimesteps": "observers.callbacks",
@@ -67,12 +69,14 @@ _MODULES = {
     "TrainConfig": "config.schema",
     "Trainer": "run.trainer",
     "UsageError": "config.errors",
+    "register_algorithm": "config.algorithms",
     "register_core": "models.registry",
     "register_encoder": "models.registry",
     "register_env": "envs.registry",
     "register_model": "models.registry",
 }
 __all__ = [
+    "Algorithm",
     "EnvironmentCurriculum",
     "EveryNTimesteps",
     "StopTrainingOnNoModelImprovement",
@@ -89,6 +93,7 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "load_policy",
+    "register_algorithm",
     "register_core",
     "register_encoder",
     "register_env",

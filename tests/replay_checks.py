@@ -10,8 +10,8 @@ from unittest import mock
 import numpy as np
 from probe_envs import Sentinel
 
-from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.run import runner
 from asyncrl.run.setup import RunSetup
@@ -56,11 +56,11 @@ def checking_learner_main(setup: RunSetup, *args: Any) -> LearnerOutcome:
 
 def slow_learner_main(setup: RunSetup, *args: Any) -> LearnerOutcome:
     """The same, and updates take their time."""
-    train = OffPolicyLearner.train
+    train = SacLearner.train
 
-    def slow_train(learner: OffPolicyLearner, batches: Any, *rest: Any) -> Any:
+    def slow_train(learner: SacLearner, batches: Any, *rest: Any) -> Any:
         time.sleep(0.002 * len(batches))
         return train(learner, batches, *rest)
 
-    with mock.patch.object(OffPolicyLearner, "train", slow_train):
+    with mock.patch.object(SacLearner, "train", slow_train):
         return checking_learner_main(setup, *args)

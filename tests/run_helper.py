@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from asyncrl.algorithms.losses import GaeResult
+from asyncrl.algorithms.losses import GaeResult, Samples
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import RequestTable
 from asyncrl.buffers.weights import WeightsChannel
@@ -32,7 +32,6 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.worker import HogwildSacWorker
 from asyncrl.learner import on_policy
-from asyncrl.learner.dataset import Samples
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
 from asyncrl.learner.worker import LearnerOutcome
@@ -238,7 +237,7 @@ def recording(folder: Path) -> Iterator[None]:
     datasets, publications, batches = folder / "datasets", folder / "publications", folder / "batches"
     for subfolder in (datasets, publications, batches):
         subfolder.mkdir(exist_ok=True)
-    updates, train_minibatch, gae = OnPolicyLearner.updates, OnPolicyLearner._train_minibatch, on_policy.gae
+    updates, make_minibatches, gae = OnPolicyLearner.updates, OnPolicyLearner._minibatches, on_policy.gae
     publish, sample, close = WeightsChannel.publish, ReplaySampler.sample, HogwildSacWorker.close
     made_of_dataset: dict[str, list[np.ndarray]] = {}
     numbers = itertools.count()
@@ -259,14 +258,19 @@ def recording(folder: Path) -> Iterator[None]:
             np.savez(file, **fields, block=block.numpy())
         (datasets / f"{name}.unfinished").rename(datasets / f"{name}.npz")
 
-    def recording_train_minibatch(learner: OnPolicyLearner, batch: Samples) -> Any:
+    def recording_minibatches(learner: OnPolicyLearner, samples: Samples) -> list[Samples]:
+        made = make_minibatches(learner, samples)
+        for batch in made:
+            keep_minibatch(learner, batch)
+        return made
+
+    def keep_minibatch(learner: OnPolicyLearner, batch: Samples) -> None:
         is_sample = torch.ones_like(batch.log_prob, dtype=torch.bool) if batch.valid is None else batch.valid
         for name in ("floats", "action", "log_prob", "advantage"):
             keep(f"batch_{name}", getattr(batch, name)[is_sample])
         model = learner.model
         keep("batch_return", model.denormalize_value(batch.normalized_return[is_sample]))
         keep("batch_size", is_sample.sum().view(1))
-        return train_minibatch(learner, batch)
 
     def recording_gae(*args: Any) -> GaeResult:
         result = gae(*args)
@@ -294,7 +298,7 @@ def recording(folder: Path) -> Iterator[None]:
         close(worker)
 
     with (
-        mock.patch.multiple(OnPolicyLearner, updates=recording_updates, _train_minibatch=recording_train_minibatch),
+        mock.patch.multiple(OnPolicyLearner, updates=recording_updates, _minibatches=recording_minibatches),
         mock.patch.object(on_policy, "gae", recording_gae),
         mock.patch.object(WeightsChannel, "publish", recording_publish),
         mock.patch.object(ReplaySampler, "sample", recording_sample),

@@ -11,10 +11,10 @@ import torch
 from small_runs import BOX, planned, small_arena
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.ranks import Ranks
-from asyncrl.learner.storage import Storage
+from asyncrl.learner.sac import SacLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor, TwinCritic
 from asyncrl.monitoring.phases import PhaseTimer
@@ -57,10 +57,10 @@ def seeds_of(seed: int, rank: int, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     monkeypatch.setattr(building, "ActingPolicy", lambda **parts: found.update({f"actor {len(found)}": parts["seed"]}))
     for actor in range(2):
         building.build_acting_policy(setup, CPU, actor, PhaseTimer())
-    storage = Storage(_NumberedRanks(rank))
+    storage = ParameterStore(_NumberedRanks(rank))
     on_policy = OnPolicyLearner(ActorCritic(BOX, setup.config), setup.config, CPU, storage)
     found["learner"] = on_policy._generator.initial_seed()
-    off_policy = OffPolicyLearner(SacActor(BOX, setup.config), setup.config, BOX, CPU, storage)
+    off_policy = SacLearner(SacActor(BOX, setup.config), setup.config, BOX, CPU, storage)
     assert off_policy._generator.initial_seed() == found["learner"]  # a run has one of both
     found["replay"] = derive_seed(setup.seed, Stream.REPLAY)
     found["warm-up"] = derive_seed(found["actor 6"], Stream.WARM_UP)

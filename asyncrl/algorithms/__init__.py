@@ -1,1 +1,9 @@
-"""Pure functions of tensors: advantages and losses, each with its source."""
+"""Learning algorithms, one file each, and the mathematics that they share; `asyncrl.config.algorithms` has the records.
+
+trajectories --GAE or V-trace--> samples --loss--> gradient        PPO, A2C        (losses.py, ppo.py, a2c.py)
+replay --transitions--> targets --losses--> gradients              SAC             (sac.py)
+"""
+
+from asyncrl.config.algorithms import Algorithm, register_algorithm
+
+__all__ = ["Algorithm", "register_algorithm"]

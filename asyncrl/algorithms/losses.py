@@ -1,49 +1,163 @@
-"""Advantages and losses of on-policy algorithms. Every loss is to be minimized."""
+"""What on-policy losses take, return and share, and the advantages before them. Every loss is minimized."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from asyncrl.config.schema import TrainConfig
+from asyncrl.models.array_policy import FloatArray
+from asyncrl.models.distributions import ActionDistribution
+from asyncrl.models.encoders import Inputs
+
 _ADVANTAGE_EPS = 1e-8
 
 Mean = Callable[[Tensor], Tensor]
-"""From numbers of samples `[B]` to their mean, in which some may not count."""
+"""From numbers of samples `[B]` to their mean, in which some may have the weight 0."""
 
 
-class ClipRange(NamedTuple):
-    """Bounds of PPO's probability ratio."""
+class Samples(NamedTuple):
+    """Rows of a dataset, or sequences of rows for a recurrent policy.
 
-    low: float
-    high: float
+    Each field is `[N, ...]`, valid rows only; or `[N, L, ...]`, sequences of L rows, some of which may be invalid.
+
+    Attributes:
+        floats: normalized numbers of the observations.
+        action: as the distribution produced it.
+        action_parameters: of the distribution that the trained policy is compared with.
+        log_prob: of the action under that distribution.
+        advantage: normalized over the minibatch or dataset, and weighted, if the settings say so.
+        normalized_return: what the critic learns, in units of normalized returns.
+        normalized_value: the critic's value before training, in the same units.
+        weight: multiplies the advantage after that was normalized; minibatches do not have it.
+        pixels: images of the observations.
+        rnn_state: [N, S], recurrent states before the sequences.
+        begins: rows that begin an episode.
+        valid: rows that are samples.
+        share: [N] float32 of sum 1, the weight of each row in a mean; without it all are equal.
+    """
+
+    floats: Tensor
+    action: Tensor
+    action_parameters: Tensor
+    log_prob: Tensor
+    advantage: Tensor
+    normalized_return: Tensor
+    normalized_value: Tensor
+    weight: Tensor | None = None
+    pixels: Tensor | None = None
+    rnn_state: Tensor | None = None
+    begins: Tensor | None = None
+    valid: Tensor | None = None
+    share: Tensor | None = None
+
+    @property
+    def inputs(self) -> Inputs:
+        return Inputs(self.floats, self.pixels)
+
+    @property
+    def mean(self) -> Mean:
+        """The mean over the samples of a minibatch."""
+        return torch.mean if self.share is None else functools.partial(torch.dot, self.share)
+
+    def at(self, indices: Tensor) -> Samples:
+        """The elements `indices [K]` of the first dimension."""
+        return Samples._make(None if field is None else field.index_select(0, indices) for field in self)
+
+    def minibatches(self, num_batches: int) -> list[Samples]:
+        """Parts of nearly equal size; some are empty if there are too few samples."""
+        missing = (None,) * num_batches
+        parts = [missing if field is None else field.tensor_split(num_batches) for field in self]
+        return [Samples._make(fields) for fields in zip(*parts, strict=True)]
+
+    def filled_up(self, size: int) -> Samples:
+        """The same samples in a minibatch of `size` rows; rows that repeat others have the share 0."""
+        num_samples = len(self.log_prob)
+        rows = torch.arange(size, device=self.log_prob.device)
+        share = (rows < num_samples).float() / num_samples
+        return self.at(rows % num_samples)._replace(share=share)
+
+    def non_null_fields(self) -> dict[str, Tensor]:
+        return {name: field for name, field in zip(self._fields, self, strict=True) if field is not None}
 
 
-def clip_range(clip_ratio: float, mode: Literal["symmetric", "reciprocal"]) -> ClipRange:
-    """Bounds [1-c, 1+c], or [1/(1+c), 1+c], which is symmetric in the logarithm."""
-    low = 1.0 - clip_ratio if mode == "symmetric" else 1.0 / (1.0 + clip_ratio)
-    return ClipRange(low, 1.0 + clip_ratio)
+class LossMetrics(NamedTuple):
+    """What a loss returns for a minibatch; all but the last are scalars.
+
+    Attributes:
+        loss: the sum that is minimized.
+        policy_loss, value_loss, entropy_loss, kl_loss: its parts.
+        kl: KL divergence of the policy from the one of `Samples.action_parameters`; 0 if nothing needs it.
+        log_ratio: [B], log-probability of each action minus `Samples.log_prob`.
+    """
+
+    loss: Tensor
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy_loss: Tensor
+    kl_loss: Tensor
+    kl: Tensor
+    log_ratio: Tensor
 
 
-def ppo_policy_loss(log_ratio: Tensor, advantages: Tensor, clip: ClipRange, mean: Mean = torch.mean) -> Tensor:
-    """Clipped surrogate objective (Schulman et al. 2017, arXiv:1707.06347, equation 7), negated.
+NUM_LOSS_METRICS = len(LossMetrics._fields) - 1
+"""The scalars of `LossMetrics`."""
+
+
+class LossOfSamples(NamedTuple):
+    """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
+
+    mean: float
+    gradient: FloatArray
+
+
+def needs_kl(config: TrainConfig) -> bool:
+    """Whether the KL divergence is computed, for the loss or for the schedule of the learning rate."""
+    return config.kl_loss_coeff > 0.0 or config.lr_schedule.startswith("kl_adaptive")
+
+
+def with_common_losses(
+    policy_loss: Tensor,
+    log_prob: Tensor,
+    parameters: Tensor,
+    values: Tensor,
+    batch: Samples,
+    distribution: ActionDistribution,
+    config: TrainConfig,
+) -> LossMetrics:
+    """Adds the losses of value, entropy and KL divergence to the loss of a policy, by their coefficients.
 
     Args:
-        log_ratio: [B] float32, log-probability of the current policy minus that of the policy it is kept close to.
-        advantages: [B] float32, perhaps weighted: a factor w >= 0 of A is one of min(r A, clip(r) A).
-        clip: bounds of the ratio.
-        mean: over samples.
+        policy_loss: scalar.
+        log_prob: [B], of the actions under the current policy.
+        parameters: [B, P], of its distributions.
+        values: [B], of its critic, in units of normalized returns.
+        batch: the minibatch.
+        distribution: what `parameters` are of.
+        config: the coefficients.
     """
-    ratio = log_ratio.exp()
-    surrogate = torch.minimum(ratio * advantages, ratio.clamp(clip.low, clip.high) * advantages)
-    return -mean(surrogate)
-
-
-def a2c_policy_loss(log_prob: Tensor, advantages: Tensor, mean: Mean = torch.mean) -> Tensor:
-    """Policy gradient (Mnih et al. 2016, arXiv:1602.01783): -E[log pi(a|s) A], both [B] float32."""
-    return -mean(log_prob * advantages)
+    mean = batch.mean
+    if config.ppo_clip_value is None:
+        value_loss = squared_value_loss(values, batch.normalized_return, mean)
+    else:
+        clip = config.ppo_clip_value
+        value_loss = clipped_value_loss(values, batch.normalized_value, batch.normalized_return, clip, mean)
+    value_loss = config.value_loss_coeff * value_loss
+    loss = policy_loss + value_loss
+    entropy_loss = kl_loss = kl = torch.zeros((), device=parameters.device)
+    if config.entropy_loss_coeff > 0.0:
+        entropy_loss = -config.entropy_loss_coeff * mean(distribution.entropy(parameters))
+        loss = loss + entropy_loss
+    if needs_kl(config):
+        kl = mean(distribution.kl(batch.action_parameters, parameters))
+    if config.kl_loss_coeff > 0.0:
+        kl_loss = config.kl_loss_coeff * kl
+        loss = loss + kl_loss
+    return LossMetrics(loss, policy_loss, value_loss, entropy_loss, kl_loss, kl, log_prob - batch.log_prob)
 
 
 def squared_value_loss(values: Tensor, returns: Tensor, mean: Mean = torch.mean) -> Tensor:
@@ -63,12 +177,12 @@ def clipped_value_loss(
 
 
 def advantage_sums(advantages: Tensor, num_parts: int, is_sample: Tensor | None = None) -> Tensor:
-    """Count, sum and sum of squares of each part of the advantages, `[num_parts, 3] float64`; those of ranks add up.
+    """Count, sum and sum of squares of each part of the advantages, `[num_parts, 3] float64`; ranks add theirs up.
 
     Args:
         advantages: [N] or [N, L].
         num_parts: minibatches, as `Tensor.tensor_split` makes them along the first dimension.
-        is_sample: in the shape of the advantages, which of them count; all if not given.
+        is_sample: bool in the shape of the advantages, False for rows to leave out; None leaves out none.
     """
     numbers = advantages.double()
     if is_sample is None:
@@ -80,7 +194,7 @@ def advantage_sums(advantages: Tensor, num_parts: int, is_sample: Tensor | None 
 
 
 def normalize_advantages(advantages: Tensor, sums: Tensor) -> Tensor:
-    """Shift and scale advantages `[N]` or `[N, L]` to mean 0 and deviation 1 in each part that `sums` are of."""
+    """Advantages `[N]` or `[N, L]` with mean 0 and deviation 1 in each part; `sums` as of `advantage_sums`."""
     mean, mean_square = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
     std = (mean_square - mean.square()).clamp_(min=0.0).sqrt()
     size, num_larger = divmod(len(advantages), len(sums))
@@ -98,13 +212,13 @@ def behaviour_weights(log_ratio: Tensor, cap: float) -> Tensor:
 
     Args:
         log_ratio: [...] float32, log-probability of the policy before training minus that of the behaviour policy.
-        cap: bounds the variance; 1 or more, so that samples of the same policy keep the weight 1.
+        cap: bounds the variance of the weights; at least 1, so that samples of the same policy keep the weight 1.
     """
     return log_ratio.exp().clamp(max=cap)
 
 
 def effective_sample_size(log_weights: Tensor) -> Tensor:
-    """Share of `[N]` samples that weights leave: (sum w)^2 / (N sum w^2), between 1/N and 1 (Kish 1965)."""
+    """Effective share of `[N]` weighted samples: (sum w)^2 / (N sum w^2), between 1/N and 1 (Kish 1965)."""
     log_share: Tensor = 2.0 * log_weights.logsumexp(0) - (2.0 * log_weights).logsumexp(0)
     return (log_share.exp() / len(log_weights)).clamp(max=1.0)
 
@@ -118,6 +232,30 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """1 - Var[returns - values] / Var[returns], both [N]; 0 where the returns do not vary."""
     variance = returns.var(correction=0)
     return torch.where(variance > 0, 1.0 - (returns - values).var(correction=0) / variance, torch.zeros_like(variance))
+
+
+def continues(valid: Any, terminated: Any, truncated: Any) -> Any:
+    """Rows whose episode continues with the next row; bool arrays or tensors of one shape.
+
+    The rule of rows: `obs[t + 1]` follows `obs[t]` unless `terminated[t]`. After a truncation it is the final
+    observation, in a row that is not valid: its value is bootstrapped, but no return continues through it.
+    """
+    return valid & ~(terminated | truncated)
+
+
+def _differences(
+    rewards: Tensor,
+    values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    valid: Tensor,
+    gamma: float,
+    gae_lambda: float,
+) -> tuple[Tensor, Tensor]:
+    """Temporal differences `[T, C]`, 0 in invalid rows, and the weight of the next row's estimate in each row's."""
+    next_values = values[1:].masked_fill(terminated, 0.0)
+    deltas = torch.where(valid, rewards + gamma * next_values - values[:-1], 0.0)
+    return deltas, continues(valid, terminated, truncated).to(values.dtype).mul_(gamma * gae_lambda)
 
 
 class GaeResult(NamedTuple):
@@ -141,24 +279,21 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> GaeResult:
-    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438) where episodes end and begin.
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438) across ends of episodes.
 
-    The value of row t+1 is what follows row t, be it the next observation of the episode, the final one of a truncated
-    episode (a row that is not valid), or the one after the last row. Only termination makes it 0. What comes after
-    the end of an episode, of either kind, never reaches back across it.
+    The value of row t+1 is bootstrapped after row t. It belongs to the next observation of the episode, the final one
+    of a truncated episode (a row that is not valid), or the one after the last row. Only termination makes it 0.
 
     Args:
         rewards: [T, C] float32.
         values: [T+1, C] float32, in units of rewards.
-        terminated: [T, C] bool, the episode reached an end of its own.
+        terminated: [T, C] bool, the episode reached a terminal state.
         truncated: [T, C] bool, the episode was cut off; the next row is its final observation.
-        valid: [T, C] bool, False for rows without an action; what they hold is not read, but for `values`.
+        valid: [T, C] bool, False for rows without an action; of these only `values` is read.
         gamma: discount factor.
         gae_lambda: weight of longer returns, 0 (one step) to 1 (Monte Carlo).
     """
-    next_values = values[1:].masked_fill(terminated, 0.0)
-    deltas = torch.where(valid, rewards + gamma * next_values - values[:-1], 0.0)
-    decay = (valid & ~(terminated | truncated)).to(values.dtype).mul_(gamma * gae_lambda)
+    deltas, decay = _differences(rewards, values, terminated, truncated, valid, gamma, gae_lambda)
     advantages = torch.empty_like(deltas)
     following = torch.zeros_like(deltas[0])
     # One operation a row: this loop runs T times for each dataset.
@@ -172,7 +307,7 @@ class VtraceResult(NamedTuple):
     """All [T, C] float32; where `valid` is False the advantage is 0, the return is the value, the weight is 0.
 
     Attributes:
-        advantages: estimates of A(s, a) under the present policy, without the weight of the action itself.
+        advantages: estimates of A(s, a) under the current policy, without the weight of the action itself.
         returns: targets of the critic, the paper's v_s.
         weights: clipped importance weights of the actions, the paper's rho; None without V-trace.
     """
@@ -194,34 +329,29 @@ def vtrace(
     max_rho: float,
     max_c: float,
 ) -> VtraceResult:
-    """V-trace: the present policy's values and advantages on an older one's trajectories (arXiv:1802.01561).
+    """V-trace (Espeholt et al. 2018, "IMPALA", arXiv:1802.01561): estimates for the current policy from older samples.
 
-    Espeholt et al. 2018, "IMPALA".
-
-    Without lag the weights are 1 and the result is that of generalized advantage estimation; with `gae_lambda` 1 it
-    is the paper's. Rows follow one another as in `gae`: the chain is cut at either end of an episode,
-    and only termination makes the next value 0. No gradient flows through any of it.
+    Without lag the weights are 1 and the result is that of `gae`; with `gae_lambda` 1 it is the paper's. No gradient
+    flows through the result.
 
     Args:
         log_ratios: [T, C] float32, log-probability of each action now minus that when it was chosen.
         rewards: [T, C] float32.
-        values: [T+1, C] float32, of the present critic, in units of rewards.
+        values: [T+1, C] float32, of the current critic, in units of rewards.
         terminated: [T, C] bool.
         truncated: [T, C] bool.
-        valid: [T, C] bool, False for rows without an action.
+        valid: [T, C] bool.
         gamma: discount factor.
         gae_lambda: weight of longer returns; multiplies c.
-        max_rho: where the weights of the temporal differences are clipped; it decides whose values are learned.
-        max_c: where the weights of the trace are clipped; it decides how fast.
+        max_rho: bound of the weights of the temporal differences; decides which policy's values are learned.
+        max_c: bound of the weights of the trace; decides how fast they are learned.
     """
     ratios = torch.where(valid, log_ratios, 0.0).exp()
     weights = torch.where(valid, ratios.clamp(max=max_rho), 0.0)
-    next_values = values[1:].masked_fill(terminated, 0.0)
-    deltas = torch.where(valid, rewards + gamma * next_values - values[:-1], 0.0)
-    goes_on = (valid & ~(terminated | truncated)).to(values.dtype).mul_(gamma * gae_lambda)
-    decay = goes_on * ratios.clamp(max=max_c)
+    deltas, decay = _differences(rewards, values, terminated, truncated, valid, gamma, gae_lambda)
+    trace = decay * ratios.clamp(max=max_c)
     corrections = torch.zeros_like(values)
     for row in reversed(range(len(rewards))):
-        torch.addcmul(weights[row] * deltas[row], decay[row], corrections[row + 1], out=corrections[row])
-    advantages = torch.addcmul(deltas, goes_on, corrections[1:])
+        torch.addcmul(weights[row] * deltas[row], trace[row], corrections[row + 1], out=corrections[row])
+    advantages = torch.addcmul(deltas, decay, corrections[1:])
     return VtraceResult(advantages, corrections[:-1] + values[:-1], weights)

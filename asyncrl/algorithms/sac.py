@@ -1,4 +1,4 @@
-"""Losses of SAC over minibatches; those for the passes by hand with their gradients. Every loss is to be minimized.
+"""Losses of SAC over minibatches; those of the hand-written passes with their gradients. Every loss is minimized.
 
 Continuous actions: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905). Discrete
 ones: Christodoulou 2019 (arXiv:1910.07207), where expectations over actions are sums. K is the number of critics.
@@ -17,7 +17,7 @@ _LOG_TWO = math.log(2.0)
 
 
 class Loss(NamedTuple):
-    """A loss (a scalar) and its gradient with respect to what the function names first."""
+    """A loss (a scalar) and its gradient with respect to the function's first argument."""
 
     value: Tensor
     gradient: Tensor
@@ -29,7 +29,7 @@ class SquashedSample(NamedTuple):
     Attributes:
         action: [B, A] in [-1, 1], tanh of a normal sample.
         log_prob: [B], density of `action`.
-        deviation: [B, A], how far the sample lies from its mean before tanh.
+        deviation: [B, A], distance of the sample from its mean, before tanh.
     """
 
     action: Tensor
@@ -38,7 +38,7 @@ class SquashedSample(NamedTuple):
 
 
 def draw_squashed(parameters: Tensor, noise: Tensor) -> SquashedSample:
-    """Turn noise into actions (appendix C, with log(1 - tanh^2) in a form that does not overflow).
+    """Actions from noise (appendix C, with log(1 - tanh^2) in a form that does not overflow).
 
     Args:
         parameters: [B, 2A], means and log-deviations.
@@ -58,7 +58,7 @@ def soft_value(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
     """Soft state value `[B]` (equation 3, with the smaller of the critics, section 6).
 
     Args:
-        values: [K, B], the target critics' of an action of the policy.
+        values: [K, B], of the target critics for an action of the policy.
         log_prob: [B], of that action.
         ent_coef: scalar alpha.
     """
@@ -69,7 +69,7 @@ def soft_value_of_choices(values: Tensor, log_probs: Tensor, ent_coef: Tensor) -
     """Soft state value `[B]` of discrete actions (Christodoulou, equation 10).
 
     Args:
-        values: [K, B, n], the target critics' of all actions.
+        values: [K, B, n], of the target critics for all actions.
         log_probs: [B, n].
         ent_coef: scalar alpha.
     """
@@ -93,12 +93,12 @@ def soft_value_of_parts(values: Tensor, log_probs: Tensor, log_prob: Tensor, ent
 
 
 def soft_target(reward: Tensor, discount: Tensor, next_value: Tensor) -> Tensor:
-    """What the critics are to predict (equation 2), all `[B]`; `discount` is 0 where the episode terminated."""
+    """Targets of the critics (equation 2), all `[B]`; `discount` is 0 where the episode terminated."""
     return torch.addcmul(reward, discount, next_value)
 
 
 def entropy_bonus(log_prob: Tensor, discount: Tensor, ent_coef: Tensor) -> Tensor:
-    """What the policy's entropy adds to an n-step reward `[B]`: the return holds it after each step (equation 2).
+    """Entropy terms of an n-step reward `[B]`: the return has one after each step (equation 2).
 
     Args:
         log_prob: [B, n - 1], of an action of the policy at the second and each later step's observation; of discrete
@@ -117,10 +117,10 @@ def critic_loss(values: Tensor, target: Tensor) -> Loss:
 
 
 def actor_loss(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Loss:
-    """E[alpha log pi - min Q] (equation 9); gradient `[K, B]` of `values`, for that of the policy see below.
+    """E[alpha log pi - min Q] (equation 9); gradient `[K, B]` of `values`; `actor_gradient` has that of the policy.
 
     Args:
-        values: [K, B], the critics' of an action of the policy.
+        values: [K, B], of the critics for an action of the policy.
         log_prob: [B], of that action.
         ent_coef: scalar alpha.
     """
@@ -132,8 +132,7 @@ def actor_loss(values: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Loss:
 def actor_gradient(sample: SquashedSample, action_gradient: Tensor, ent_coef: Tensor) -> Tensor:
     """Gradient `[B, 2A]` of the actor loss with respect to means and log-deviations (equation 10).
 
-    By u = mean + deviation, the density's d log pi / du is 2 tanh(u) and, beside what goes through u, its derivative
-    by a log-deviation is -1.
+    With u = mean + deviation, d log pi / du is 2 tanh(u), and the direct derivative by a log-deviation is -1.
 
     Args:
         sample: the actions.
@@ -152,7 +151,7 @@ def choices_actor_loss(log_probs: Tensor, values: Tensor, ent_coef: Tensor) -> L
 
     Args:
         log_probs: [B, n].
-        values: [K, B, n], the critics' of all actions.
+        values: [K, B, n], of the critics for all actions.
         ent_coef: scalar alpha.
     """
     weights = log_probs.exp() / log_probs.shape[0]
@@ -161,10 +160,9 @@ def choices_actor_loss(log_probs: Tensor, values: Tensor, ent_coef: Tensor) -> L
 
 
 def ent_coef_loss(log_ent_coef: Tensor, entropy: Tensor, target_entropy: Tensor | float) -> Loss:
-    """Adapt the entropy coefficient until the policy's entropy is the target (equation 18, on log alpha).
+    """Adapts the entropy coefficient until the policy's entropy is the target (equation 18, on log alpha).
 
-    On log alpha rather than alpha the coefficient stays positive and its step does not shrink with it, as in the
-    authors' code.
+    On log alpha, as in the authors' code, the coefficient remains positive and its steps do not shrink with it.
 
     Args:
         log_ent_coef: scalar log alpha.

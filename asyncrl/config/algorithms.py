@@ -1,30 +1,167 @@
-"""What an algorithm's settings are where nobody says otherwise: below presets, files and flags."""
+"""Algorithms as records: what each collects, with which settings, and which functions act and train.
+
+This module imports no torch. So the records of the package name their functions as text, `module:function`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
-OFF_POLICY = ("sac",)
-"""Algorithms that learn from a replay; the general settings of a preset are for the others."""
+from asyncrl.config.errors import UsageError
+from asyncrl.config.user_modules import import_user_module, import_user_modules
+
+if TYPE_CHECKING:
+    from asyncrl.config.schema import TrainConfig
+
+Function = Callable[..., Any] | str
+"""A function, or where it is: `module:function`."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A learning algorithm. `docs/custom.md` shows how to add one.
+
+    Attributes:
+        name: for `--algo` after `register_algorithm`, and in names of runs and messages.
+        collects: `trajectories`, each trained on once it is complete (`asyncrl.learner.on_policy`), or single steps
+            that a `replay` keeps (`asyncrl.learner.sac`).
+        settings: subclass of `TrainConfig` that adds the algorithm's own settings; None if it has none.
+        defaults: values of other settings, by name. Files and flags override them; so do presets, which have values
+            for the algorithms of the package only.
+        loss: with trajectories, `loss(parameters, values, batch, distribution, config)`: the `LossMetrics` of a
+            minibatch (`asyncrl.algorithms.losses`).
+        array_policy_loss: an accelerator, `array_policy_loss(log_prob, old_log_prob, advantages, config)`: the policy
+            part of the same loss and its gradient, in NumPy. Give it only if `loss` is this part and
+            `losses.with_common_losses`. None: every step is computed by autograd.
+        uses_ratio: the loss multiplies advantages by the probability ratio to `batch.log_prob`. Such a loss can have
+            the decoupled objective, and V-trace's weights do not multiply its advantages.
+        fits_cuda_graph: `loss` does the same operations for each minibatch and waits for no value on the device.
+        make_learner: with a replay, `make_learner(model, config, spec, device, storage)`: an object with the interface
+            of `asyncrl.learner.sac.SacLearner`.
+        make_model: `make_model(spec, config)`: the model that acts; None for `ActorCritic` or, with a replay,
+            `SacActor`.
+        squashes_actions: continuous actions are always squashed to their bounds.
+        runs_on_hogwild: it can be used with `--backend=hogwild`.
+    """
+
+    name: str
+    collects: Literal["trajectories", "replay"] = "trajectories"
+    settings: type[TrainConfig] | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    loss: Function | None = None
+    array_policy_loss: Function | None = None
+    uses_ratio: bool = False
+    fits_cuda_graph: bool = False
+    make_learner: Function | None = None
+    make_model: Function | None = None
+    squashes_actions: bool = False
+    runs_on_hogwild: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError if a function or the default of a setting is missing."""
+        needed = "loss" if self.collects == "trajectories" else "make_learner"
+        if getattr(self, needed) is None:
+            raise ValueError(f"the algorithm {self.name} collects {self.collects}, so it needs {needed}")
+        fields = {} if self.settings is None else self.settings.model_fields
+        without_default = [name for name, field in fields.items() if field.is_required()]
+        if without_default:
+            raise ValueError(f"the algorithm {self.name} has settings without defaults: {', '.join(without_default)}")
+
+
+_algorithms = {
+    record.name: record
+    for record in (
+        Algorithm(
+            "ppo",
+            loss="asyncrl.algorithms.ppo:ppo_loss",
+            array_policy_loss="asyncrl.algorithms.ppo:array_policy_loss",
+            uses_ratio=True,
+            fits_cuda_graph=True,
+        ),
+        Algorithm(
+            "a2c",
+            # Without a ratio to clip, samples are used once, in larger minibatches.
+            defaults={"batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 1, "target_kl": None},
+            loss="asyncrl.algorithms.a2c:a2c_loss",
+            array_policy_loss="asyncrl.algorithms.a2c:array_policy_loss",
+            fits_cuda_graph=True,
+            runs_on_hogwild=True,
+        ),
+        Algorithm(
+            "sac",
+            collects="replay",
+            # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
+            defaults={
+                "batch_size": 256,
+                "encoder_mlp_layers": [256, 256],
+                "nonlinearity": "relu",
+                "policy_initialization": "torch_default",
+                "max_grad_norm": 0.0,
+                "adam_eps": 1e-8,
+                "normalize_input": False,
+                "initial_stddev": 1.0,
+            },
+            make_learner="asyncrl.learner.sac:SacLearner",
+            squashes_actions=True,
+            runs_on_hogwild=True,
+        ),
+    )
+}
+BUILT_IN = tuple(_algorithms)
 
 SHORT_NAMES: dict[str, dict[str, Any]] = {
     "a3c": {"algo": "a2c", "backend": "hogwild", "hogwild_mode": "synced"},
 }
-"""What may be given for `algo`, and the settings that it stands for."""
+"""Other values that may be given for `algo`, and the settings that each stands for."""
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    # Without a ratio to clip, samples are used once, in larger minibatches.
-    "a2c": {"batch_size": 512, "num_batches_per_epoch": 4, "num_epochs": 1, "target_kl": None},
-    # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
-    "sac": {
-        "batch_size": 256,
-        "encoder_mlp_layers": [256, 256],
-        "nonlinearity": "relu",
-        "policy_initialization": "torch_default",
-        "max_grad_norm": 0.0,
-        "adam_eps": 1e-8,
-        "normalize_input": False,
-        "initial_stddev": 1.0,
-    },
-}
-"""By algorithm, what differs from the defaults of the schema."""
+
+def register_algorithm(algorithm: Algorithm) -> Algorithm:
+    """Makes `--algo=NAME` possible for runs that import the calling module (`--import_modules`).
+
+    Raises:
+        ValueError: the name belongs to an algorithm of the package, or is the form of an import.
+    """
+    if algorithm.name in (*BUILT_IN, *SHORT_NAMES) or ":" in algorithm.name:
+        raise ValueError(f"an algorithm cannot have the name {algorithm.name}: choose another name")
+    _algorithms[algorithm.name] = algorithm
+    return algorithm
+
+
+def find_algorithm(name: str, import_modules: Sequence[str] = ()) -> Algorithm:
+    """The algorithm that `algo` names: of the package, a registered one, or `module:NAME`, a record in a module.
+
+    Args:
+        name: value of `algo`.
+        import_modules: modules to import if the name is not known yet.
+
+    Raises:
+        UsageError: there is no such module or no such algorithm.
+    """
+    if name not in _algorithms:
+        import_user_modules(import_modules)
+    if name in _algorithms:
+        return _algorithms[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise UsageError(f"There is no algorithm {name} (known: {', '.join(_algorithms)}).")
+    found = getattr(import_user_module(module), attribute, None)
+    if not isinstance(found, Algorithm):
+        raise UsageError(f"--algo={name}: the module {module} has no asyncrl.Algorithm with the name {attribute}.")
+    return found
+
+
+def known_names() -> list[str]:
+    """Values of `algo` that are possible now."""
+    return [*_algorithms, *SHORT_NAMES]
+
+
+def imported(function: Function | None) -> Callable[..., Any]:
+    """The function itself, of one that a record gives or names."""
+    if callable(function):
+        return function
+    module, _, name = str(function).partition(":")
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return loaded

@@ -228,8 +228,8 @@ def _inference(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
 
 
 def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> Iterator[Problem]:
-    if config.algo == "ppo":
-        text = "--backend=hogwild trains A2C (A3C) and SAC, not PPO."
+    if not config.algorithm.runs_on_hogwild:
+        text = f"--backend=hogwild trains A2C (A3C) and SAC, not {config.algorithm.name.upper()}."
         yield Problem(("backend", "algo"), text, ("--algo=a2c", "--algo=sac", "--backend=actor_learner"))
     if config.is_off_policy and hogwild.mode != "shared":
         text = f"--hogwild_mode={hogwild.mode} is for A2C; SAC has the shared mode only."
@@ -415,8 +415,10 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
             f"{plan.num_batches_per_epoch} = {plan.dataset_size} samples: the run ends after the first."
         )
         yield Problem(("train_for_env_steps", "batch_size", "num_batches_per_epoch"), text)
-    if config.algo == "a2c" and config.num_epochs > 1 and plan.hogwild is None:
-        text = "A2C should use each sample once: set --num_epochs=1."
+    algorithm = config.algorithm
+    is_on_policy = algorithm.collects == "trajectories" and not algorithm.uses_ratio
+    if is_on_policy and config.num_epochs > 1 and plan.hogwild is None:
+        text = f"{algorithm.name.upper()} should use each sample once: set --num_epochs=1."
         yield Problem(("num_epochs", "algo"), text)
     if not config.is_off_policy and plan.hogwild is None and config.num_epochs == 1:
         for name in ("target_kl", "recompute_advantages"):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
+from asyncrl.config.algorithms import BUILT_IN, find_algorithm
 from asyncrl.config.flags import format_value
 from asyncrl.config.schema import TrainConfig
 
@@ -108,6 +109,11 @@ def missing_for(name: str, config: TrainConfig, inference_mode: str | None = Non
     """
     for other, values in _READ_WITH.get(name, {}).items():
         value = getattr(config, other)
+        if other == "algo" and value not in BUILT_IN:
+            # Which settings a user's algorithm reads is not known: perhaps all that are for its kind of samples.
+            values = tuple(each for each in values if each in BUILT_IN)
+            if any(find_algorithm(each).collects == config.algorithm.collects for each in values):
+                continue
         if other == "algo" and (config.algo, config.backend) == ("a2c", "hogwild"):
             value = "a3c"
         if other == "inference_mode" and inference_mode is not None:

@@ -166,7 +166,8 @@ def format_help(
             text = f"{setting.description} [{setting.expected}; {default}]"
             lines += _format_flag(setting.name, text, width)
     if page != "all":
-        sections = ", ".join(SECTION_TITLES)
+        used = {setting.section for setting in settings.values()}
+        sections = ", ".join(section for section in SECTION_TITLES if section in used)
         lines += ["", *textwrap.wrap(f"--help=all shows every setting, --help=SECTION one of {sections}.", width)]
     return "\n".join(lines)
 

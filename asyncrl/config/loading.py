@@ -5,6 +5,8 @@ No library reads the command line: `docs/architecture.md` says why.
 
 from __future__ import annotations
 
+import contextlib
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from asyncrl.config.algorithms import DEFAULTS, SHORT_NAMES
+from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm, known_names
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, format_value, help_page, nearest, split_flags, unknown_name
 from asyncrl.config.other_names import OTHER_VALUES
@@ -108,13 +110,15 @@ def load(
         ConfigError: everything that is wrong, one line each.
         SystemExit: after --help was printed.
     """
-    settings = all_settings()
     flags = (*_OWN_FLAGS, *extra_flags)
+    layers = _Layers()
+    schema = _find_schema(split_flags(argv, all_settings(), flags).texts, find_saved, layers)
+    settings = all_settings(schema)
     if (page := help_page(argv)) is not None:
         print(format_help(program, description, settings, flags, examples, page))
         raise SystemExit(0)
     given = split_flags(argv, settings, flags)
-    layers = _Layers(problems=list(given.problems))
+    layers.problems.extend(given.problems)
     from_file: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
     for name in [name for name in given.texts if name in settings]:
@@ -129,7 +133,7 @@ def load(
     _spell_out(from_file, layers)
     _spell_out(from_flags, layers)
     given_values = {f"file {given.texts.get('config')}": from_file, "flag": from_flags}
-    loaded = _merge(layers, given_values, given.texts.get("preset"), find_saved, settings)
+    loaded = _merge(layers, given_values, given.texts.get("preset"), find_saved)
     if layers.problems and not lenient:
         raise ConfigError(layers.problems)
     return replace(loaded, cli=_read_extra(given.texts, extra_flags))
@@ -144,7 +148,36 @@ def load_given(config: TrainConfig, preset: str | None = None, find_saved: FindS
         find_saved: as for `load`; mistakes are in `LoadedConfig.problems`.
     """
     given = {name: getattr(config, name) for name in config.model_fields_set}
-    return _merge(_Layers(), {"argument": given}, preset, find_saved, all_settings())
+    return _merge(_Layers(), {"argument": given}, preset, find_saved)
+
+
+def _find_schema(texts: Mapping[str, str], find_saved: FindSaved | None, layers: _Layers) -> type[TrainConfig]:
+    """The settings of the algorithm that flags, their file or the run that is resumed name.
+
+    Mistakes in other settings are found later. An unknown algorithm has the settings of all algorithms.
+    """
+    settings, values = all_settings(), dict[str, Any](texts)
+    if "config" in texts:
+        with contextlib.suppress(UsageError):
+            values = {**read_mapping(Path(texts["config"]), settings), **texts}
+    if find_saved is not None and "algo" not in values:
+        saved = _read_saved(values, find_saved, _Layers())
+        if saved is not None:
+            return type(saved)
+    name, modules = str(values.get("algo", "ppo")), values.get("import_modules", [])
+    if name in (*BUILT_IN, *SHORT_NAMES):
+        return TrainConfig
+    try:
+        if isinstance(modules, str):
+            modules = read_scalar(modules, settings["import_modules"])
+        return find_algorithm(name, modules).settings or TrainConfig
+    except UsageError as error:
+        if ":" in name:
+            layers.complain(error, "algo")
+    except Exception:
+        text = f"--algo={name}: importing a module raised an exception:\n{traceback.format_exc()}"
+        layers.complain(text, "algo", "import_modules")
+    return TrainConfig
 
 
 def _merge(
@@ -152,23 +185,31 @@ def _merge(
     given: Mapping[str, Mapping[str, Any]],
     preset_name: str | None,
     find_saved: FindSaved | None,
-    settings: Mapping[str, Setting],
 ) -> LoadedConfig:
     """All layers, those that were `given` on top, by their origin and in this order."""
     wanted = {name: value for values in given.values() for name, value in values.items()}
-    saved = None if find_saved is None else _read_saved(wanted, find_saved, settings, layers)
-    if saved is not None:
-        layers.put(saved.model_dump(mode="json", exclude=set(OF_ONE_START)), "saved run", settings)
+    saved = None if find_saved is None else _read_saved(wanted, find_saved, layers)
     before = saved or TrainConfig()
     env_id, algo, backend = (str(wanted.get(name, getattr(before, name))) for name in ("env", "algo", "backend"))
+    try:
+        algorithm = find_algorithm(algo, wanted.get("import_modules", before.import_modules))
+    except Exception:  # reported elsewhere
+        algorithm = find_algorithm("ppo")
+    schema = algorithm.settings or TrainConfig
+    settings = all_settings(schema)
     if saved is None:
-        layers.put(DEFAULTS.get(algo, {}), f"default of {algo}", settings)
+        layers.put(algorithm.defaults, f"default of {algorithm.name}", settings)
+    else:
+        kept = saved.model_dump(mode="json", exclude=set(OF_ONE_START))
+        layers.put({name: value for name, value in kept.items() if name in settings}, "saved run", settings)
     preset = _choose_preset(preset_name, "" if saved is not None else env_id, settings, layers)
     if preset is not None:
-        layers.put(preset.values(env_id, algo, backend), f"preset {preset.name}", settings)
+        layers.put(preset.values(env_id, algorithm, backend), f"preset {preset.name}", settings)
+        if algorithm.name not in BUILT_IN:  # the preset was made for other algorithms
+            layers.put(algorithm.defaults, f"default of {algorithm.name}", settings)
     for origin, values in given.items():
         layers.put(values, origin, settings)
-    config = _validate(layers, settings)
+    config = _validate(layers, schema, settings)
     return LoadedConfig(
         config=config,
         origins={name: layers.origins.get(name, "default") for name in settings},
@@ -191,9 +232,7 @@ def _spell_out(values: dict[str, Any], layers: _Layers) -> None:
     values.update(meant)
 
 
-def _read_saved(
-    wanted: Mapping[str, Any], find_saved: FindSaved, settings: Mapping[str, Setting], layers: _Layers
-) -> TrainConfig | None:
+def _read_saved(wanted: Mapping[str, Any], find_saved: FindSaved, layers: _Layers) -> TrainConfig | None:
     """The settings of the run that is resumed, None if this is a new one."""
     default = TrainConfig()
     behavior = wanted.get("restart_behavior", default.restart_behavior)
@@ -204,7 +243,7 @@ def _read_saved(
     if path is None:
         return None
     try:
-        return TrainConfig.from_saved(read_mapping(path, settings))
+        return TrainConfig.from_saved(read_mapping(path, all_settings()))
     except UsageError as error:
         reason = str(error)
     except ValidationError as error:
@@ -223,19 +262,24 @@ def _choose_preset(wanted: str | None, env_id: str, settings: Mapping[str, Setti
         return None
 
 
-def _validate(layers: _Layers, settings: Mapping[str, Setting]) -> TrainConfig:
+def _validate(layers: _Layers, schema: type[TrainConfig], settings: Mapping[str, Setting]) -> TrainConfig:
     """Builds the settings; a value that is refused is reported and replaced by its default."""
     try:
-        return TrainConfig(**layers.values)
+        return schema(**layers.values)
     except ValidationError as error:
         refused = _refused(error)
     for name in refused:
         value, origin = layers.values.pop(name), layers.origins.pop(name)
         where = "--" if origin in ("flag", "argument") else f"In the {origin} "
-        expected = settings[name].expected + (f" or {' or '.join(SHORT_NAMES)}" if name == "algo" else "")
+        expected = settings[name].expected
+        if name == "algo":
+            if any("algo" in problem.settings for problem in layers.problems):
+                continue
+            *names, last = known_names()
+            expected = f"one of {', '.join(names)} or {last}"
         hint = _hint(name, value, expected)
         layers.complain(f"{where}{name}={format_value(value)} is not possible: expected {expected}{hint}.", name)
-    return TrainConfig(**layers.values)
+    return schema(**layers.values)
 
 
 def _refused(error: ValidationError) -> list[str]:

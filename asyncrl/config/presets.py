@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.algorithms import OFF_POLICY
+from asyncrl.config.algorithms import Algorithm
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import unknown_name
 from asyncrl.config.settings import Setting
@@ -37,19 +37,19 @@ class Preset:
     for_env: dict[str, dict[str, Any]]
     for_algo: dict[str, dict[str, Any]]
 
-    def values(self, env_id: str, algo: str, backend: str) -> dict[str, Any]:
+    def values(self, env_id: str, algorithm: Algorithm, backend: str) -> dict[str, Any]:
         """Values for an environment and an algorithm.
 
         In the Hogwild backend those for `a3c` lie over those for `a2c`.
         """
         general: dict[str, Any] = {}
-        if algo not in OFF_POLICY:
+        if algorithm.collects == "trajectories":
             general.update(self.settings)
             for pattern, values in self.for_env.items():
                 if fnmatch.fnmatchcase(env_id, pattern):
                     general.update(values)
-        own = self.for_algo.get("a3c", {}) if (algo, backend) == ("a2c", "hogwild") else {}
-        return {**general, **self.for_algo.get(algo, {}), **own}
+        own = self.for_algo.get("a3c", {}) if (algorithm.name, backend) == ("a2c", "hogwild") else {}
+        return {**general, **self.for_algo.get(algorithm.name, {}), **own}
 
 
 def presets_folder() -> Path:

@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
 
-from asyncrl.config.algorithms import OFF_POLICY
+from asyncrl.config.algorithms import BUILT_IN, Algorithm, find_algorithm
 from asyncrl.config.env_maker import MakesEnv, as_env
+from asyncrl.config.errors import UsageError
 
 
 def _read_env(given: Any) -> str:
     if isinstance(given, str) or callable(given):
         return as_env(given)
     raise ValueError("expected text or a callable that makes an environment")
+
+
+def _check_algo(name: Any, info: ValidationInfo) -> str:
+    try:
+        find_algorithm(name, info.data.get("import_modules", ()))
+    except (UsageError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    return str(name)
 
 
 Auto = Literal["auto"]
@@ -30,6 +39,7 @@ EnvSource = Annotated[
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string"}),
 ]
+AlgorithmName = Annotated[str, PlainValidator(_check_algo), WithJsonSchema({"type": "string", "enum": list(BUILT_IN)})]
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -63,12 +73,14 @@ class TrainConfig(BaseModel):
 
         Raises:
             pydantic.ValidationError: they are not possible.
+            UsageError: the module of the algorithm cannot be imported.
         """
         if not isinstance(values, dict):
             return cls.model_validate(values)
+        algorithm = find_algorithm(str(values.get("algo", "ppo")), values.get("import_modules", ()))
         if values.get("compile") == "inductor":  # computed the same as plain updates
             values = {**values, "compile": "off"}
-        return cls.model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values})
+        return (algorithm.settings or cls).model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values})
 
     # What to train
     env: EnvSource = _setting(
@@ -89,9 +101,13 @@ class TrainConfig(BaseModel):
         "a lost life ends the episode",
     )
     import_modules: list[str] = _setting(
-        [], "run", "modules that register your networks; every process imports them before it builds a network"
+        [],
+        "run",
+        "modules that register your networks and algorithms; every process imports them before it builds a network",
     )
-    algo: Literal["ppo", "a2c", "sac"] = _setting("ppo", "run", "learning algorithm")
+    algo: AlgorithmName = _setting(
+        "ppo", "run", "learning algorithm, or MODULE:NAME for one that a module has, or a name that a module registers"
+    )
     backend: Literal["actor_learner", "hogwild"] = _setting(
         "actor_learner",
         "run",
@@ -485,9 +501,14 @@ class TrainConfig(BaseModel):
         return int(self.env_kwargs.get("frameskip", ATARI_FRAMESKIP)) if self.preprocesses_atari else 1
 
     @property
+    def algorithm(self) -> Algorithm:
+        """The record of `algo`."""
+        return find_algorithm(self.algo, self.import_modules)
+
+    @property
     def is_off_policy(self) -> bool:
         """Whether the algorithm learns from a replay."""
-        return self.algo in OFF_POLICY
+        return self.algorithm.collects == "replay"
 
     @property
     def rnn_state_size_of_core(self) -> int:
@@ -496,8 +517,8 @@ class TrainConfig(BaseModel):
 
     @property
     def squashes(self) -> bool:
-        """Whether continuous actions are squashed to their bounds, as SAC's always are."""
-        return self.squash_actions or self.algo == "sac"
+        """Whether continuous actions are squashed to their bounds."""
+        return self.squash_actions or self.algorithm.squashes_actions
 
     @property
     def action_mapping(self) -> ActionMapping:

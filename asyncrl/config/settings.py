@@ -16,6 +16,7 @@ SECTION_TITLES = {
     "roles": "how the roles work together",
     "samples": "samples",
     "learning": "learning",
+    "algorithm": "the algorithm's own settings",
     "replay": "learning from a replay (SAC)",
     "hogwild": "the Hogwild backend",
     "model": "model",
@@ -51,10 +52,10 @@ class Setting:
     is_list: bool
 
 
-@functools.lru_cache(maxsize=1)
-def all_settings() -> dict[str, Setting]:
-    """Every setting by name, in the schema's order."""
-    properties = TrainConfig.model_json_schema()["properties"]
+@functools.lru_cache
+def all_settings(schema: type[TrainConfig] = TrainConfig) -> dict[str, Setting]:
+    """Every setting by name, in the schema's order; with a subclass also those of an algorithm of the user's."""
+    properties = schema.model_json_schema()["properties"]
     return {name: _read_setting(name, schema) for name, schema in properties.items()}
 
 
@@ -62,8 +63,8 @@ def _read_setting(name: str, schema: Mapping[str, Any]) -> Setting:
     types = {option.get("type") for option in _options(schema)}
     return Setting(
         name=name,
-        section=schema["section"],
-        description=schema["description"],
+        section=schema.get("section", "algorithm"),
+        description=schema.get("description", ""),
         default=schema["default"],
         expected=expected_values(schema),
         is_text=types <= {"string", "null"},
@@ -99,7 +100,7 @@ def _in_words(option: Mapping[str, Any]) -> str:
         "object": "a JSON object",
         "null": "none",
     }
-    return names[option["type"]] + _range_in_words(option)
+    return names.get(option.get("type", ""), "a value as the algorithm describes it") + _range_in_words(option)
 
 
 def _range_in_words(option: Mapping[str, Any]) -> str:

@@ -20,12 +20,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from asyncrl.config.env_maker import EnvMaker, MakesEnv, find_callable
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs import atari
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
 from asyncrl.envs.spaces import has_action_mask
-from asyncrl.runtime.user_modules import import_user_module
 
 _INSTALL = {
     "mujoco": 'pip install "gymnasium[mujoco]"',

@@ -13,7 +13,7 @@ from asyncrl.buffers.shared_tensors import ReturnUnits
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.storage import Storage
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.models.acting import Act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import read_block
@@ -30,7 +30,7 @@ class HogwildActorCritic(OnPolicyLearner):
         self,
         model: ActorCritic,
         config: TrainConfig,
-        storage: Storage,
+        storage: ParameterStore,
         units: ReturnUnits | None,
         device: torch.device = _CPU,
         has_copies: bool = False,
@@ -70,7 +70,7 @@ class HogwildActorCritic(OnPolicyLearner):
         if self._units is not None:
             for _ in range(_MAX_TRIES):
                 self._units_number, mean, std = self._units.read()
-                self._storage.pull()
+                self._storage.sync()
                 self._set_units(mean, std)
                 if self._units.written == self._units_number:
                     break

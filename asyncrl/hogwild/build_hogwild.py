@@ -30,9 +30,9 @@ from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
 from asyncrl.hogwild.worker import HogwildA2cWorker, HogwildSacWorker, HogwildWorker, OwnActions, WorkerParts
 from asyncrl.learner.limiter import ReplayLimiter
-from asyncrl.learner.off_policy import CRITIC, OffPolicyLearner
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import CRITIC, SacLearner
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
 from asyncrl.models.factory import make_actor_critic, make_sac_actor
@@ -70,7 +70,7 @@ def build_parameter_server(
     resumed = () if setup.resume_from is None else saved_worker_steps(checkpoint.load_state(setup.resume_from))
     clock = _clock(setup, resumed)
     if config.is_off_policy:
-        sac = OffPolicyLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
+        sac = SacLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
         return ParameterServer(sac, storage, SharedTensor(arena, CRITIC), publisher, waker, clock, config, phases)
     learner = ServerActorCritic(make_actor_critic(setup.spec, config), config, storage, ReturnUnits(arena))
     trained = SharedTensor(arena, MODEL)
@@ -149,7 +149,7 @@ def _build_sac_worker(
     config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
     actor, device = make_sac_actor(setup.spec, config), torch.device(setup.plan.device)
     storage = SharedStorage(setup.arena, parts.worker_idx + 1, _copies_on(device))
-    learner = OffPolicyLearner(actor, config, setup.spec, device, storage)
+    learner = SacLearner(actor, config, setup.spec, device, storage)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
     act_trained = make_act(actor, device, seed)
@@ -174,9 +174,9 @@ def _build_sac_worker(
 def _initialize(setup: RunSetup) -> None:
     """Writes the initial learner, or that of a checkpoint, into the arena."""
     config, storage, saved = setup.config, InitialStorage(setup.arena), state_to_begin_with(setup)
-    learner: OnPolicyLearner | OffPolicyLearner
+    learner: OnPolicyLearner | SacLearner
     if config.is_off_policy:
-        learner = OffPolicyLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
+        learner = SacLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
     else:
         learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, _CPU, storage)
     if saved is not None:

@@ -23,7 +23,7 @@ from asyncrl.buffers.shared_tensors import GlobalClock, SharedTensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import ServerActorCritic
 from asyncrl.hogwild.storage import SharedStorage
-from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
@@ -40,7 +40,7 @@ class ParameterServer:
 
     def __init__(
         self,
-        learner: ServerActorCritic | OffPolicyLearner,
+        learner: ServerActorCritic | SacLearner,
         storage: SharedStorage,
         trained: SharedTensor,
         publisher: WeightsPublisher,

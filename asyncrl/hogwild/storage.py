@@ -20,8 +20,8 @@ from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.statistics import RunningMoments
-from asyncrl.learner.storage import Storage
 
 _RMSPROP_ALPHA = 0.99
 
@@ -204,7 +204,7 @@ class Copies(enum.Enum):
     """Copies on another device, which also follow each step of the learner."""
 
 
-class SharedStorage(Storage):
+class SharedStorage(ParameterStore):
     """Parameters and optimizer state in shared memory of the CPU; copies of the parameters may be on another device."""
 
     is_capturable = False  # a step changes counts in shared memory
@@ -219,7 +219,7 @@ class SharedStorage(Storage):
         self._optimizers: list[SharedAdam] = []
         self._moments: list[MergedMoments] = []
 
-    def hold(self, name: str, initial: Tensor) -> Tensor:
+    def allocate(self, name: str, initial: Tensor) -> Tensor:
         """Returns the shared tensor, or a copy of it on the device of `initial`, whose values are not used."""
         value = torch.from_numpy(SharedTensor(self._arena, name).value)
         if self._copies is Copies.NONE:
@@ -247,18 +247,18 @@ class SharedStorage(Storage):
         self._moments.append(MergedMoments(SharedMoments(self._arena, name), self._owner))
         return self._moments[-1]
 
-    def pull(self) -> None:
+    def sync(self) -> None:
         """Brings all copies up to date."""
         for copy, value in self._values.values():
             copy.copy_(value)
 
-    def move(self, tensor: Tensor, towards: Tensor, share: float) -> None:
+    def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
         """Moves the shared tensor, and then its copy."""
         if self._copies is Copies.NONE:
-            super().move(tensor, towards, share)
+            super().polyak_update(tensor, towards, share)
             return
         copy, value = self._values[tensor.data_ptr()]
-        super().move(value, self._values[towards.data_ptr()][1], share)
+        super().polyak_update(value, self._values[towards.data_ptr()][1], share)
         copy.copy_(value)
 
     def refresh(self) -> None:
@@ -269,7 +269,7 @@ class SharedStorage(Storage):
             moments.merge()
 
 
-class SendingStorage(Storage):
+class SendingStorage(ParameterStore):
     """A worker's private parameters, whose gradients the parameter server steps along."""
 
     is_capturable = False  # a step sends a gradient
@@ -293,7 +293,7 @@ class SendingStorage(Storage):
         return self._shared.moments(name, size, device)
 
 
-class InitialStorage(Storage):
+class InitialStorage(ParameterStore):
     """Writes a new learner, or the learner of a checkpoint, into shared memory before any process starts."""
 
     is_capturable = False  # it trains nothing
@@ -303,7 +303,7 @@ class InitialStorage(Storage):
         self._optimizers: list[tuple[FlatAdam, list[SharedTensor]]] = []
         self._moments: list[tuple[SharedMoments, RunningMoments]] = []
 
-    def hold(self, name: str, initial: Tensor) -> Tensor:
+    def allocate(self, name: str, initial: Tensor) -> Tensor:
         """Returns the shared tensor, filled with `initial`."""
         return torch.from_numpy(SharedTensor(self._arena, name).value).copy_(initial)
 

@@ -29,9 +29,9 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.learner.dataset import Batcher
 from asyncrl.learner.limiter import ReplayLimiter
-from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.off_policy_trainer import MOST_UPDATES_AT_ONCE
+from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import Act
 from asyncrl.monitoring.phases import Phase, PhaseTimer
@@ -149,7 +149,7 @@ class HogwildSacWorker(HogwildWorker):
         limits: ReplayLimits,
         limiter: ReplayLimiter,
         sampler: ReplaySampler,
-        learner: OffPolicyLearner,
+        learner: SacLearner,
         config: TrainConfig,
     ) -> None:
         """Takes ownership of the split, whose environments are reset; `limiter` sets `limits` by the updates made."""

@@ -1,24 +1,24 @@
-"""Optimizer steps of PPO and A2C in NumPy, for networks that fit: what `OnPolicyLoss` and autograd compute.
+"""Optimizer steps in NumPy: an accelerator that computes the same as the algorithm's loss and autograd.
 
-Networks of 64-64 and minibatches of a few hundred samples are little arithmetic. Most of the time of a step by autograd
-goes to calls, nodes and fresh memory; here the passes are written out, over the same parameters and gradients.
+A 64-64 network and a minibatch of a few hundred samples need little arithmetic. A step by autograd spends most of its
+time on calls, graph nodes and allocations. Here forward and backward passes are written out, on the same parameters and
+gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.losses import ClipRange
+from asyncrl.algorithms.losses import NUM_LOSS_METRICS, LossOfSamples, Samples, needs_kl
+from asyncrl.config.algorithms import imported
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.dataset import Samples
-from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
 from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
 from asyncrl.models.actor_critic import ActorCritic
@@ -30,40 +30,9 @@ from asyncrl.models.distributions import (
     DiagonalGaussian,
     is_forbidden,
 )
-from asyncrl.models.encoders import Layers, ObservationEncoder
+from asyncrl.models.encoders import ObservationEncoder
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.mlp_pass import ACTIVATION_GRADIENTS
-
-
-class ArrayDistribution(Protocol):
-    """A distribution over the actions of one minibatch. `log_prob` comes first; the others are of the same samples.
-
-    Samples are last, `[P, B]`: NumPy is quick along long rows, and there are few actions.
-    """
-
-    def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
-        """Log-probabilities `[B]` of actions `[B, ...]`.
-
-        Args:
-            outputs: [P, B], of the network, perhaps without log-deviations; they may be overwritten.
-            action: what was done.
-            mask: [B, P], 0 for choices that are not allowed.
-        """
-
-    def mean_entropy(self) -> float:
-        """In nats."""
-
-    def mean_kl(self, reference: FloatArray) -> float:
-        """KL(reference || policy) in nats; `reference` are the distribution's parameters `[B, P]`."""
-
-    def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
-        """Returns the gradient of the outputs, and writes that of log-deviations that are parameters.
-
-        Args:
-            log_prob_gradient: [B], derivatives of the loss by the log-probabilities.
-            entropy_coeff: derivative of the loss by the mean entropy; if it is not 0, `mean_entropy` came before.
-            kl_coeff: derivative of the loss by the mean divergence; if it is not 0, `mean_kl` came before.
-        """
 
 
 class ArrayGaussian:
@@ -76,13 +45,20 @@ class ArrayGaussian:
     """
 
     def __init__(self, distribution: DiagonalGaussian, log_std: Tensor | None) -> None:
-        """Takes the parameter `[A]` that log-deviations are; None where they are outputs of the network."""
+        """`log_std` is the parameter `[A]` of the log-deviations; None if they are outputs of the network."""
         self._num_actions = distribution.num_actions
         self._log_normalizer = 0.5 * math.log(2.0 * math.pi) * distribution.num_actions
         self._own = None if log_std is None else (array_of(log_std), gradient_of(log_std))
 
     def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
-        """See `ArrayDistribution`."""
+        """Log-probabilities `[B]` of actions `[B, ...]`; the other methods are about the same samples.
+
+        Args:
+            outputs: [P, B], of the network, perhaps without log-deviations; they may be overwritten. Samples are the
+                last dimension because NumPy is fast along long rows.
+            action: the actions.
+            mask: [B, P], 0 for choices that are not allowed.
+        """
         self._mean, self._raw = outputs[: self._num_actions], outputs[self._num_actions :]
         low, high = LOG_STD_RANGE
         # [A, 1] or [A, B]
@@ -97,13 +73,13 @@ class ArrayGaussian:
         return log_prob
 
     def mean_entropy(self) -> float:
-        """See `ArrayDistribution`."""
+        """In nats."""
         total: Any = np.add.reduce(self._log_std, axis=None)
         constant = self._log_normalizer + 0.5 * self._num_actions
         return float(total) / int(self._log_std.shape[1]) + constant
 
     def mean_kl(self, reference: FloatArray) -> float:
-        """See `ArrayDistribution`."""
+        """KL(reference || policy) in nats; `reference` are the distribution's parameters `[B, P]`."""
         old_mean, old_log_std = reference.T[: self._num_actions], reference.T[self._num_actions :]
         log_ratio = self._log_std - old_log_std
         self._distance = (self._mean - old_mean) * self._precision
@@ -114,7 +90,13 @@ class ArrayGaussian:
         return float(total) / len(reference)
 
     def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
-        """See `ArrayDistribution`."""
+        """Returns the gradient of the outputs, and writes that of log-deviations that are parameters.
+
+        Args:
+            log_prob_gradient: [B], derivatives of the loss by the log-probabilities.
+            entropy_coeff: derivative of the loss by the mean entropy; if not 0, call `mean_entropy` before.
+            kl_coeff: derivative of the loss by the mean divergence; if not 0, call `mean_kl` before.
+        """
         num_samples = len(log_prob_gradient)
         mean_gradient: FloatArray = self._noise
         mean_gradient *= log_prob_gradient
@@ -142,7 +124,6 @@ class ArrayCategorical:
     """
 
     def log_prob(self, outputs: FloatArray, action: npt.NDArray[Any], mask: FloatArray | None) -> FloatArray:
-        """See `ArrayDistribution`."""
         self._forbidden = None if mask is None else is_forbidden(mask).T
         if self._forbidden is not None:
             outputs[self._forbidden] = FORBIDDEN
@@ -154,18 +135,15 @@ class ArrayCategorical:
         return log_prob
 
     def mean_entropy(self) -> float:
-        """See `ArrayDistribution`."""
         self._entropy = -np.add.reduce(self._probabilities * self._logits, axis=0)
         return float(np.add.reduce(self._entropy)) / len(self._entropy)
 
     def mean_kl(self, reference: FloatArray) -> float:
-        """See `ArrayDistribution`."""
         self._reference = np.exp(reference.T)
         total: Any = np.add.reduce(self._reference * (reference.T - self._logits), axis=None)
         return float(total) / len(reference)
 
     def backward(self, log_prob_gradient: FloatArray, entropy_coeff: float, kl_coeff: float) -> FloatArray:
-        """See `ArrayDistribution`."""
         num_samples = len(log_prob_gradient)
         gradient: FloatArray = self._probabilities * -log_prob_gradient
         gradient[self._chosen] += log_prob_gradient
@@ -178,18 +156,6 @@ class ArrayCategorical:
         return gradient
 
 
-def has_array_distribution(model: ActorCritic) -> bool:
-    """Whether `make_array_distribution` knows the model's distribution."""
-    return type(model.distribution) in (DiagonalGaussian, Categorical)
-
-
-def make_array_distribution(model: ActorCritic) -> ArrayDistribution:
-    """The pass through the model's distribution."""
-    if isinstance(model.distribution, DiagonalGaussian):
-        return ArrayGaussian(model.distribution, model.log_std)
-    return ArrayCategorical()
-
-
 class TrainedLayer(NamedTuple):
     """Views of a layer's parameters and of their gradients: `[out, in]` and `[out]`."""
 
@@ -199,85 +165,77 @@ class TrainedLayer(NamedTuple):
     bias_gradient: FloatArray
 
 
-class ArrayMlp:
-    """Hidden layers, features `[B, F]`. A backward pass is that of the latest forward pass."""
-
-    def __init__(self, layers: Layers, nonlinearity: str) -> None:
-        """Views the layers' parameters and their gradients, which must be flat already (`FlatParameters`)."""
-        self._layers = [_trained(*layer) for layer in layers]
-        self._activate = _ACTIVATIONS[nonlinearity]
-        self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
-        self._features = [np.empty((0, 0), np.float32)]
-        self._gradients: list[FloatArray] = []
-        self._ones = np.empty(0, np.float32)
-
-    def forward(self, inputs: FloatArray) -> FloatArray:
-        """From `[B, in]` to features `[B, out]`, which the next pass overwrites."""
-        if len(self._features) != 1 + len(self._layers) or len(self._features[-1]) != len(inputs):
-            # Kept from pass to pass: fresh arrays of this size would be mapped into the process page by page.
-            num_samples = len(inputs)
-            self._features[1:] = [np.empty((num_samples, len(layer.bias)), np.float32) for layer in self._layers]
-            self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in self._layers]
-            self._ones = np.ones(num_samples, np.float32)
-        self._features[0] = inputs
-        for depth, layer in enumerate(self._layers):
-            features = np.dot(self._features[depth], layer.weight.T, out=self._features[depth + 1])
-            features += layer.bias
-            self._activate(features)
-        return self._features[-1]
-
-    def backward(self, gradient: FloatArray) -> None:
-        """Writes the parameters' gradients; `gradient [B, out]` of the features is overwritten."""
-        for depth in reversed(range(len(self._layers))):
-            layer = self._layers[depth]
-            self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(self._features[depth + 1]))
-            np.dot(gradient.T, self._features[depth], out=layer.weight_gradient)
-            np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
-            if depth > 0:
-                gradient = np.dot(gradient, layer.weight, out=self._gradients[depth])
-
-
 class ArrayEncoder:
-    """The perceptrons of an observation's keys, their features side by side."""
+    """The perceptrons of an observation's keys; their features are concatenated.
+
+    A backward pass belongs to the latest forward pass.
+    """
 
     def __init__(self, encoder: ObservationEncoder, nonlinearity: str) -> None:
-        """Takes an encoder of numbers alone."""
+        """The encoder has no images; its parameters must be flat already (`FlatParameters`)."""
         assert encoder.vector_keys is not None
-        self._keys = [(places, ArrayMlp(layers, nonlinearity)) for places, layers in encoder.vector_keys]
+        self._keys = [(places, [_trained(*layer) for layer in layers]) for places, layers in encoder.vector_keys]
+        self._activate = _ACTIVATIONS[nonlinearity]
+        self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
+        self._features: list[list[FloatArray]] = []  # by key, the inputs and the features of each layer
+        self._gradients: list[list[FloatArray]] = []
+        self._ones = np.empty(0, np.float32)
         self._ends: list[int] = []
 
     def forward(self, floats: FloatArray) -> FloatArray:
-        """From normalized numbers `[B, F]` to features `[B, out]`."""
-        pieces = []
-        for places, mlp in self._keys:
+        """From normalized numbers `[B, F]` to features `[B, out]`, which the next pass overwrites."""
+        num_samples = len(floats)
+        if len(self._ones) != num_samples or not self._features:
+            # Kept between passes: the kernel maps new arrays of this size page by page.
+            self._ones = np.ones(num_samples, np.float32)
+            self._features = [
+                [floats, *(np.empty((num_samples, len(layer.bias)), np.float32) for layer in layers)]
+                for _, layers in self._keys
+            ]
+            self._gradients = [
+                [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in layers]
+                for _, layers in self._keys
+            ]
+        for (places, layers), features in zip(self._keys, self._features, strict=True):
             columns = [floats[:, place] for place in places]
-            pieces.append(mlp.forward(columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)))
-        if len(pieces) == 1:
-            return pieces[0]
+            features[0] = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
+            for depth, layer in enumerate(layers):
+                outputs = np.dot(features[depth], layer.weight.T, out=features[depth + 1])
+                outputs += layer.bias
+                self._activate(outputs, outputs)
+        if len(self._keys) == 1:
+            return self._features[0][-1]
+        pieces = [features[-1] for features in self._features]
         self._ends = np.cumsum([piece.shape[1] for piece in pieces])[:-1].tolist()
         return np.concatenate(pieces, axis=1)
 
     def backward(self, gradient: FloatArray) -> None:
         """Writes the parameters' gradients from that of the features, `[B, out]`, which is overwritten."""
         pieces = [gradient] if len(self._keys) == 1 else np.split(gradient, self._ends, axis=1)
-        for piece, (_, mlp) in zip(pieces, self._keys, strict=True):
-            mlp.backward(piece)
+        for piece, (_, layers), features, gradients in zip(
+            pieces, self._keys, self._features, self._gradients, strict=True
+        ):
+            gradient = piece
+            for depth in reversed(range(len(layers))):
+                layer = layers[depth]
+                self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(features[depth + 1]))
+                np.dot(gradient.T, features[depth], out=layer.weight_gradient)
+                np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
+                if depth > 0:
+                    gradient = np.dot(gradient, layer.weight, out=gradients[depth])
 
 
-def _tanh(features: FloatArray) -> None:
-    np.tanh(features, out=features)  # three times as fast as PyTorch's quicker way
+def _relu(features: FloatArray, out: FloatArray) -> None:
+    torch.relu_(torch.from_numpy(out))
 
 
-def _relu(features: FloatArray) -> None:
-    torch.relu_(torch.from_numpy(features))
+def _elu(features: FloatArray, out: FloatArray) -> None:
+    torch.nn.functional.elu(torch.from_numpy(out), inplace=True)
 
 
-def _elu(features: FloatArray) -> None:
-    torch.nn.functional.elu(torch.from_numpy(features), inplace=True)
-
-
-_ACTIVATIONS: dict[str, Callable[[FloatArray], None]] = {"tanh": _tanh, "relu": _relu, "elu": _elu}
-"""By the name in the settings; in place."""
+# By the name in the settings; called with the same array twice, which they change in place. NumPy's tanh is three times
+# as fast as PyTorch's.
+_ACTIVATIONS: dict[str, Callable[[FloatArray, FloatArray], Any]] = {"tanh": np.tanh, "relu": _relu, "elu": _elu}
 
 
 def _trained(weight: Tensor, bias: Tensor) -> TrainedLayer:
@@ -291,48 +249,10 @@ def gradient_of(parameter: Tensor) -> FloatArray:
     return array_of(parameter.grad)
 
 
-class LossOfSamples(NamedTuple):
-    """A loss, which is a mean over B samples, and its gradient `[B] float32` with respect to each sample's input."""
-
-    mean: float
-    gradient: FloatArray
-
-
-def ppo_policy_loss(log_ratio: FloatArray, advantages: FloatArray, clip: ClipRange) -> LossOfSamples:
-    """`losses.ppo_policy_loss`, and its gradient with respect to the log-ratios: -r A where the ratio is not clipped.
-
-    Args:
-        log_ratio: [B], log-probability of the current policy minus that of the policy that is its reference.
-        advantages: [B].
-        clip: bounds of the ratio.
-    """
-    ratio = np.exp(log_ratio)
-    surrogate = ratio * advantages
-    np.minimum(np.maximum(ratio, clip.low, out=ratio), clip.high, out=ratio)
-    clipped = np.multiply(ratio, advantages, out=ratio)
-    # A product, not a choice: as in autograd the gradient of an infinite ratio is NaN, and the step is left out.
-    gradient = surrogate * (surrogate <= clipped)
-    gradient *= -1.0 / len(gradient)
-    return LossOfSamples(-float(np.add.reduce(np.minimum(surrogate, clipped, out=surrogate))) / len(gradient), gradient)
-
-
-def a2c_policy_loss(log_prob: FloatArray, advantages: FloatArray) -> LossOfSamples:
-    """`losses.a2c_policy_loss`, and its gradient with respect to the log-probabilities; both [B]."""
-    return LossOfSamples(
-        -float(np.add.reduce(log_prob * advantages)) / len(advantages), advantages * (-1.0 / len(advantages))
-    )
-
-
-def squared_value_loss(values: FloatArray, returns: FloatArray) -> LossOfSamples:
-    """`losses.squared_value_loss`, and its gradient with respect to the values; both [B]."""
-    error = values - returns
-    return LossOfSamples(float(np.dot(error, error)) / len(error), error * (2.0 / len(error)))
-
-
 def clipped_value_loss(values: FloatArray, old_values: FloatArray, returns: FloatArray, clip: float) -> LossOfSamples:
     """`losses.clipped_value_loss`, and its gradient with respect to the values; all [B].
 
-    The gradient is that of the plain error, and 0 where the clipped one is larger and does not move with the value.
+    The gradient is that of the plain error, and 0 where the clipped one is larger and does not depend on the value.
     """
     error, change = values - returns, values - old_values
     clipped = np.minimum(np.maximum(change, -clip), clip)
@@ -352,40 +272,34 @@ class ArrayUpdate:
     def fits(model: ActorCritic, config: TrainConfig, device: torch.device) -> bool:
         """Whether it computes the updates of such a run.
 
-        A learner that was given several threads has much arithmetic in a minibatch; autograd uses them, NumPy does not.
+        A learner with several threads has much arithmetic in a minibatch; autograd uses the threads, NumPy does not.
         """
-        is_plain = device.type == "cpu" and config.precision != "bf16"
-        has_one_thread = torch.get_num_threads() == 1
-        return is_plain and has_one_thread and model.runs_in_arrays and has_array_distribution(model)
+        return (
+            config.algorithm.array_policy_loss is not None
+            and device.type == "cpu"
+            and config.precision != "bf16"
+            and torch.get_num_threads() == 1
+            and model.runs_in_arrays
+            and type(model.distribution) in (DiagonalGaussian, Categorical)
+        )
 
     def __init__(
-        self,
-        model: ActorCritic,
-        flat: FlatParameters,
-        loss: OnPolicyLoss,
-        optimizer: FlatAdam,
-        ranks: Ranks,
-        config: TrainConfig,
+        self, model: ActorCritic, flat: FlatParameters, optimizer: FlatAdam, ranks: Ranks, config: TrainConfig
     ) -> None:
-        """Prepares for a model that fits.
-
-        Args:
-            model: its parameters are `flat`.
-            flat: parameters and gradients.
-            loss: what is minimized.
-            optimizer: steps the parameters, or what they are copies of, along the gradients.
-            ranks: the learners that train together.
-            config: the run's settings.
-        """
-        self._flat, self._gradient = flat, flat.require_grad()
+        """Prepares for a model that fits and whose parameters are `flat`."""
+        self._gradient = flat.require_grad()
         self._gradient_array: FloatArray = self._gradient.numpy()
         self._actor = ArrayEncoder(model.actor, model.nonlinearity)
         self._critic = None if model.critic is None else ArrayEncoder(model.critic, model.nonlinearity)
         self._policy_head, self._value_head = (_trained(*layer) for layer in model.heads)
-        self._distribution = make_array_distribution(model)
+        gaussian = model.distribution if isinstance(model.distribution, DiagonalGaussian) else None
+        self._distribution: ArrayGaussian | ArrayCategorical = (
+            ArrayCategorical() if gaussian is None else ArrayGaussian(gaussian, model.log_std)
+        )
         layout = model.layout
         self._mask = slice(layout.num_features, layout.num_floats) if layout.num_mask else None
-        self._loss = loss
+        self._policy_loss = imported(config.algorithm.array_policy_loss)
+        self._needs_kl = needs_kl(config)
         self._optimizer = optimizer
         self._ranks = ranks
         self._config = config
@@ -395,33 +309,28 @@ class ArrayUpdate:
     def __call__(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Takes one step, or leaves it out if the loss or the gradient is not finite.
 
-        Args:
-            batch: N samples.
-            learning_rate: size of the step.
-
         Returns:
-            `[7]`: what `OnPolicyLoss.figures` says, and the norm of the gradient before clipping; and log-ratios `[N]`.
+            `[7]`: the scalars of `LossMetrics`, and the norm of the gradient before clipping; and log-ratios `[N]`.
         """
-        figures, log_ratio = np.zeros(NUM_FIGURES + 1, np.float32), batch.log_prob
         num_samples = len(batch.log_prob)
+        figures, log_ratio = np.zeros(NUM_LOSS_METRICS + 1, np.float32), batch.log_prob
         if num_samples == 0:
             self._gradient.zero_()
         else:
-            figures[:NUM_FIGURES], log_ratios = self._differentiate(batch)
-            log_ratio = torch.from_numpy(log_ratios)
+            figures[:NUM_LOSS_METRICS], log_ratio = self._differentiate(batch)
         if self._ranks.num_ranks > 1:
-            self._ranks.average([self._gradient, torch.from_numpy(figures[:NUM_FIGURES])], num_samples)
+            self._ranks.average([self._gradient, torch.from_numpy(figures[:NUM_LOSS_METRICS])], num_samples)
         gradient, limit = self._gradient_array, self._config.max_grad_norm
         norm = math.sqrt(np.dot(gradient, gradient))
         if 0.0 < limit < norm + 1e-6:
             gradient *= limit / (norm + 1e-6)
         self._optimizer.step(learning_rate, self._found_inf[not math.isfinite(float(figures[0]) + norm)])
-        figures[NUM_FIGURES] = norm
+        figures[NUM_LOSS_METRICS] = norm
         return torch.from_numpy(figures), log_ratio
 
-    def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], FloatArray]:
-        """Writes the gradient of a minibatch; returns the means of `OnPolicyLoss.figures`, and the log-ratios."""
-        config, distribution = self._config, self._distribution
+    def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], Tensor]:
+        """Writes the gradient of a minibatch; returns the scalars of `LossMetrics`, and the log-ratios."""
+        config, distribution, num_samples = self._config, self._distribution, len(batch.log_prob)
         # Forward: outputs of the policy [P, B] and normalized values [B].
         floats = batch.floats.numpy()
         features = critic_features = self._actor.forward(floats)
@@ -434,21 +343,18 @@ class ArrayUpdate:
         # Losses, each with its gradient.
         mask = None if self._mask is None else floats[:, self._mask]
         log_prob = distribution.log_prob(outputs, batch.action.numpy(), mask)
-        log_ratio = log_prob - batch.log_prob.numpy()
-        advantage, returns = batch.advantage.numpy(), batch.normalized_return.numpy()
-        if config.algo == "ppo":
-            policy = ppo_policy_loss(log_ratio, advantage, self._loss.clip)
-        else:
-            policy = a2c_policy_loss(log_prob, advantage)
+        old_log_prob, returns = batch.log_prob.numpy(), batch.normalized_return.numpy()
+        policy = self._policy_loss(log_prob, old_log_prob, batch.advantage.numpy(), config)
         if config.ppo_clip_value is None:
-            value = squared_value_loss(values, returns)
+            error = values - returns
+            value = LossOfSamples(float(np.dot(error, error)) / num_samples, error * (2.0 / num_samples))
         else:
             value = clipped_value_loss(values, batch.normalized_value.numpy(), returns, config.ppo_clip_value)
         value_loss = config.value_loss_coeff * value.mean
         entropy_loss = kl = kl_loss = 0.0
         if config.entropy_loss_coeff > 0.0:
             entropy_loss = -config.entropy_loss_coeff * distribution.mean_entropy()
-        if self._loss.needs_kl:
+        if self._needs_kl:
             kl = distribution.mean_kl(batch.action_parameters.numpy())
         if config.kl_loss_coeff > 0.0:
             kl_loss = config.kl_loss_coeff * kl
@@ -467,4 +373,4 @@ class ArrayUpdate:
         else:
             self._critic.backward(critic_gradient)
         self._actor.backward(features_gradient)
-        return (loss, policy.mean, value_loss, entropy_loss, kl_loss, kl), log_ratio
+        return (loss, policy.mean, value_loss, entropy_loss, kl_loss, kl), torch.from_numpy(log_prob - old_log_prob)

@@ -1,23 +1,19 @@
-"""From columns of slots to a dataset on the learner's device, and from its rows to samples and minibatches."""
+"""Copies columns of slots into a dataset on the learner's device."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asyncrl.algorithms.losses import Mean
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.pinning import pin_arena
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.models.encoders import Inputs
 from asyncrl.monitoring.reports import LagMetrics
 
 
@@ -25,13 +21,13 @@ from asyncrl.monitoring.reports import LagMetrics
 class Dataset:
     """C columns of T rows; a column is one environment's part of one trajectory.
 
-    Where an episode was truncated, the next row holds its final observation: `valid` is False there, `value` is its
-    value, and the other fields mean nothing.
+    After a truncation the next row holds the episode's final observation: `valid` is False there, `value` is its
+    value, and the other fields are not read.
 
     Attributes:
         obs: [T+1, C, row_size], raw rows.
-        rnn_state: [T / recurrence, C, S] float32, recurrent states before every first row of a sequence that is trained
-            as one; S is 0 without a recurrent core.
+        rnn_state: [T / recurrence, C, S] float32, recurrent states before the first row of each training sequence; S is
+            0 without a recurrent core.
         action: [T, C, A] float32 or [T, C] int64, as the distribution produced it.
         action_parameters: [T, C, P] float32, of the distribution that produced it.
         log_prob: [T, C] float32, of exactly that action.
@@ -57,83 +53,22 @@ class Dataset:
 
     @property
     def begins(self) -> Tensor:
-        """[T+1, C] bool: rows that begin an episode, as far as the dataset shows it; the first rows may as well."""
+        """[T+1, C] bool: rows that begin an episode. Of the first rows this is not known; they are False."""
         ends = self.terminated | ~self.valid
         return torch.cat((torch.zeros_like(ends[:1]), ends))
 
     @property
     def num_valid(self) -> int:
-        """Rows that are samples: environment steps."""
+        """Valid rows, which are environment steps."""
         return int(self.valid.sum())
 
     def to(self, device: torch.device) -> Dataset:
-        """The same dataset on `device`; what is there already is not copied."""
+        """The same dataset on `device`; fields that are there already are not copied."""
         return Dataset(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
-class Samples(NamedTuple):
-    """Rows of a dataset, as the losses take them, or sequences of rows for a recurrent policy.
-
-    Each field is `[N, ...]`, its rows samples without exception; or `[N, L, ...]`, sequences of L rows not all of which
-    are samples, with the states before them, `[N, S]`.
-
-    `log_prob` and `action_parameters` are of the policy that the trained one is compared with. `weight` multiplies the
-    advantage once that is normalized, and is not part of minibatches. `share` is what each row counts in a mean, `[N]`
-    float32 of sum 1; without it all count the same.
-    """
-
-    floats: Tensor
-    action: Tensor
-    action_parameters: Tensor
-    log_prob: Tensor
-    advantage: Tensor
-    normalized_return: Tensor
-    normalized_value: Tensor
-    weight: Tensor | None = None
-    pixels: Tensor | None = None
-    rnn_state: Tensor | None = None
-    begins: Tensor | None = None
-    valid: Tensor | None = None
-    share: Tensor | None = None
-
-    @property
-    def inputs(self) -> Inputs:
-        """What the networks see."""
-        return Inputs(self.floats, self.pixels)
-
-    def of_samples(self, field: Tensor) -> Tensor:
-        """One of the fields, without rows of sequences that are no samples."""
-        return field if self.valid is None else field[self.valid]
-
-    def at(self, indices: Tensor) -> Samples:
-        """Some of them, `indices [K]` along the first dimension."""
-        return Samples._make(None if field is None else field.index_select(0, indices) for field in self)
-
-    def minibatches(self, num_batches: int) -> list[Samples]:
-        """Parts of nearly equal size; some are empty if there are too few samples."""
-        missing = (None,) * num_batches
-        parts = [missing if field is None else field.tensor_split(num_batches) for field in self]
-        return [Samples._make(fields) for fields in zip(*parts, strict=True)]
-
-    def filled_up(self, size: int) -> Samples:
-        """The same samples in a minibatch of `size` rows, of which those that repeat others have no share."""
-        num_samples = len(self.log_prob)
-        rows = torch.arange(size, device=self.log_prob.device)
-        share = (rows < num_samples).float() / num_samples
-        return self.at(rows % num_samples)._replace(share=share)
-
-    @property
-    def mean(self) -> Mean:
-        """Over the samples of a minibatch."""
-        return torch.mean if self.share is None else functools.partial(torch.dot, self.share)
-
-    def present(self) -> list[tuple[str, Tensor]]:
-        """The fields that there are."""
-        return [(name, field) for name, field in zip(self._fields, self, strict=True) if field is not None]
-
-
 class Batcher:
-    """Copies columns into a dataset. Owns the dataset's memory, which the next dataset overwrites."""
+    """Copies columns into a dataset, whose memory it owns; the next dataset overwrites it."""
 
     def __init__(
         self,
@@ -147,10 +82,10 @@ class Batcher:
 
         Args:
             slots: where the columns come from.
-            columns_per_dataset: how many, C.
-            recurrence: steps between the recurrent states that are kept; those of a whole trajectory if not given.
+            columns_per_dataset: C.
+            recurrence: steps between two recurrent states that are copied; None for a whole trajectory.
             steady_lag_bound: the largest lag that the plan expects while workers keep pace.
-            copies: of the slots on the device of the dataset; without them the dataset is on the CPU.
+            copies: of the slots on the device of the dataset; None for a dataset on the CPU.
         """
         self._slots = slots
         self._copies = copies
@@ -165,10 +100,7 @@ class Batcher:
         self._columns: Sequence[Columns] = ()
 
     def collect(self, columns: Sequence[Columns]) -> Dataset:
-        """Copies the columns into the dataset, side by side in their order.
-
-        Of recurrent states only every n-th row is kept: those before the first rows of sequences.
-        """
+        """Copies the columns into the dataset, side by side in their order."""
         if self._copies is not None:
             self._copies.wait_for(columns)
         rollout = self._slots.rollout
@@ -186,7 +118,7 @@ class Batcher:
         return self._dataset
 
     def lag(self, learner_version: int) -> LagMetrics:
-        """Age of the dataset's valid samples now that training on it begins, before its slots are given back."""
+        """Age of the dataset's valid samples; call it when training begins, before the slots are freed."""
         slots, now = self._slots, time.monotonic()
         lags, ages_s = [], []
         for part in self._columns:
@@ -209,20 +141,19 @@ def slot_tensors(slots: TrajectorySlots) -> dict[str, Tensor]:
 
 
 class DeviceSlots:
-    """Copies of all slots on a CUDA device, made on a stream of its own while the dataset before is trained on.
+    """Copies of all slots on a CUDA device, made on a separate stream while the previous dataset is trained on.
 
-    The thread that takes in ready slots starts their copies, out of page-locked memory. Who owns what:
+    The thread that receives ready slots starts their copies, from page-locked memory. Owners:
 
-        slot (shared memory)   its state says; a copy only reads it, and it is freed after its copy has ended
-        copy (device)          the stream of copies writes it, after datasets that were gathered from it; datasets read
-                               it
+        slot (shared memory)   given by its state; a copy only reads it, and it is freed after its copy has ended
+        copy (device)          written by the stream of copies after the datasets that read it
 
     Attributes:
         fields: as those of `slot_tensors`, on the device.
     """
 
     def __init__(self, slots: TrajectorySlots, device: torch.device, arena: Arena | None = None) -> None:
-        """Takes slots, and the arena that they are in, to be page-locked."""
+        """Allocates the copies, and page-locks the arena of the slots if it is given."""
         self._device = device
         self._shared = slot_tensors(slots)
         if arena is not None:
@@ -234,8 +165,8 @@ class DeviceSlots:
         self._read: dict[int, torch.cuda.Event] = {}
 
     def start_copy(self, slot: int) -> None:
-        """Copies a slot that is ready; does not wait for it."""
-        torch.cuda.set_device(self._stream.device)  # of this thread, which would go back to the first device otherwise
+        """Starts the copy of a ready slot and does not wait for it."""
+        torch.cuda.set_device(self._stream.device)  # of this thread; without it CUDA uses the first device
         with torch.cuda.stream(self._stream):
             read = self._read.pop(slot, None)
             if read is not None:
@@ -245,19 +176,19 @@ class DeviceSlots:
             self._copied[slot] = self._stream.record_event()
 
     def wait_for(self, columns: Sequence[Columns]) -> None:
-        """Has what the current stream does next wait for the copies of these slots."""
+        """Makes the current stream wait for the copies of these slots."""
         current = torch.cuda.current_stream(self._device)
         for slot in {part.slot for part in columns}:
             current.wait_event(self._copied[slot])
 
     def note_read(self, columns: Sequence[Columns]) -> None:
-        """Notes that the current stream has read the copies of these slots, which may be written after that."""
+        """Records that the current stream reads the copies of these slots up to here; later they may be overwritten."""
         done = torch.cuda.current_stream(self._device).record_event()
         for part in columns:
             self._read[part.slot] = done
 
     def settle(self, slot: int) -> None:
-        """Waits until nothing reads the slot's shared memory any more: it is about to be freed."""
+        """Waits until the copy of the slot has ended; the slot is about to be freed."""
         copied = self._copied.get(slot)
         if copied is not None:
             copied.synchronize()

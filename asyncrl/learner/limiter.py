@@ -1,13 +1,13 @@
-"""The contract between learning from a replay and filling it: so many updates for each environment step.
+"""Keeps the ratio of updates to environment steps in learning from a replay.
 
-S environment steps were collected, counting began at S0 of them, U updates were made since. With the ratio r
+S environment steps were collected, counting began at S0, and U updates were made since. With the ratio r
 
     the learner waits while    floor(r * (S - S0)) - U < 1       nothing is due
     a worker waits while       S >= S0 + (U + slack) / r         learning is too far behind
 
-Neither can wait for the other at once. If the learner waits, r * (S - S0) < U + 1; with a slack of more than 1 that is
-less than U + slack, so some worker may step. The slack is two steps of every environment and one update, so that
-whoever may step still may when all others have stepped at the same time, and `replay_ratio_tolerance` on top.
+Both never wait for each other at the same time. If the learner waits, r * (S - S0) < U + 1; with a slack of more than
+1 this is less than U + slack, so some worker may step. The slack is two steps of every environment, one update and
+`replay_ratio_tolerance`, so that a worker that may step still may after all others have stepped at the same time.
 """
 
 from __future__ import annotations
@@ -21,19 +21,15 @@ from asyncrl.config.plan import ReplayPlan
 
 
 class ReplayLimiter:
-    """Counts updates, and says how far workers may step. Used by the learner alone."""
+    """Counts updates, and limits how far workers may step. Used by the learner alone."""
 
     def __init__(
         self, limits: ReplayLimits, replay: ReplayPlan, stripes: ReplayStripes, is_async: bool, most_env_steps: int
     ) -> None:
-        """Starts with the warm-up, before any worker starts.
+        """Starts with the warm-up, before any worker starts; for restored rows call `load_state_dict`.
 
-        Args:
-            limits: the words that the workers read.
-            replay: ratio, warm-up and tolerance.
-            stripes: the replay as it is at the start; `load_state_dict` says what was counted of what it holds.
-            is_async: workers step while updates are made; otherwise in rounds of one row for each split.
-            most_env_steps: steps at which the workers are to stop, counted as the stripes do.
+        Without `is_async`, workers step in rounds of one row for each split, not while updates are made. They stop at
+        `most_env_steps`, counted as by the stripes.
         """
         self._limits = limits
         self._stripes = stripes
@@ -49,14 +45,14 @@ class ReplayLimiter:
 
     @property
     def due(self) -> int:
-        """Updates that may be made now. In sync mode none are before every split has made its step."""
+        """Updates that may be made now. In sync mode there are none before every split has made its step."""
         env_steps = self._stripes.total_env_steps()
         if not self._is_async and not self._is_round_over and env_steps < self._most_env_steps:
             return 0
         return max(0, math.floor(self._ratio * (env_steps - self._start)) - self._updates)
 
     def count(self, num_updates: int) -> None:
-        """Notes that updates were made, or skipped."""
+        """Counts updates that were made or skipped."""
         self._updates += num_updates
 
     @property
@@ -84,11 +80,11 @@ class ReplayLimiter:
         return min(rows) >= self._round
 
     def state_dict(self) -> dict[str, int | float]:
-        """What goes on with the replay: updates, the steps at which counting begins, and the ratio."""
+        """The counts that continue with a saved replay: updates, steps at which counting began, and the ratio."""
         return {"updates": self._updates, "start": self._start, "ratio": float(self._ratio)}
 
     def load_state_dict(self, counters: Mapping[str, int | float]) -> None:
-        """Counts on, for a replay that was restored with its counts of steps; anew for another ratio."""
+        """Continues the counts of a restored replay; with another ratio counting begins again."""
         if Fraction(str(counters["ratio"])) == self._ratio:
             self._updates, self._start = int(counters["updates"]), int(counters["start"])
         else:

@@ -1,12 +1,12 @@
-"""One training iteration of PPO or A2C on one dataset: no processes, no shared memory.
+"""Training on one dataset of trajectories at a time: no processes, no shared memory.
 
-    prepare    samples: inputs, values, advantages and returns, and what the loss compares with
-    passes     over all samples, in minibatches of random order, each an optimizer step
+    prepare    dataset -> samples: normalized inputs, values, advantages, returns, and what the loss compares with
+    passes     over all samples, in minibatches of random order; each is one optimizer step
     metrics    means over the steps that were taken
 
-Consumes a `Dataset` of raw observations, produces `TrainMetrics` and, on demand, the block of weights and statistics
-that roles act with. Each sample's observation is normalized with the statistics that its own behaviour used; what the
-dataset adds to them goes out with the next publication.
+The loss is that of the algorithm (`Algorithm.loss`). `publication` gives the block of weights and statistics that other
+roles act with. Each sample's observation is normalized with the statistics that its behaviour policy used; the next
+publication has the statistics with this dataset in them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses import (
-    ClipRange,
+    NUM_LOSS_METRICS,
+    Samples,
     VtraceResult,
     advantage_sums,
     approximate_kl,
@@ -29,18 +30,17 @@ from asyncrl.algorithms.losses import (
     normalize_advantages,
     vtrace,
 )
+from asyncrl.algorithms.ppo import clip_range
+from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
-from asyncrl.learner.dataset import Dataset, Samples
-from asyncrl.learner.on_policy_loss import NUM_FIGURES, OnPolicyLoss
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
-from asyncrl.learner.ranks import Ranks
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.state import LearnerState, Scalar
-from asyncrl.learner.storage import Storage
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
-from asyncrl.models.distributions import ActionDistribution
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.monitoring.reports import TrainMetrics
@@ -48,92 +48,21 @@ from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
 _MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
 
-
 FIGURES = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
 LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
+MODEL = "model"
+"""Name of the trained weights in a `ParameterStore`."""
 
 
 class Step(NamedTuple):
-    """What one optimizer step leaves for the metrics.
-
-    Attributes:
-        figures: [7], see `FIGURES`.
-        log_ratio: [B].
-    """
+    """What one optimizer step leaves for the metrics: `figures [7]`, see `FIGURES`, and `log_ratio [B]`."""
 
     figures: Tensor
     log_ratio: Tensor
 
 
-def train_metrics(
-    steps: Sequence[Step],
-    learning_rates: Sequence[float],
-    raw_values: Tensor,
-    raw_returns: Tensor,
-    behaviour: Tensor,
-    weights: Tensor | None,
-    clip: ClipRange,
-    distribution: ActionDistribution,
-    ranks: Ranks,
-) -> TrainMetrics:
-    """Bring every figure to the host in one transfer; those that are not of all ranks anyway are their means.
-
-    Args:
-        steps: those that were taken, at least one.
-        learning_rates: of all steps.
-        raw_values: [N] float32, in units of rewards.
-        raw_returns: [N] float32, in units of rewards.
-        behaviour: [N, P] float32, parameters of the distributions that the actions were drawn from.
-        weights: [N] float32, what advantages were multiplied by; None where they were not.
-        clip: bounds of PPO's ratio.
-        distribution: what the parameters are of.
-        ranks: the learners that train together.
-    """
-    means = torch.stack([step.figures for step in steps]).mean(0)
-    log_ratio = torch.cat([step.log_ratio for step in steps])
-    own = means.new_zeros(7)
-    if log_ratio.numel() > 0:
-        ratio = log_ratio.exp()
-        clipped = ((ratio < clip.low) | (ratio > clip.high)).float().mean()
-        first_deviation = steps[0].log_ratio.expm1().abs().amax(0)
-        sample_size = effective_sample_size(steps[0].log_ratio if weights is None else weights.log())
-        variance = explained_variance(raw_values, raw_returns)
-        # Of evenly spaced distributions where there are many.
-        spaced = behaviour[:: -(-len(behaviour) // _MOST_DISTRIBUTIONS)]
-        with torch.no_grad():
-            entropy = distribution.entropy(spaced).mean()
-        positions = distribution.deviation_positions
-        std = spaced[:, list(positions)].exp().mean() if positions else torch.zeros_like(entropy)
-        own = torch.stack((approximate_kl(log_ratio), clipped, sample_size, variance, first_deviation, entropy, std))
-    if ranks.num_ranks > 1:
-        ranks.average([own], log_ratio.numel())
-    figures: list[float] = torch.cat((means, own)).tolist()
-    loss, policy, value, entropy_loss, kl_loss, _, grad_norm, *rest = figures
-    approx_kl, clip_fraction, effective_size, explained, ratio_deviation, mean_entropy, mean_std = rest
-    return TrainMetrics(
-        loss=loss,
-        policy_gradient_loss=policy,
-        value_loss=value,
-        entropy_loss=entropy_loss,
-        kl_loss=kl_loss,
-        approx_kl=approx_kl,
-        clip_fraction=clip_fraction,
-        effective_sample_size=effective_size,
-        explained_variance=explained,
-        learning_rate=sum(learning_rates) / len(learning_rates),
-        grad_norm=grad_norm,
-        max_ratio_deviation_first_batch=ratio_deviation,
-        entropy=mean_entropy,
-        std=mean_std if distribution.num_deviations > 0 else None,
-    )
-
-
-MODEL = "model"
-"""Name of the trained weights in a `Storage`."""
-
-
 class Progress(NamedTuple):
-    """How far an update has come.
+    """State of an update.
 
     Attributes:
         num_done: minibatches that were trained.
@@ -155,8 +84,9 @@ class _Prepared(NamedTuple):
         samples: what is trained on.
         raw_values: [N] float32 of the valid rows, in units of scaled rewards.
         raw_returns: the same of returns.
-        log_ratios: [T, C] float32, V-trace's: of the policy before training to the one that acted; None without it.
-        rows: [N] int64, those of the dataset that samples are made of.
+        log_ratios: [T, C] float32, V-trace's: log-probability before training minus that when the action was chosen;
+            None without V-trace.
+        rows: [N] int64, the rows of the dataset that became samples.
         obs_statistics: [2F] float32, with which the critic sees the whole dataset.
     """
 
@@ -182,26 +112,26 @@ class OnPolicyLearner:
     """Owns the model that is trained, its optimizer, and the running statistics of observations and returns.
 
     Attributes:
-        policy_version: optimizer steps so far, those among them that were left out.
-        skipped_steps: how many were left out since this learner was made.
-        notice: what the user should know of how updates are run, until it is taken.
-        model: the model, its statistics the newest.
+        policy_version: optimizer steps so far, skipped ones included.
+        skipped_steps: steps that were skipped since this learner was made.
+        notice: a message for the user about how updates run; whoever reports it sets it to None.
+        model: the model, with the newest statistics.
         device: where it is.
         ranks: the learners that train together.
     """
 
     def __init__(
-        self, model: ActorCritic, config: TrainConfig, device: torch.device, storage: Storage | None = None
+        self, model: ActorCritic, config: TrainConfig, device: torch.device, storage: ParameterStore | None = None
     ) -> None:
-        """Starts with the model as it is, on `device`; its weights live where `storage` says."""
-        storage = storage or Storage()
+        """Starts with the weights of the model, on `device`; `storage` allocates their memory."""
+        storage = storage or ParameterStore()
         self.ranks = storage.ranks
         self.model = model.to(device)
         self.policy_version = self.skipped_steps = 0
         self.notice: str | None = None
-        self._config = config
+        self._config, self._algorithm = config, config.algorithm
         self.device = device
-        self._flat = FlatParameters(self.model, hold=lambda initial: storage.hold(MODEL, initial))
+        self._flat = FlatParameters(self.model, hold=lambda initial: storage.allocate(MODEL, initial))
         self._gradient = self._flat.require_grad()
         self._optimizer = storage.optimizer([MODEL], [self._flat.data], [self._gradient], config)
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
@@ -217,24 +147,24 @@ class OnPolicyLearner:
         self._recurrence = 0
         if model.rnn_state_size > 0:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
-        self._is_bf16 = config.precision == "bf16"
         self._rate = torch.zeros((), device=device)
         self._graphs: UpdateRunner | None = None
         self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
-        # The shapes inside a packed sequence follow from where episodes end.
-        self._has_graphs = storage.is_capturable and self._recurrence == 0 and makes_graphs(config.compile, device)
+        # The shapes inside a packed sequence depend on where episodes end.
+        can_capture = self._algorithm.fits_cuda_graph and storage.is_capturable and self._recurrence == 0
+        self._has_graphs = can_capture and makes_graphs(config.compile, device)
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
-        """Makes what takes an optimizer step with the present settings; a captured graph holds their values."""
+        """Chooses what takes an optimizer step with the present settings; a captured graph contains their values."""
         config, model, device = self._config, self.model, self.device
-        self._loss = OnPolicyLoss(config, model.distribution, self._learning_rate.is_adaptive)
+        self._loss = imported(self._algorithm.loss)
         if self._has_graphs:
             self._graphs = UpdateRunner(self._update_of_fields, config.compile, device)
             self._take_step = self._step_in_graph
         elif ArrayUpdate.fits(model, config, device):
-            self._take_step = ArrayUpdate(model, self._flat, self._loss, self._optimizer, self.ranks, config)
+            self._take_step = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next dataset on."""
@@ -248,13 +178,13 @@ class OnPolicyLearner:
         return block_size(self.model)
 
     def publication(self, out: Tensor | None = None) -> Tensor:
-        """Write the current weights and statistics as one block, and remember what went out.
+        """Writes the current weights and statistics as one block, and keeps the statistics of this version.
 
         Args:
             out: [block_size] float32 to write to; a new CPU tensor if not given.
 
         Returns:
-            The block, to be acted with under the name of `policy_version`.
+            The block, to be published as `policy_version`.
         """
         if out is None:
             out = torch.empty(self.block_size)
@@ -267,19 +197,19 @@ class OnPolicyLearner:
         return out
 
     def updates(self, dataset: Dataset, env_steps_before: int) -> Iterator[Progress]:
-        """Trains `num_epochs` passes over the dataset; steps whose loss or gradient is not finite are left out.
+        """Trains `num_epochs` passes over the dataset; skips steps whose loss or gradient is not finite.
 
-        Whoever iterates publishes where a pass ends, and may stop there. `take_metrics` says what came of the update.
+        The caller publishes where a pass ends, and may stop there. `take_metrics` returns the metrics of the update.
 
         Args:
             dataset: columns of raw samples, on any device.
             env_steps_before: environment steps trained on before this dataset; the linear schedule reads it.
 
         Yields:
-            How far the update has come, after each minibatch.
+            The progress of the update, after each minibatch.
 
         Raises:
-            RunFailed: too many steps in a row were left out.
+            RunFailed: too many steps in a row were skipped.
             LookupError: a policy version in the dataset was never published.
         """
         config, learning_rate = self._config, self._learning_rate
@@ -289,53 +219,111 @@ class OnPolicyLearner:
         prepared = self._prepare(dataset)
         samples = prepared.samples
         learning_rate.start_dataset(env_steps_before)
-        steps: list[Step] = []
+        steps_taken: list[Step] = []
         learning_rates: list[float] = []
         for epoch in range(1, config.num_epochs + 1):
             if epoch > 1 and config.recompute_advantages:
                 samples = self._with_present_estimates(dataset, prepared)
             minibatches = self._minibatches(samples)
             num_total = len(minibatches) * config.num_epochs
-            steps_of_pass: list[Step] = []
+            steps: list[Step] = []
             for minibatch in minibatches:
-                if steps_of_pass:
+                if steps:
                     yield Progress(len(learning_rates), num_total, ends_pass=False, is_last=False)
                 learning_rates.append(learning_rate.value)
-                steps_of_pass.append(self._train_minibatch(minibatch))
+                steps.append(Step(*self._take_step(minibatch, learning_rate.value)))
+                self.policy_version += 1
                 if learning_rate.is_adaptive:
-                    learning_rate.after_minibatch(steps_of_pass[-1].figures[KL])
+                    learning_rate.after_minibatch(steps[-1].figures[KL])
             if learning_rate.is_adaptive:
-                learning_rate.after_epoch([step.figures[KL] for step in steps_of_pass])
-            steps_of_pass = self._steps_taken(steps_of_pass, samples)
-            steps += steps_of_pass
-            self._trained = _Trained(dataset, prepared, samples.weight, steps, learning_rates)
-            is_last = epoch == config.num_epochs or (
-                config.target_kl is not None and self._exceeds_target_kl(steps_of_pass)
-            )
+                learning_rate.after_epoch([step.figures[KL] for step in steps])
+            # Which steps were taken is read once in a pass, because reading waits for the device.
+            figures = torch.stack([step.figures for step in steps])
+            were_taken: list[bool] = torch.isfinite(figures[:, LOSS] + figures[:, GRAD_NORM]).tolist()
+            has_diverged = self._skipped.note(were_taken)
+            self.skipped_steps = self._skipped.total
+            if has_diverged:
+                named = {"obs": samples.floats, **samples.non_null_fields(), "weights": self._flat.data}
+                trained_on = {name: field for name, field in named.items() if field.is_floating_point()}
+                del trained_on["floats"]
+                of_last = dict(zip(FIGURES, figures[-1].tolist(), strict=True))
+                raise self._skipped.diagnosis(of_last, trained_on)
+            steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
+            steps_taken += steps
+            self._trained = _Trained(dataset, prepared, samples.weight, steps_taken, learning_rates)
+            is_last = epoch == config.num_epochs or (config.target_kl is not None and self._exceeds_target_kl(steps))
             yield Progress(len(learning_rates), num_total, ends_pass=True, is_last=is_last)
             if is_last:
                 break
 
+    def _exceeds_target_kl(self, steps: list[Step]) -> bool:
+        """Whether the mean approximate KL divergence of a pass is above `target_kl`; the same answer in all ranks."""
+        target_kl = self._config.target_kl
+        if target_kl is None or not steps:
+            return False
+        log_ratio = torch.cat([step.log_ratio for step in steps])
+        kl = approximate_kl(log_ratio) if log_ratio.numel() > 0 else log_ratio.new_zeros(())
+        if self.ranks.num_ranks > 1:
+            self.ranks.average([kl], log_ratio.numel())
+        return not float(kl) <= target_kl  # NaN ends the passes too
+
     def take_metrics(self) -> TrainMetrics | None:
-        """Means over the steps of the last update that were taken; None if there were none."""
+        """Means over the steps of the last update that were taken, in one transfer to the host; None without any."""
         assert self._trained is not None
         (dataset, prepared, weight, steps, learning_rates), self._trained = self._trained, None
         if not steps:
             return None
-        return train_metrics(
-            steps,
-            learning_rates,
-            prepared.raw_values,
-            prepared.raw_returns,
-            behaviour=dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()],
-            weights=None if weight is None else prepared.samples.of_samples(weight),
-            clip=self._loss.clip,
-            distribution=self.model.distribution,
-            ranks=self.ranks,
+        means = torch.stack([step.figures for step in steps]).mean(0)
+        distribution = self.model.distribution
+        log_ratio = torch.cat([step.log_ratio for step in steps])
+        own = means.new_zeros(7)
+        if log_ratio.numel() > 0:  # other ranks may have all samples
+            clip = clip_range(self._config.ppo_clip_ratio, self._config.ppo_clip_mode)
+            ratio = log_ratio.exp()
+            clipped = ((ratio < clip.low) | (ratio > clip.high)).float().mean()
+            first = next(step.log_ratio for step in steps if step.log_ratio.numel() > 0)
+            log_weight = first
+            if weight is not None:
+                log_weight = (weight if prepared.samples.valid is None else weight[prepared.samples.valid]).log()
+            behaviour = dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()]
+            spaced = behaviour[:: -(-len(behaviour) // _MOST_DISTRIBUTIONS)]
+            with torch.no_grad():
+                entropy = distribution.entropy(spaced).mean()
+            positions = distribution.deviation_positions
+            own = torch.stack(
+                (
+                    approximate_kl(log_ratio),
+                    clipped,
+                    effective_sample_size(log_weight),
+                    explained_variance(prepared.raw_values, prepared.raw_returns),
+                    first.expm1().abs().amax(0),
+                    entropy,
+                    spaced[:, list(positions)].exp().mean() if positions else torch.zeros_like(entropy),
+                )
+            )
+        if self.ranks.num_ranks > 1:
+            self.ranks.average([own], log_ratio.numel())
+        loss, policy, value, entropy_loss, kl_loss, _, grad_norm, *rest = torch.cat((means, own)).tolist()
+        approx_kl, clip_fraction, effective_size, explained, ratio_deviation, mean_entropy, std = rest
+        return TrainMetrics(
+            loss=loss,
+            policy_gradient_loss=policy,
+            value_loss=value,
+            entropy_loss=entropy_loss,
+            kl_loss=kl_loss,
+            approx_kl=approx_kl,
+            clip_fraction=clip_fraction,
+            effective_sample_size=effective_size,
+            explained_variance=explained,
+            learning_rate=sum(learning_rates) / len(learning_rates),
+            grad_norm=grad_norm,
+            max_ratio_deviation_first_batch=ratio_deviation,
+            entropy=mean_entropy,
+            std=std if distribution.num_deviations > 0 else None,
         )
 
     def state_dict(self) -> LearnerState:
-        """Copy all that continues this learner; the tensors share no memory with it or with one another."""
+        """Copies the complete state of the learner; the copies share no memory with it or with one another."""
         model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
         optimizer = {name: tensor.detach().cpu().clone() for name, tensor in self._optimizer_tensors().items()}
         optimizer["generator"] = self._generator.get_state()
@@ -348,7 +336,7 @@ class OnPolicyLearner:
         return LearnerState(model, optimizer, scalars)
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """Continue from `state`; publish before the next dataset is collected."""
+        """Continues from `state`; the caller publishes before the next dataset is collected."""
         self.model.load_state_dict(state.model)
         self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics = {}
@@ -361,7 +349,7 @@ class OnPolicyLearner:
         self._return_moments.count = int(state.scalars["return_count"])
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """The tensors themselves, by their names in a checkpoint."""
+        """The tensors in use, by their names in a checkpoint."""
         return {
             "step": self._optimizer.steps[0],
             "exp_avg": self._optimizer.exp_avgs[0],
@@ -376,11 +364,11 @@ class OnPolicyLearner:
         return self.model.statistics[: 2 * self.model.observation_size].clone()
 
     def _normalize(self, obs: Tensor, versions: Tensor) -> Tensor:
-        """Normalize the numbers of samples as the roles did that acted on them, in place.
+        """Normalizes the numbers of samples, in place, with the statistics that the policy of each sample used.
 
-        So a policy that has not changed gives each action the probability that it had, though statistics have moved
-        since. Returns need no such care: the slots hold values in units of rewards, and the critic's head always fits
-        the newest statistics of returns.
+        So an unchanged policy gives each action the probability that it had, even if the statistics have changed
+        since. Returns do not need this: slots hold values in units of rewards, and the critic's head always fits the
+        newest statistics of returns.
 
         Args:
             obs: [N, F] float32, raw.
@@ -406,10 +394,9 @@ class OnPolicyLearner:
         return obs
 
     def _prepare(self, dataset: Dataset) -> _Prepared:
-        """Turn the valid rows of a dataset into samples; take in its statistics."""
+        """Turns the valid rows of a dataset into samples and updates the statistics with them."""
         config = self._config
-        # Drop invalid rows (recurrent policies: after the RNN pass), so that nothing they hold can reach a loss or a
-        # statistic.
+        # Drop invalid rows (recurrent policies: after the RNN pass), so that no loss and no statistic reads them.
         valid = dataset.valid.flatten().nonzero().squeeze(-1)
         rows = torch.arange(dataset.valid.numel(), device=self.device) if self._recurrence else valid
         raw = split_tensor(self.model.layout, dataset.obs[:-1].flatten(0, 1)).at(rows)
@@ -425,8 +412,8 @@ class OnPolicyLearner:
         estimates = self._estimate(dataset, values, log_ratios)
         raw_returns = estimates.returns.flatten().index_select(0, valid)
         self._take_in(raw.floats.index_select(0, valid) if self._recurrence else raw.floats, raw_returns)
-        # PPO's ratio weighs the action itself; the plain policy gradient does not.
-        weights = estimates.weights if config.algo == "a2c" else None
+        # A ratio in the loss weights the action itself; the plain policy gradient does not.
+        weights = None if self._algorithm.uses_ratio else estimates.weights
         samples = Samples(
             floats=inputs.floats,
             pixels=inputs.pixels,
@@ -440,10 +427,10 @@ class OnPolicyLearner:
         )
         if self._recurrence:
             samples = samples._replace(begins=dataset.begins[:-1].flatten(), valid=dataset.valid.flatten())
-            sequences = self._in_sequences(dict(samples.present()), dataset)
+            sequences = self._in_sequences(samples.non_null_fields(), dataset)
             samples = samples._replace(**sequences, rnn_state=dataset.rnn_state.flatten(0, 1))
-        if config.algo == "ppo" and config.ppo_objective == "decoupled":
-            samples = self._decoupled(samples, is_old)
+        if self._algorithm.uses_ratio and config.ppo_objective == "decoupled":
+            samples = self._decoupled(samples) if is_old else samples._replace(weight=torch.ones_like(samples.log_prob))
         raw_values = values[:-1].flatten().index_select(0, valid)
         return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, obs_statistics)
 
@@ -465,15 +452,15 @@ class OnPolicyLearner:
         return vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c)
 
     def _in_sequences(self, fields: dict[str, Tensor], dataset: Dataset) -> dict[str, Tensor]:
-        """Cuts fields of all rows of a dataset into sequences `[N, L, ...]`, for a policy with memory."""
+        """Cuts fields of all rows of a dataset into sequences `[N, L, ...]`, for a recurrent policy."""
         shape = (-1, self._recurrence, dataset.valid.shape[1])
         return {name: torch.unflatten(field, 0, shape).transpose(1, 2).flatten(0, 1) for name, field in fields.items()}
 
     def _with_present_estimates(self, dataset: Dataset, prepared: _Prepared) -> Samples:
-        """The same samples with values, advantages and returns of the critic as it is now.
+        """The same samples with values, advantages and returns of the current critic.
 
-        V-trace's ratios stay those of the policy before training. Statistics stay as they are: observations were taken
-        in once, and the critic is trained on inputs with those of the behaviour.
+        V-trace's ratios remain those of the policy before training. Statistics remain, too: they have this dataset
+        already, and the critic is trained on inputs normalized with those of the behaviour policies.
         """
         values = self._present_values(dataset, prepared.obs_statistics)
         estimates, rows = self._estimate(dataset, values, prepared.log_ratios), prepared.rows
@@ -485,18 +472,13 @@ class OnPolicyLearner:
         return prepared.samples._replace(**(self._in_sequences(fields, dataset) if self._recurrence else fields))
 
     @torch.no_grad()
-    def _decoupled(self, samples: Samples, is_old: bool) -> Samples:
-        """Samples that compare with the policy before training, each weighted by how much it differs from what acted.
+    def _decoupled(self, samples: Samples) -> Samples:
+        """Samples that compare with the policy before training, weighted by its difference to the behaviour policy.
 
-        That policy is evaluated as training evaluates it: on inputs with the statistics of each sample's behaviour, and
-        with a memory from the stored states. So the first ratio is 1.
-
-        Args:
-            samples: all of a dataset.
-            is_old: whether an older policy chose some of the actions; otherwise what was stored is of this one.
+        The policy is evaluated as in training: with inputs normalized by the statistics of each sample's behaviour,
+        and from the stored recurrent states. So the first ratio is 1. If no older policy chose any of the actions, the
+        stored log-probabilities are those of this policy, and this is not called.
         """
-        if not is_old:
-            return samples._replace(weight=torch.ones_like(samples.log_prob))
         (parameters, _), rows = self._run_rows(samples)
         log_prob = self.model.distribution.log_prob(parameters, rows.action)
         weight = behaviour_weights(log_prob - rows.log_prob, self._config.behaviour_weight_cap)
@@ -508,11 +490,11 @@ class OnPolicyLearner:
 
     @torch.no_grad()
     def _log_ratios(self, dataset: Dataset, rows: Tensor, inputs: Inputs, action: Tensor) -> Tensor:
-        """Log-probabilities of actions now minus those when they were chosen `[T, C]`, 0 elsewhere.
+        """Log-probabilities of actions now minus those when they were chosen `[T, C]`, 0 in other rows.
 
         Args:
             dataset: the dataset.
-            rows: [N] indices among the rows of those that `inputs` and `action` are of.
+            rows: [N] indices of the rows that `inputs` and `action` belong to.
             inputs: normalized observations.
             action: [N, ...].
         """
@@ -524,7 +506,7 @@ class OnPolicyLearner:
 
     @torch.no_grad()
     def _present_values(self, dataset: Dataset, obs_statistics: Tensor) -> Tensor:
-        """What the critic as it is now says of all observations, in units of rewards: `[T+1, C]`.
+        """Values `[T+1, C]` of all observations by the current critic, in units of rewards.
 
         Args:
             dataset: raw observations.
@@ -536,11 +518,11 @@ class OnPolicyLearner:
         return self.model.denormalize_value(normalized_value).view(dataset.value.shape)
 
     def _run(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
-        """The networks on rows of observations; with a memory on sequences that begin in these states."""
+        """The model's outputs for rows of observations; a recurrent model begins with these states."""
         return self.model.unroll(inputs, rnn_state, begins) if self._recurrence else self.model(*inputs)
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
-        """Add the dataset to the statistics, which go out with the next publication."""
+        """Adds the dataset to the statistics; the next publication contains them."""
         if self._config.normalize_input:
             self._obs_moments.update(raw_obs)
             self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
@@ -550,10 +532,10 @@ class OnPolicyLearner:
             self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
 
     def _minibatches(self, samples: Samples) -> list[Samples]:
-        """As many as the settings say, in every rank; the advantages in them are normalized over those of all ranks.
+        """`num_batches_per_epoch` minibatches, in every rank; advantages are normalized over those of all ranks.
 
-        Advantages are weighted afterwards: a mean that is subtracted from weighted ones would train on actions whose
-        weight is 0.
+        Advantages are weighted after they were normalized: a mean subtracted from weighted ones would train on actions
+        whose weight is 0.
         """
         config, num_batches = self._config, self._config.num_batches_per_epoch
         if self.ranks.num_ranks == 1:
@@ -571,101 +553,64 @@ class OnPolicyLearner:
             samples = samples._replace(advantage=samples.weight * samples.advantage, weight=None)
         return samples.minibatches(num_batches)
 
-    def _train_minibatch(self, batch: Samples) -> Step:
-        """Takes one optimizer step."""
-        step = Step(*self._take_step(batch, self._learning_rate.value))
-        self.policy_version += 1
-        return step
-
     def _step_in_graph(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """What `_step_by_autograd` does, as a CUDA graph: minibatches have one shape, and the rate is a tensor."""
+        """`_step_by_autograd` as a CUDA graph: all minibatches have one shape, and the rate is a tensor."""
         assert self._graphs is not None
         num_samples = len(batch.log_prob)
         self._rate.fill_(learning_rate)
         if self._graphs.makes_graphs:
             batch = batch.filled_up(self._most_samples)
-        self._minibatch_fields, fields = zip(*batch.present(), strict=True)
+        self._minibatch_fields, fields = zip(*batch.non_null_fields().items(), strict=True)
         figures, log_ratio = self._graphs([*fields, self._rate])
         assert figures is not None and log_ratio is not None
         self.notice = self.notice or self._graphs.take_notice()
         return figures, log_ratio[:num_samples]
 
     def _update_of_fields(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
-        """The update as a graph calls it: on the fields of a minibatch that there are, and the learning rate."""
+        """The update that a graph captures: a function of the minibatch's fields and the learning rate."""
         present = dict(zip(self._minibatch_fields, inputs, strict=False))
         return self._step_by_autograd(Samples(**present), inputs[-1])
 
     def _step_by_autograd(self, batch: Samples, learning_rate: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Takes one step on any model; what `ArrayUpdate` does, and returns, for those that fit.
+        """Takes one step on any model.
 
         Returns:
-            `[7]`: what `OnPolicyLoss.figures` says, and the norm of the gradient before clipping; and the log-ratios.
+            `[7]`: the scalars of `LossMetrics`, and the norm of the gradient before clipping; and the log-ratios.
         """
-        (parameters, values), batch = self._run_batch(batch)
+        (parameters, values), rows = self._run_rows(batch)
+        if rows.valid is not None:
+            of_samples = rows.valid.nonzero().squeeze(-1)
+            rows = rows._replace(rnn_state=None, begins=None, valid=None).at(of_samples)
+            parameters, values = parameters.index_select(0, of_samples), values.index_select(0, of_samples)
         self._gradient.zero_()  # in place: dropping gradients would take them out of the flat tensor
-        num_samples = batch.log_prob.shape[0]
+        num_samples = rows.log_prob.shape[0]
         if num_samples == 0:
-            figures, log_ratio = parameters.new_zeros(NUM_FIGURES), batch.log_prob
+            figures, log_ratio = parameters.new_zeros(NUM_LOSS_METRICS), rows.log_prob
         else:
-            figures, log_ratio = self._loss.figures(parameters, values, batch)
-            figures[0].backward()  # type: ignore[no-untyped-call]
-            figures = figures.detach()
+            *metrics, log_ratio = self._loss(parameters, values, rows, self.model.distribution, self._config)
+            metrics[0].backward()
+            figures = torch.stack(metrics).detach()
         self.ranks.average([self._gradient, figures], num_samples)
         grad_norm = self._step(figures[0], self._rate.fill_(learning_rate))
         return torch.cat((figures, grad_norm.view(1))), log_ratio.detach()
 
-    def _run_batch(self, batch: Samples) -> tuple[ForwardResult, Samples]:
-        """The networks on a minibatch; returns what they say of its samples, and the samples row by row."""
-        result, rows = self._run_rows(batch)
-        if rows.valid is None:
-            return result, rows
-        of_samples = rows.valid.nonzero().squeeze(-1)
-        samples = rows._replace(rnn_state=None, begins=None, valid=None).at(of_samples)
-        return ForwardResult(*(field.index_select(0, of_samples) for field in result)), samples
-
     def _run_rows(self, batch: Samples) -> tuple[ForwardResult, Samples]:
-        """The networks on all rows of a minibatch; also returns these, of sequences those of one step side by side."""
+        """The model's outputs for a minibatch, and the minibatch row by row, sequences transposed to steps first."""
         if self._recurrence:
             assert batch.rnn_state is not None and batch.begins is not None
-            fields = batch._replace(rnn_state=None, begins=None).present()
-            rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields})
+            fields = batch._replace(rnn_state=None, begins=None).non_null_fields()
+            rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields.items()})
             return self.model.unroll(rows.inputs, batch.rnn_state, batch.begins.t()), rows
-        if not self._is_bf16:
+        if self._config.precision != "bf16":
             return self.model(*batch.inputs), batch
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             parameters, values = self.model(*batch.inputs)
         return ForwardResult(parameters.float(), values.float()), batch
 
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
-        """Take one step down the gradients that are there, if they and `loss` are finite; returns their norm before
-        clipping.
-        """
+        """Takes one step down the gradient, unless it or `loss` is not finite; returns its norm before clipping."""
         grad_norm: Tensor = torch.linalg.vector_norm(self._gradient)
         if self._config.max_grad_norm > 0.0:
             self._gradient.mul_((self._config.max_grad_norm / (grad_norm + 1e-6)).clamp_(max=1.0))
         self._optimizer.step(learning_rate, is_bad(loss + grad_norm))
         return grad_norm
-
-    def _exceeds_target_kl(self, steps: list[Step]) -> bool:
-        """Whether the mean approximate KL divergence of a pass is above `target_kl`; the same answer in all ranks."""
-        target_kl = self._config.target_kl
-        if target_kl is None or not steps:
-            return False
-        log_ratio = torch.cat([step.log_ratio for step in steps])
-        kl = approximate_kl(log_ratio) if log_ratio.numel() > 0 else log_ratio.new_zeros(())
-        self.ranks.average([kl], log_ratio.numel())
-        return not float(kl) <= target_kl  # NaN ends the passes too
-
-    def _steps_taken(self, steps: list[Step], samples: Samples) -> list[Step]:
-        """The steps of an epoch that were taken. One look an epoch, for it waits for the device."""
-        figures = torch.stack([step.figures for step in steps])
-        were_taken: list[bool] = torch.isfinite(figures[:, LOSS] + figures[:, GRAD_NORM]).tolist()
-        are_too_many = self._skipped.note(were_taken)
-        self.skipped_steps = self._skipped.total
-        if are_too_many:
-            of_last = dict(zip(FIGURES, figures[-1].tolist(), strict=True))
-            given = {name: values for name, values in samples._asdict().items() if values is not None}
-            obs = {"obs": given.pop("floats")}
-            trained_on = {name: values for name, values in given.items() if values.is_floating_point()}
-            raise self._skipped.diagnosis(of_last, {**obs, **trained_on, "weights": self._flat.data})
-        return [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]

@@ -1,4 +1,4 @@
-"""Adam on flat tensors, the schedules of its learning rate, and the steps that are left out."""
+"""Adam on flat tensors, the schedules of its learning rate, and the count of skipped steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from asyncrl.runtime.processes import RunFailed
 
 
 class FlatAdam:
-    """Steps a few tensors down their gradients. Its call costs half of what the class in `torch.optim` takes.
+    """Adam for a few flat tensors; a call takes half the time of the class in `torch.optim`.
 
     Attributes:
-        parameters: what is stepped, each `[N]`.
-        exp_avgs, exp_avg_sqs: Adam's moments, one for each.
-        steps: float32 scalars, how many steps each has made.
+        parameters: the tensors, each `[N]`.
+        exp_avgs, exp_avg_sqs: Adam's moments of each.
+        steps: float32 scalars, the number of steps of each.
     """
 
     def __init__(
@@ -28,14 +28,7 @@ class FlatAdam:
         config: TrainConfig,
         moments: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
     ) -> None:
-        """Prepares for steps.
-
-        Args:
-            parameters: what is stepped.
-            gradients: what is read at each step, one for each parameter.
-            config: learning rate apart, Adam's settings.
-            moments: `exp_avgs` and `exp_avg_sqs`, in whatever memory; zeros of its own if not given.
-        """
+        """Reads `gradients` at each step; `moments` are `exp_avgs` and `exp_avg_sqs`, new zeros if not given."""
         self.parameters = list(parameters)
         if moments is None:
             moments = [torch.zeros_like(p) for p in parameters], [torch.zeros_like(p) for p in parameters]
@@ -49,7 +42,7 @@ class FlatAdam:
 
         Args:
             learning_rate: its size.
-            found_inf: float32 scalar on the parameters' device; where it is 1 the step is left out, and not counted.
+            found_inf: float32 scalar on the parameters' device; 1 skips the step, which is not counted.
         """
         torch._foreach_add_(self.steps, 1.0)
         torch._fused_adam_(
@@ -93,13 +86,13 @@ class LearningRate:
         self.is_adaptive = config.lr_schedule in ("kl_adaptive_minibatch", "kl_adaptive_epoch")
 
     def start_dataset(self, env_steps_before: int) -> None:
-        """Follow the linear schedule to 0 at `train_for_env_steps`; a dataset is trained at one rate."""
+        """Sets the rate of a dataset by the linear schedule, which is 0 at `train_for_env_steps`."""
         if self._config.lr_schedule == "linear_decay":
             remaining = max(0.0, 1.0 - env_steps_before / self._config.train_for_env_steps)
             self.value = self._config.learning_rate * self._scale * remaining
 
     def follow(self, config: TrainConfig) -> None:
-        """Takes a new `learning_rate` if that has changed; schedules continue from it."""
+        """Adopts a changed `learning_rate`; schedules continue from it."""
         if config.learning_rate != self._config.learning_rate:
             self.value = config.learning_rate * self._scale
         self._config = config
@@ -110,16 +103,16 @@ class LearningRate:
 
     @property
     def of_one_rank(self) -> float:
-        """The rate without the factor that `scale_lr` gives it for the number of ranks."""
+        """The rate without the factor of `scale_lr` for the number of ranks."""
         return self.value / self._scale
 
     def after_minibatch(self, kl: Tensor) -> None:
-        """Adapt to the KL divergence of one minibatch."""
+        """Adapts the rate to the KL divergence of one minibatch."""
         if self._config.lr_schedule == "kl_adaptive_minibatch":
             self._adapt(kl)
 
     def after_epoch(self, kls: list[Tensor]) -> None:
-        """Adapt to the mean KL divergence of an epoch's minibatches."""
+        """Adapts the rate to the mean KL divergence of an epoch's minibatches."""
         if self._config.lr_schedule == "kl_adaptive_epoch":
             self._adapt(torch.stack(kls).mean())
 
@@ -132,40 +125,28 @@ class LearningRate:
 
 
 def is_bad(figures: Tensor) -> Tensor:
-    """1.0 if one of the figures is not finite and 0.0 otherwise, as a float32 scalar that stays on its device.
-
-    An optimizer that is given it as `found_inf` leaves the step out, without anybody having to wait for the device.
-    """
+    """`found_inf` of an optimizer: 1.0 if one of the figures is not finite, else 0.0; the host does not wait for it."""
     return torch.isfinite(figures).all().logical_not().float()
 
 
 class SkippedSteps:
-    """Counts the steps that were left out.
-
-    Attributes:
-        total: how many there were.
-    """
+    """Counts skipped steps; `total` is their number."""
 
     def __init__(self, most_in_a_row: int) -> None:
-        """Allows fewer than `most_in_a_row` without one that was taken between them."""
+        """Training has diverged after `most_in_a_row` skipped steps without one that was taken between them."""
         self.total = 0
         self._most_in_a_row = most_in_a_row
         self._in_a_row = 0
 
     def note(self, were_taken: Sequence[bool]) -> bool:
-        """Adds steps in their order, True for those that were taken; returns whether training does not recover."""
+        """Adds steps in their order, True for those that were taken; returns whether training has diverged."""
         for was_taken in were_taken:
             self._in_a_row = 0 if was_taken else self._in_a_row + 1
             self.total += not was_taken
         return self._in_a_row >= self._most_in_a_row
 
     def diagnosis(self, figures: Mapping[str, float], samples: Mapping[str, Tensor]) -> RunFailed:
-        """What to end the run with.
-
-        Args:
-            figures: losses and norms of the last step that was skipped.
-            samples: what it was computed from, and the weights.
-        """
+        """The error that ends the run, from losses and norms of the last step, its inputs and the weights."""
         listed = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
         return RunFailed(
             f"training has diverged: {self._in_a_row} optimizer steps in a row were skipped because loss or gradient "

@@ -1,8 +1,8 @@
-"""Learners that train one policy together, each in a process group of its own with its own rollout workers.
+"""Learners that train one policy together, each with its own rollout workers.
 
-Every rank makes the same optimizer steps: what a step follows from is added up over all ranks before it is used, so
-weights, statistics and learning rates stay equal without being compared. Each call below is made by all ranks, in the
-same order; a rank waits in it for those that come later.
+Every rank makes the same optimizer steps: gradients, metrics and moments are summed over all ranks before they are
+used. So weights, statistics and learning rates remain equal. All ranks make the calls below in the same order; each
+call waits for the other ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LIMIT = timedelta(days=365)
 
 
 class Ranks:
-    """A learner that trains alone: what it adds up is its own.
+    """A learner that trains alone, and the interface of those that train together.
 
     Attributes:
         rank: number of this learner, from 0.
@@ -37,19 +37,19 @@ class Ranks:
     num_ranks = 1
 
     def take_seconds(self) -> float:
-        """Seconds spent in sums since the last call; on a GPU only until they were begun."""
+        """Seconds spent in exchanges since the last call; on a GPU only until they were started."""
         return 0.0
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Adds a tensor up over all ranks, in place, and returns it."""
+        """Sums a tensor over all ranks, in place, and returns it."""
         return tensor
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """What each rank has given, in the order of ranks; as many numbers from each."""
+        """The numbers of every rank, in the order of ranks; each rank gives equally many."""
         return [list(numbers)]
 
     def take_from_first(self, tensor: Tensor) -> Tensor:
-        """Overwrites a tensor, in place, with that of rank 0, and returns it."""
+        """Overwrites a tensor, in place, with the one of rank 0, and returns it."""
         return tensor
 
     def average(self, tensors: Sequence[Tensor], weight: float = 1.0) -> None:
@@ -59,8 +59,8 @@ class Ranks:
 
         Args:
             tensors: of one dtype and device.
-            weight: how much those of this rank count; where it is 0 they must be finite all the same. If it is 0 on all
-                ranks the means are not finite.
+            weight: of this rank; with 0 its tensors must still be finite. If all ranks have 0 the means are not
+                finite.
         """
         if self.num_ranks == 1:
             return
@@ -74,13 +74,13 @@ class Ranks:
 
 
 class ProcessGroupRanks(Ranks):
-    """Ranks that talk over a process group of `torch.distributed`, by Gloo and, for tensors on a GPU, NCCL.
+    """Ranks in a process group of `torch.distributed`, which uses Gloo and, for tensors on a GPU, NCCL.
 
-    An exchange has no time limit: a rank may wait long for its environments. Whoever started this process ends it.
+    An exchange has no time limit, because a rank may wait long for its environments. The runner ends this process.
     """
 
     def __init__(self, address: RankAddress, device: torch.device) -> None:
-        """Meets the other ranks.
+        """Connects to the other ranks.
 
         Raises:
             RunFailed: they cannot be reached.
@@ -101,7 +101,6 @@ class ProcessGroupRanks(Ranks):
             )
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Adds a tensor up over all ranks, in place, and returns it."""
         started = time.perf_counter()
         with _explaining_losses(self.rank):
             self._dist.all_reduce(tensor)
@@ -109,12 +108,10 @@ class ProcessGroupRanks(Ranks):
         return tensor
 
     def take_seconds(self) -> float:
-        """Seconds spent in sums since the last call; on a GPU only until they were begun."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """What each rank has given, in the order of ranks; as many numbers from each."""
         own = torch.tensor(numbers, dtype=torch.int64)
         everyone = [torch.empty_like(own) for _ in range(self.num_ranks)]
         with _explaining_losses(self.rank):
@@ -122,7 +119,6 @@ class ProcessGroupRanks(Ranks):
         return [each.tolist() for each in everyone]
 
     def take_from_first(self, tensor: Tensor) -> Tensor:
-        """Overwrites a tensor, in place, with that of rank 0, and returns it."""
         with _explaining_losses(self.rank):
             self._dist.broadcast(tensor, src=0)
         return tensor
@@ -138,14 +134,14 @@ def _explaining_losses(rank: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Turn:
-    """What all ranks have agreed on.
+    """The common decision of all ranks about the next iteration.
 
     Attributes:
-        is_over: some rank wants to end, or all have done what they had to; nobody goes on.
-        is_interrupted: some rank was asked to stop before the run had come to its end.
-        num_updates: the fewest that any rank is ready for that is not done.
-        env_steps: what the ranks have named, added up.
-        new_values: hyperparameters that an observer has changed, if any; every rank takes them before its next update.
+        is_over: some rank wants to end, or all are done; no rank continues.
+        is_interrupted: some rank was asked to stop before the end of the run.
+        num_updates: the smallest number of updates that a rank that is not done can make.
+        env_steps: environment steps of all ranks.
+        new_values: hyperparameters that an observer has changed; every rank uses them from its next update on.
     """
 
     is_over: bool
@@ -155,29 +151,23 @@ class Turn:
     new_values: Hyperparameters | None = None
 
 
-class Agreement:
-    """Has all ranks go on together, save together, and end together. One learner alone agrees with itself.
+class RankConsensus:
+    """Makes all ranks continue, save and end together. With one rank every decision is its own.
 
-    Before each iteration every rank takes a turn; a rank that wants to end does so in its place.
+    Before each iteration every rank calls `take_turn`, or `end` instead if it wants to end.
 
     Attributes:
-        ranks: who agrees.
+        ranks: the learners.
         hyperparameters: the changes that are in effect.
         is_over: whether some rank has ended.
-        was_interrupted: whether some rank was asked to stop before the run had come to its end.
-        env_steps: what the ranks named last, added up.
+        was_interrupted: whether some rank was asked to stop before the end of the run.
+        env_steps: environment steps of all ranks, as of the last turn.
     """
 
     def __init__(
         self, ranks: Ranks, control: RunControl | None = None, hyperparameters: Hyperparameters = NO_CHANGES
     ) -> None:
-        """Nothing is agreed on yet.
-
-        Args:
-            ranks: who agrees.
-            control: where observers ask for changes, on rank 0.
-            hyperparameters: changes that were in effect before, in a resumed run.
-        """
+        """Begins with the changes of a resumed run, `hyperparameters`; rank 0 reads new ones from `control`."""
         self.ranks = ranks
         self.hyperparameters = hyperparameters
         self._control = control
@@ -189,47 +179,41 @@ class Agreement:
         """Waits until every rank is ready for its next iteration, or one of them wants to end.
 
         Args:
-            num_updates: updates that this rank could make; at least 1.
-            env_steps: environment steps of this rank, the iteration's among them.
-            is_done: it has nothing left to do, and goes on only because others have.
+            num_updates: updates that this rank could make; at least 1 unless it is done.
+            env_steps: environment steps of this rank, with those of the iteration.
+            is_done: this rank has no work left, and continues only with the others.
         """
         return self._exchange(False, False, is_done, num_updates, env_steps)
 
     def should_stop(self, wants_to: bool) -> bool:
-        """Whether some rank wants to stop; every rank asks at the same place between two of its turns."""
+        """Whether some rank wants to stop; every rank calls this at the same place between two turns."""
         return any(row[0] for row in self.ranks.gather([wants_to]))
 
     def end(self, is_interrupted: bool, env_steps: int) -> None:
-        """Says that this rank goes on no further, unless another has said so already.
-
-        Args:
-            is_interrupted: whether it was asked to stop.
-            env_steps: as in `take_turn`.
-        """
+        """Ends all ranks with their next turn, unless they have ended. `is_interrupted`: this one was asked to stop."""
         if not self.is_over:
             self._exchange(True, is_interrupted, True, 0, env_steps)
 
     def should_save(self, is_due: bool) -> bool:
-        """Whether to save now: rank 0 decides, and the others hear of it with their next turn."""
+        """Whether to save now: rank 0 decides, and the others receive the decision with their next turn."""
         if self.ranks.num_ranks == 1:
             return is_due
         due, self._are_to_save = self._are_to_save, False
-        # A wish stays until a turn has carried it; the save that it led to grants it.
+        # A request of rank 0 is kept until a turn has sent it; the save that follows fulfils it.
         self._wants_to_save = self.ranks.rank == 0 and not due and (self._wants_to_save or is_due)
         return due
 
     def take_hyperparameters(self) -> Hyperparameters | None:
-        """The values that an observer has changed, where there are no other ranks to hear of them in their turn."""
-        new_values = self._requested_values()
+        """Values that an observer has changed; with several ranks, `take_turn` returns them."""
+        new_values = None if self._control is None else self._control.take_hyperparameters()
         if new_values is not None:
             self.hyperparameters = self.hyperparameters.updated_by(new_values)
         return new_values
 
-    def _requested_values(self) -> Hyperparameters | None:
-        return None if self._control is None else self._control.take_hyperparameters()
-
     def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
-        new_values = None if ends or self.ranks.rank > 0 else self._requested_values()
+        new_values = None
+        if not ends and self.ranks.rank == 0 and self._control is not None:
+            new_values = self._control.take_hyperparameters()
         flags = [ends, is_interrupted, self._wants_to_save, new_values is not None, is_done]
         rows = self.ranks.gather([*flags, num_updates, env_steps])
         all_end, all_interrupted, saves, changes, all_done, all_updates, steps = zip(*rows, strict=True)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.losses import continues
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -20,11 +21,11 @@ IntArray = npt.NDArray[np.int64]
 
 
 class ReplaySampler:
-    """Gathers batches out of the shared memory. Owns its random generator.
+    """Draws batches from shared memory. Owns its random generator.
 
     Attributes:
-        generator: decides what is drawn; part of a checkpoint.
-        gamma: discount factor of the transitions drawn next.
+        generator: of the indices that are drawn; part of a checkpoint.
+        gamma: discount factor of the next transitions.
     """
 
     def __init__(
@@ -37,10 +38,7 @@ class ReplaySampler:
         seed: int,
         device: torch.device | None = None,
     ) -> None:
-        """Prepares for transitions of `n_step` steps, fewer where an episode ends before.
-
-        Batches are put on `device`; they stay on the host if it is not given.
-        """
+        """Prepares to draw transitions of `n_step` steps, or fewer where an episode ends, on `device` (or the CPU)."""
         self._device = device or torch.device("cpu")
         self.generator = torch.Generator().manual_seed(derive_seed(seed, Stream.REPLAY))
         self._stripes = stripes
@@ -56,7 +54,7 @@ class ReplaySampler:
         self._valid = _flat(stripes.valid)
 
     def sample(self, num_batches: int, batch_size: int) -> list[Transitions]:
-        """Draws batches with replacement; the memory of each call's tensors is its own.
+        """Draws batches with replacement, into new memory.
 
         Raises:
             RuntimeError: no row of the replay, or hardly any, is the start of a transition.
@@ -65,7 +63,7 @@ class ReplaySampler:
         split, row, env = self._draw(wanted)
         drawn = self._gather(split, row, env)
         for _ in range(_MOST_ROUNDS):
-            # Draw again what a worker has begun to overwrite meanwhile.
+            # Draw rows again that a worker has begun to overwrite meanwhile.
             oldest = np.array([self._stripes.first_whole_row(idx) for idx in range(self._stripes.num_splits)])
             (lost,) = np.nonzero(row < oldest[split])
             if len(lost) == 0:
@@ -81,17 +79,12 @@ class ReplaySampler:
         parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
         return [Transitions(*fields) for fields in zip(*parts, strict=True)]
 
-    def _spans(self) -> tuple[IntArray, IntArray]:
-        """The first row of each stripe that may be drawn, and how many may."""
-        stripes = self._stripes
-        first = np.array([stripes.first_whole_row(idx) for idx in range(stripes.num_splits)])
-        stop = np.array([stripes.num_rows[idx] for idx in range(stripes.num_splits)]) - (self._n_step - 1)
-        return first, np.maximum(stop - first, 0)
-
     def _draw(self, count: int) -> tuple[IntArray, IntArray, IntArray]:
         """Draws `count` starts as (split, row, environment), uniformly over valid rows."""
         stripes = self._stripes
-        first, length = self._spans()
+        first = np.array([stripes.first_whole_row(idx) for idx in range(stripes.num_splits)])
+        stop = np.array([stripes.num_rows[idx] for idx in range(stripes.num_splits)]) - (self._n_step - 1)
+        length = np.maximum(stop - first, 0)  # rows of each stripe that may be drawn
         ends = np.cumsum(length) * stripes.num_envs
         if ends[-1] == 0:
             raise RuntimeError(
@@ -133,20 +126,19 @@ class ReplaySampler:
             if step > 0:
                 between_obs[:, step - 1] = np.take(self._obs, np.where(goes_on, place, start), axis=0)
                 between_discount[:, step - 1] = np.where(goes_on, discount, np.float32(0.0))
-            reward += np.where(goes_on, discount * self._rewards_at(place), np.float32(0.0))
+            step_reward = self._reward[place] * np.float32(self._reward_scale)
+            if self._reward_clip is not None:
+                step_reward = np.clip(step_reward, -self._reward_clip, self._reward_clip)
+            reward += np.where(goes_on, discount * step_reward, np.float32(0.0))
             discount[goes_on] *= np.float32(self.gamma)
             steps += goes_on
             has_terminated = goes_on & self._terminated[place]
             discount[has_terminated] = 0.0
-            goes_on &= ~(self._terminated[place] | self._truncated[place])
+            goes_on &= continues(True, self._terminated[place], self._truncated[place])
         after = self._places(split, row + steps, env)
         obs, next_obs = np.take(self._obs, start, axis=0), np.take(self._obs, after, axis=0)
         action = np.take(self._action, start, axis=0)
         return obs, action, reward, next_obs, discount, between_obs, between_discount
-
-    def _rewards_at(self, places: IntArray) -> npt.NDArray[np.float32]:
-        reward: npt.NDArray[np.float32] = self._reward[places] * np.float32(self._reward_scale)
-        return reward if self._reward_clip is None else np.clip(reward, -self._reward_clip, self._reward_clip)
 
 
 def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -156,17 +148,17 @@ def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True)
 class Transitions:
-    """B transitions of n steps each, or fewer where an episode ends before.
+    """B transitions of n steps each, or fewer where an episode ends.
 
     Attributes:
         obs: [B, D] float32 or uint8, raw.
         action: [B, A] float32 or [B] int64, as the distribution produced it (before squashing).
         reward: [B] float32, discounted sum over the transition's steps.
         next_obs: [B, D], raw, after its last step.
-        discount: [B] float32, what the value of `next_obs` counts: gamma ** steps, and 0 where the episode terminated.
-        between_obs: [B, n - 1, D], raw, before the second and each later step; any other where there is no such step.
-        between_discount: [B, n - 1] float32, what the policy's entropy there counts: gamma ** k before step k + 1, and
-            0 where there is no such step.
+        discount: [B] float32, weight of the value of `next_obs`: gamma ** steps, and 0 where the episode terminated.
+        between_obs: [B, n - 1, D], raw, before the second and each later step; arbitrary where there is no such step.
+        between_discount: [B, n - 1] float32, weight of the policy's entropy there: gamma ** k before step k + 1, and 0
+            where there is no such step.
     """
 
     obs: Tensor
@@ -183,12 +175,12 @@ class Transitions:
         return [getattr(self, field.name) for field in fields(self)]
 
     def to(self, device: torch.device) -> Transitions:
-        """The same transitions on `device`; what is there already is not copied."""
+        """The same transitions on `device`; fields that are there already are not copied."""
         return Transitions(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The same tensors on a device; to a CUDA device out of page-locked memory, so that the host waits for nothing."""
+    """The same tensors on a device; to a CUDA device from page-locked memory, so that the host does not wait."""
     if device.type != "cuda":
         return [tensor.to(device) for tensor in tensors]
     return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]

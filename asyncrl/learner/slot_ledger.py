@@ -1,10 +1,10 @@
-"""Which slot is whose, and whose turn is next: the learner's book of all slots.
+"""The owner of each slot and the order of grants, in the learner.
 
 Sync: all slots are granted together, equally to every split, once all of them are free. Async: a split that has handed
-over its slot gets any free one, first come, first served, so a slow worker holds up nobody; collecting pauses by itself
-when no slot is free. A slot stays charged until its last column was trained on and newer weights were published.
-Fixed lag: as in sync, but there are slots for two datasets, and those of the next are granted when the learner says so,
-which it does as it begins to train: nobody collects then.
+over its slot gets any free one, first come, first served, so a slow worker delays no other; collecting pauses while no
+slot is free. A slot stays in use until its last column was trained on and newer weights were published. Fixed lag: as
+in sync, but there are slots for two datasets, and those of the next are granted when the learner begins to train on a
+complete one; nobody collects at that moment.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Columns:
 
 
 class SlotReader(Protocol):
-    """What reads slots on its own time, between the two calls for each."""
+    """Reads ready slots asynchronously."""
 
     def start_copy(self, slot: int) -> None:
-        """The slot is ready."""
+        """Begins to read a slot that is ready."""
 
     def settle(self, slot: int) -> None:
-        """The slot is about to be freed: waits until it is not read any more."""
+        """Waits until the slot is not read any more; it is about to be freed."""
 
 
 class SlotLedger:
@@ -50,7 +50,7 @@ class SlotLedger:
     """
 
     def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, reader: SlotReader | None = None) -> None:
-        """Takes ownership of the slots, all of which are free."""
+        """Takes ownership of the slots, all of which are free; `reader` is told of ready slots."""
         self._slots = slots
         self._reader = reader
         self._plan = plan
@@ -63,17 +63,17 @@ class SlotLedger:
         self._columns_per_dataset, self._num_splits = plan.columns_per_dataset, plan.num_splits
 
     def add_ready(self, slot: int) -> None:
-        """Notes that a split has handed over its slot."""
+        """Adds a slot that a split has handed over."""
         if self._reader is not None:
             self._reader.start_copy(slot)
         self.ready.append(slot)
         self._waiting_splits.append(self._slots.owner[slot])
 
     def take_over(self, splits: Container[int]) -> list[tuple[int, int]]:
-        """Puts in order what a worker that died has left behind, by the slots' words alone.
+        """Reassigns the slots of a worker that died, by their state in shared memory alone.
 
-        A slot that it had finished is handed over, whether or not the news of it arrived. One that it was filling is
-        emptied and granted to the same split again, so that a dataset in sync mode stays complete.
+        A finished slot becomes ready, whether or not its number has arrived. One that was being filled is emptied and
+        granted to the same split again, so that a dataset in sync mode stays complete.
 
         Args:
             splits: all splits of the worker.
@@ -94,7 +94,7 @@ class SlotLedger:
         return grants
 
     def grant(self) -> list[tuple[int, int]]:
-        """Grants what may be granted now.
+        """Grants the slots that may be granted now.
 
         Returns:
             (split, slot) of each grant.
@@ -120,8 +120,8 @@ class SlotLedger:
         """Takes the columns of one dataset in the order in which their slots became ready.
 
         Args:
-            learner_version: the policy version that will train on them; slots with an older sample than
-                `max_policy_lag` allows are dropped first.
+            learner_version: the policy version that will train on them; slots with a sample older than
+                `max_policy_lag` are dropped first.
 
         Returns:
             The columns, or None while there are too few.
@@ -137,7 +137,7 @@ class SlotLedger:
                 self._slots.take(slot)
             self.dropped_samples += int(self._slots.valid[slot, :, first_column:].sum())
             self.ready.remove(slot)
-            self._free_slot(slot)
+            self.release([Columns(slot, first_column, self._slots.num_envs, is_last=True)])
         num_envs, wanted = self._slots.num_envs, self._columns_per_dataset
         if len(self.ready) * num_envs - self._next_column < wanted:
             return None
@@ -157,30 +157,27 @@ class SlotLedger:
         return taken
 
     def begin_dataset(self) -> None:
-        """With a fixed lag: lets all splits collect the next dataset; weights are not to change until it is whole."""
+        """With a fixed lag: grants the next dataset; weights must not change until it is complete."""
         self._may_begin_dataset = True
 
     def release(self, columns: list[Columns]) -> None:
-        """Frees the slots whose last column was trained on, after newer weights were published."""
+        """Frees the slots whose last column is among these."""
         for part in columns:
             if part.is_last:
-                self._free_slot(part.slot)
-
-    def _free_slot(self, slot: int) -> None:
-        if self._reader is not None:
-            self._reader.settle(slot)
-        self._slots.free(slot)
-        self._free.append(slot)
+                if self._reader is not None:
+                    self._reader.settle(part.slot)
+                self._slots.free(part.slot)
+                self._free.append(part.slot)
 
 
 WAIT_S = 0.1
 
 
 class SlotExchange:
-    """Moves slots between the rings and the ledger; safe to call from both of the learner's threads.
+    """Moves slots between the rings and the ledger; both of the learner's threads may call it.
 
-    One thread keeps the slots moving while the other one trains, so no split waits for a minibatch to end. Both work on
-    the ledger under one lock, and whoever holds it is the one producer of the granting rings.
+    One thread moves slots while the other one trains, so no split waits for a minibatch to end. Both hold one lock
+    while they use the ledger; the holder is the only producer of the granting rings.
     """
 
     def __init__(
@@ -192,7 +189,7 @@ class SlotExchange:
         splits_per_worker: int,
         worker_deaths: WorkerDeaths,
     ) -> None:
-        """Takes the rings from and to each rollout worker, and their wakers, by the worker's index."""
+        """Takes the rings from and to each rollout worker, and its waker, by the worker's index."""
         self._ledger = ledger
         self._ready = ready
         self._granted = granted
@@ -203,14 +200,19 @@ class SlotExchange:
         self._failure: BaseException | None = None
 
     def poll(self) -> None:
-        """Takes in ready slots and grants free ones; settles deaths of workers."""
+        """Receives ready slots and grants free ones; reassigns the slots of workers that died."""
         with self._changed:
             departed = self._worker_deaths.pending_for_learner()
             slots = [slot for ring in self._ready for slot in ring.pop_all()]
             for slot in slots:
                 self._ledger.add_ready(slot)
             for worker_idx in departed:
-                self._take_over(worker_idx)
+                # Nobody reads the other end of its granting ring now; the state of the slots says what was in it.
+                self._granted[worker_idx].pop_all()
+                first = worker_idx * self._splits_per_worker
+                for _, slot in self._ledger.take_over(range(first, first + self._splits_per_worker)):
+                    self._granted[worker_idx].push(slot)
+                self._worker_deaths.acknowledge_as_learner(worker_idx)
             woken = set()
             for split_idx, slot in self._ledger.grant():
                 worker_idx = split_idx // self._splits_per_worker
@@ -222,7 +224,7 @@ class SlotExchange:
             self._workers[worker_idx].wake()
 
     def serve(self, waker: Waker, control: RunControl) -> None:
-        """Polls until the run has ended; the body of the learner's second thread."""
+        """The main loop of the learner's second thread: polls until the run has ended."""
         try:
             while not control.ended:
                 self.poll()
@@ -236,7 +238,7 @@ class SlotExchange:
         """Takes the columns of a dataset, waiting for them at most `timeout_s`; None if there are too few.
 
         Raises:
-            RuntimeError: the thread that serves rings has failed.
+            RuntimeError: the second thread has failed.
         """
         with self._changed:
             for wait_s in (timeout_s, 0.0):
@@ -247,11 +249,11 @@ class SlotExchange:
                     break
                 self._changed.wait(wait_s)
         if columns is None:
-            self.poll()  # slots that were dropped as too old are free now
+            self.poll()  # slots that were dropped because of their age are free now
         return columns
 
     def release(self, columns: list[Columns]) -> None:
-        """Frees slots that were trained on and grants them again."""
+        """Frees the slots that were trained on, after newer weights were published, and grants them again."""
         with self._changed:
             self._ledger.release(columns)
         self.poll()
@@ -271,14 +273,3 @@ class SlotExchange:
     def dropped_samples(self) -> int:
         """Samples dropped so far because they were too old, or their worker died."""
         return self._ledger.dropped_samples
-
-    def _take_over(self, worker_idx: int) -> None:
-        """Puts the rings of a dead worker in order; what it had handed over was taken in before.
-
-        The other end of its granting ring is nobody's now, and the slots' words say what was in it.
-        """
-        self._granted[worker_idx].pop_all()
-        first = worker_idx * self._splits_per_worker
-        for _, slot in self._ledger.take_over(range(first, first + self._splits_per_worker)):
-            self._granted[worker_idx].push(slot)
-        self._worker_deaths.acknowledge_as_learner(worker_idx)

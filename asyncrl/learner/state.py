@@ -1,4 +1,4 @@
-"""What continues a learner."""
+"""The state of a learner in checkpoints."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Scalar = int | float
 
 @dataclass(frozen=True)
 class LearnerState:
-    """All that continues a learner, in the form in which checkpoints keep it.
+    """The complete state of a learner, as checkpoints store it.
 
     Attributes:
-        model: parameters by name, and the newest `statistics`; what `ActorCritic.load_state_dict` takes.
-        optimizer: Adam's moments, running moments and the state of the shuffling generator.
-        scalars: numbers that JSON keeps exactly.
+        model: parameters by name and the newest `statistics`, for `ActorCritic.load_state_dict`.
+        optimizer: Adam's moments, running moments and the states of random generators.
+        scalars: numbers that JSON stores exactly.
     """
 
     model: dict[str, Tensor]

@@ -11,7 +11,7 @@ _VARIANCE_EPS = 1e-5
 
 
 class RunningMoments:
-    """Mean and variance of every element of the vectors that all ranks have seen so far (Chan et al. 1979).
+    """Mean and variance of each element of the vectors of all ranks (Chan et al. 1979).
 
     Attributes:
         mean: [D] float64.
@@ -27,12 +27,22 @@ class RunningMoments:
 
     @property
     def std(self) -> Tensor:
-        """[D] float64 deviation, kept away from 0 so that a constant element stays a small number."""
+        """[D] float64 deviation, at least 0.003, so that normalizing a constant element gives small numbers."""
         return (self.variance + _VARIANCE_EPS).sqrt()
 
     def update(self, batch: Tensor) -> None:
-        """Take in `batch: [N, D] float32` and those of other ranks; one with a number not finite is left out."""
-        batch_count, shift, spread = self._moments_of(batch)
+        """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored."""
+        batch_count = batch.shape[0]
+        shift = spread = torch.zeros_like(self.mean)
+        if batch_count > 0:
+            # Around the running mean, so that a large offset does not cost float32 sums their precision.
+            center = self.mean.to(batch.dtype) if self.count else batch[0]
+            centered = batch - center
+            offset = centered.mean(0)
+            spread = centered.sub_(offset).square_().mean(0).double()
+            shift = (center.double() + offset.double()) - self.mean
+            if not bool(torch.isfinite(shift + spread).all()):
+                batch_count, shift, spread = 0, torch.zeros_like(shift), torch.zeros_like(spread)
         if self._ranks.num_ranks > 1:
             batch_count, shift, spread = self._of_all_ranks(batch_count, shift, spread)
         if batch_count == 0:
@@ -46,23 +56,10 @@ class RunningMoments:
         self.count = total
 
     def merge(self) -> None:
-        """Takes over what was taken in elsewhere; nothing where nobody else has a part in these moments."""
-
-    def _moments_of(self, batch: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Count of vectors, their mean less the running mean, and their variance; zeros if they are not finite."""
-        nothing = 0, torch.zeros_like(self.mean), torch.zeros_like(self.mean)
-        if batch.shape[0] == 0:
-            return nothing
-        # Moments around the running mean, so that float32 sums lose nothing to a large offset.
-        center = self.mean.to(batch.dtype) if self.count else batch[0]
-        centered = batch - center
-        offset = centered.mean(0)
-        spread = centered.sub_(offset).square_().mean(0).double()
-        shift = (center.double() + offset.double()) - self.mean
-        return (batch.shape[0], shift, spread) if bool(torch.isfinite(shift + spread).all()) else nothing
+        """Adopts the moments of other processes, where they are shared."""
 
     def _of_all_ranks(self, count: int, shift: Tensor, spread: Tensor) -> tuple[int, Tensor, Tensor]:
-        """Merges what every rank has found; in float64, and around the common mean."""
+        """Merges the moments of all ranks, in float64 and around the common mean."""
         sums = self._ranks.sum(torch.cat((shift * count, shift.new_full((1,), count))))
         total = int(sums[-1])
         mean = sums[:-1] / max(total, 1)

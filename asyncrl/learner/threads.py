@@ -1,7 +1,7 @@
-"""How many threads an update is given: tried out, again and again, for the machine's other programs come and go.
+"""Chooses the number of threads of an update by measurement, repeatedly, because the load of the machine changes.
 
-Threads meet at the end of every operation. On free cores two are almost twice as fast as one; where another program has
-one of the cores every meeting waits for it, and two threads are ten times slower than one.
+Threads synchronize at the end of every operation. On free cores two are almost twice as fast as one. If another program
+uses one of the cores, every operation waits for it, and two threads are ten times slower than one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BETTER_BY = 0.95
 
 
 class ThreadChoice:
-    """Takes the number of threads whose updates were fastest when last tried: 1, 2, 4 and so on up to the most."""
+    """Uses the number of threads whose updates were fastest in the last trial: 1, 2, 4 and so on up to `most`."""
 
     def __init__(
         self,
@@ -26,13 +26,7 @@ class ThreadChoice:
         clock: Callable[[], float] = time.perf_counter,
         use: Callable[[int], None] = torch.set_num_threads,
     ) -> None:
-        """Begins with a trial of each.
-
-        Args:
-            most: threads that there are cores for.
-            clock: seconds.
-            use: makes this process use that many threads.
-        """
+        """Begins with a trial of each number; `use` sets the number of threads of this process."""
         self._candidates = [count for count in (2**power for power in range(most.bit_length())) if count < most]
         self._candidates.append(most)
         self._clock, self._use = clock, use
@@ -44,12 +38,12 @@ class ThreadChoice:
 
     @property
     def num_threads(self) -> int:
-        """Threads of the next updates."""
+        """Threads of the next update."""
         return self._to_try[0] if self._to_try else self._chosen
 
     @contextlib.contextmanager
     def updating(self, num_updates: int) -> Iterator[None]:
-        """Wraps the call that makes so many updates."""
+        """Wraps a call that makes `num_updates` updates."""
         count, started = self.num_threads, self._clock()
         self._use(count)
         yield
@@ -63,7 +57,7 @@ class ThreadChoice:
             self._to_try, self._fastest = list(self._candidates), {}
 
     def _note(self, count: int, num_updates: int, seconds: float) -> None:
-        """Keeps the fastest of a candidate's calls, for whatever disturbs one makes it slower."""
+        """Keeps the fastest of a candidate's calls, because disturbances only make calls slower."""
         self._fastest[count] = min(seconds, self._fastest.get(count, seconds))
         self._updates += num_updates
         if self._updates >= _UPDATES_OF_A_TRIAL:

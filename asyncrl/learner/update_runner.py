@@ -1,6 +1,6 @@
-"""How an update is run: operation by operation, or as a CUDA graph. Both compute the same.
+"""Runs updates operation by operation or as a CUDA graph; both compute the same.
 
-A graph that fails gives way to plain updates for the rest of the run, and the user is told.
+If a graph fails, the rest of the run uses plain updates, and the user gets a message.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
 log = logging.getLogger(__name__)
 
 Figures = tuple[Tensor | None, ...]
-"""What an update leaves for the metrics, in an order that its learner knows; None for parts that were not trained."""
+"""Results of an update for the metrics, in the order of its learner; None for parts that were not trained."""
 
 Update = Callable[[Sequence[Tensor], bool], Figures]
-"""A function of the tensors that it learns from, and whether the policy is trained; it changes tensors in place.
+"""A function of the tensors of a batch, and whether the policy is trained; it changes weights in place.
 
-Everything of it that is no tensor must be the same at each call with the same last argument. What it keeps for the next
-call, such as buffers, it makes in the first.
+All other values that it reads must be the same in each call with the same last argument. Buffers that it keeps are
+allocated in the first call.
 """
 
 
@@ -32,16 +32,10 @@ def makes_graphs(compile: Compile, device: torch.device) -> bool:
 
 
 class UpdateRunner:
-    """Runs updates in the way that `compile` names."""
+    """Runs updates as `--compile` says."""
 
     def __init__(self, update: Update, compile: Compile, device: torch.device) -> None:
-        """Captures nothing yet.
-
-        Args:
-            update: what to run.
-            compile: as in the settings.
-            device: where the update's tensors are.
-        """
+        """Captures nothing yet; the update's tensors are on `device`."""
         self._plain = update
         self._device = device
         self._way: Compile = "cuda_graph" if makes_graphs(compile, device) else "off"
@@ -54,7 +48,6 @@ class UpdateRunner:
         return self._way == "cuda_graph"
 
     def __call__(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
-        """Makes one update."""
         if self._way == "off":
             return self._plain(inputs, trains_actor)
         try:
@@ -62,20 +55,20 @@ class UpdateRunner:
                 self._graphs = _Graphed(self._plain, self._device)
             return self._graphs(inputs, trains_actor)
         except Exception as error:
-            # Capturing comes before anything is computed, so the update is still to be made.
+            # Capturing fails before anything is computed, so the update is made now.
             self._notice = f"Updates run without --compile={self._way}, which failed: {short_reason(error)}"
             log.warning("--compile=%s failed", self._way, exc_info=True)
             self._way, self._graphs = "off", None
             return self._plain(inputs, trains_actor)
 
     def take_notice(self) -> str | None:
-        """What the user should know of, once."""
+        """A message for the user, returned once."""
         notice, self._notice = self._notice, None
         return notice
 
 
 class _Graphed:
-    """By CUDA graphs, one for updates with the policy and one for those without."""
+    """Two CUDA graphs: one for updates that train the policy, one for those that do not."""
 
     def __init__(self, update: Update, device: torch.device) -> None:
         self._update = update

@@ -1,9 +1,9 @@
-"""The learner: it trains, saves, and says when training is over.
+"""The learner's process: it trains, saves checkpoints, and decides when training is over.
 
-consumes  what its trainer consumes: slots of trajectories, or rows of the replay
+consumes  the samples of its loop: slots of trajectories, or rows of the replay
 produces  published weights, checkpoints
-waits     where its trainer waits
-stops     when the asked number of steps or seconds was trained, or the runner asks
+waits     where its loop waits
+stops     after the requested steps or seconds, or when the runner asks
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.ranks import Agreement, Ranks
+from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.state import LearnerState
 from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
@@ -33,36 +33,41 @@ from asyncrl.runtime import checkpoint
 from asyncrl.runtime.checkpoint import Checkpoint, SavedReplay
 from asyncrl.runtime.processes import RunFailed
 
+MOST_FAILED = 3
+"""The run ends after this many checkpoints in a row that cannot be written: it could never be resumed."""
 
-class Trainer(Protocol):
-    """Trains from one kind of samples, and publishes weights."""
+log = logging.getLogger(__name__)
+
+
+class LearnerLoop(Protocol):
+    """Trains on one kind of samples, and publishes weights."""
 
     @property
     def env_steps(self) -> int:
-        """Environment steps that were trained on."""
+        """Environment steps of the run that were trained on."""
 
     @property
     def own_env_steps(self) -> int:
-        """Environment steps that this process has collected since it was started."""
+        """Environment steps that this rank has collected since it was started."""
 
     @property
     def has_more_to_learn(self) -> bool:
-        """Whether the steps that the run is to have are not all trained on yet."""
+        """Whether steps of the run are left to train on."""
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
-        """Trains on what is there next, waiting for it at most `timeout_s`; a report if there is something to tell."""
+        """Trains on the next samples, waiting for them at most `timeout_s`; returns a report if one is due."""
 
     def settle(self) -> None:
-        """Lets others end what they have in hand, in bounded time, before the last report and checkpoint."""
+        """Before the last report and checkpoint: publishes the last weights and lets other processes end their work."""
 
     def take_report(self) -> LearnerReport | None:
-        """What was not reported yet."""
+        """Work that was not reported yet."""
 
     def state(self) -> LearnerState:
-        """All that continues the training, but for samples and what other processes have in hand."""
+        """The state that continues the training, without samples."""
 
     def replay(self) -> SavedReplay | None:
-        """The samples that a checkpoint is to keep; None for trajectories, which are used once."""
+        """The samples that a checkpoint stores; None for trajectories, which are used once."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,9 @@ class LearnerOutcome:
 
     Attributes:
         env_steps: environment steps that were trained on.
-        checkpoint: where it was saved.
-        error: why it was not saved.
-        is_complete: whether training came as far as it should.
+        checkpoint: path of the last checkpoint; None if there is none.
+        error: why it could not be saved.
+        is_complete: False if training was interrupted.
         elapsed_s: seconds that the run took.
     """
 
@@ -85,34 +90,22 @@ class LearnerOutcome:
 
 
 class LearnerWorker:
-    """Turns a trainer until the run is over. Owns its checkpoints."""
+    """Runs a loop until training is over. Owns its checkpoints."""
 
     def __init__(
         self,
-        trainer: Trainer,
+        trainer: LearnerLoop,
         control: RunControl,
         config: TrainConfig,
         spec: EnvSpec,
         checkpoints: Path,
         phases: PhaseTimer,
         stopping: StopCondition,
-        agreement: Agreement | None = None,
+        agreement: RankConsensus | None = None,
         saves: bool = True,
     ) -> None:
-        """Takes a trainer that has published its first weights.
-
-        Args:
-            trainer: what trains; it charges its time to the same `phases`.
-            control: the run's words.
-            config: the run's settings.
-            spec: what the environment is; checkpoints carry it.
-            checkpoints: folder to save into.
-            phases: the learner's time goes here.
-            stopping: says when the run ends before its steps are trained, and keeps its time.
-            agreement: what all ranks go by; the trainer takes turns in it.
-            saves: whether checkpoints are written here.
-        """
-        self._agreement = agreement or Agreement(Ranks())
+        """Takes a loop that has published its first weights; it charges its time to the same `phases`."""
+        self._agreement = agreement or RankConsensus(Ranks())
         self._num_ranks = self._agreement.ranks.num_ranks
         self._saves = saves
         self._trainer = trainer
@@ -123,7 +116,7 @@ class LearnerWorker:
         self._stopping = stopping
         self._saver = CheckpointSaver(checkpoints, config, trainer.env_steps)
         self._num_best = control.num_best
-        self._num_saves = 0  # that were met; one may have been asked for before
+        self._num_saves = 0  # requests that were carried out; an earlier process may have left one
 
     @property
     def is_over(self) -> bool:
@@ -131,7 +124,7 @@ class LearnerWorker:
         return self._stopping.is_met or self._agreement.is_over or not self._trainer.has_more_to_learn
 
     def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
-        """Trains on what is there within `timeout_s`, and saves what is due.
+        """Trains once within `timeout_s`, and saves the checkpoints that are due.
 
         Returns:
             The report of a newest checkpoint, if one was due.
@@ -140,33 +133,33 @@ class LearnerWorker:
         if report is not None:
             send(report)
         self._phases.charge(Phase.OTHER)
-        env_steps, saved = self._trainer.env_steps, []
-        is_asked, self._num_saves = self._control.num_saves != self._num_saves, self._control.num_saves
-        is_due = is_asked or self._saver.is_due(env_steps)
+        env_steps, newest = self._trainer.env_steps, None
+        num_saves = self._control.num_saves
+        is_due = num_saves != self._num_saves or self._saver.is_due(env_steps)
+        self._num_saves = num_saves
         if self._num_ranks > 1:
             is_due = self._agreement.should_save(is_due)
         if is_due and self._saves:
-            saved.append(self._saver.save(env_steps, self._content_with_replay))
+            newest = self._saver.save(env_steps, self._content_with_replay)
+            send(newest)
         if self._config.save_milestones_s is not None and self._saver.is_milestone_due:
-            saved.append(self._saver.save_milestone(env_steps, self._content))
-        for checkpoint_report in saved:
-            send(checkpoint_report)
+            send(self._saver.save_milestone(env_steps, self._content))
         if self._control.num_best != self._num_best:
             self.save_best_if_asked(send)
         self._phases.charge(Phase.SAVE)
-        return saved[0] if saved and saved[0].kind == "newest" else None
+        return newest
 
     def save_best_if_asked(self, send: Callable[[Report], None]) -> None:
-        """Saves the present policy as the best so far if the runner has asked for it."""
+        """Saves the current policy as the best so far if the runner has asked for it."""
         if self._control.num_best != self._num_best:
             self._num_best = self._control.num_best
             send(self._saver.save_best(self._trainer.env_steps, self._content, self._control.best_return))
 
     def finish(self, send: Callable[[Report], None]) -> LearnerOutcome:
-        """Saves, and says what came of the run.
+        """Saves the last checkpoint and returns how the run ended.
 
-        A run that is to be repeatable to the bit is saved at its resets and at its end only: from anywhere else it
-        would go on differently.
+        With `checkpoint_resets` only resets and a complete run are saved: resumed from anywhere else, the run would
+        not repeat to the bit.
         """
         elapsed_s = self._stopping.elapsed_s
         self._trainer.settle()
@@ -176,17 +169,16 @@ class LearnerWorker:
         if report is not None:
             send(report)
         self.save_best_if_asked(send)
-        env_steps = self._trainer.env_steps
+        env_steps, path, error = self._trainer.env_steps, None, None
         is_complete = not self._agreement.was_interrupted
         if self._config.checkpoint_resets and not is_complete:
             newest = self._saver.newest
-            return LearnerOutcome(env_steps, None if newest is None else str(newest), None, is_complete, elapsed_s)
-        if not self._saves:
-            return LearnerOutcome(env_steps, None, None, is_complete, elapsed_s)
-        saved = self._saver.save(env_steps, self._content_with_replay)
-        send(saved)
-        path = saved.path if saved.error is None else None
-        return LearnerOutcome(env_steps, path, saved.error, is_complete, elapsed_s)
+            path = None if newest is None else str(newest)
+        elif self._saves:
+            saved = self._saver.save(env_steps, self._content_with_replay)
+            send(saved)
+            path, error = (saved.path, None) if saved.error is None else (None, saved.error)
+        return LearnerOutcome(env_steps, path, error, is_complete, elapsed_s)
 
     def _content(self) -> Checkpoint:
         state = self._trainer.state()
@@ -203,17 +195,11 @@ class LearnerWorker:
         return dataclasses.replace(self._content(), replay=self._trainer.replay())
 
 
-MOST_FAILED = 3
-"""Checkpoints in a row that cannot be written before the run ends: it would go on for nothing."""
-
-log = logging.getLogger(__name__)
-
-
 class CheckpointSaver:
-    """Keeps the newest checkpoints, milestones and the best. Owns the run's folder of checkpoints."""
+    """Saves the newest checkpoints, milestones and the best. Owns the run's folder of checkpoints."""
 
     def __init__(self, folder: Path, config: TrainConfig, env_steps: int) -> None:
-        """Counts from now, and from `env_steps` trained before."""
+        """Intervals begin now, at `env_steps` trained before."""
         self._folder = folder
         self._keep = config.keep_checkpoints
         self._every_s = math.inf if config.checkpoint_resets else config.save_every_s
@@ -232,37 +218,35 @@ class CheckpointSaver:
 
     @property
     def is_milestone_due(self) -> bool:
-        """Whether a checkpoint should be saved for ever."""
         return time.monotonic() - self._milestone_at >= self._milestones_s
 
     def save(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
-        """Saves the newest state; a failure to write is reported, not raised.
+        """Saves the newest state; an error in writing is reported, not raised.
 
         Raises:
-            RunFailed: this and those before it could not be written.
+            RunFailed: `MOST_FAILED` checkpoints in a row could not be written.
         """
         self._saved_at, self._saved_steps = time.monotonic(), env_steps
         return self._write("newest", self._folder, env_steps, content, self._keep)
 
     def save_milestone(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
-        """Saves a checkpoint that stays. The next one is due at the next multiple of the interval."""
+        """Saves a checkpoint that is never deleted. The next one is due at the next multiple of the interval."""
         now = time.monotonic()
         self._milestone_at = now - (now - self._milestone_at) % self._milestones_s
         return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content, None)
 
     def save_best(self, env_steps: int, content: Callable[[], Checkpoint], mean_return: float) -> CheckpointReport:
-        """Saves the best so far in the place of the one before."""
+        """Saves the best policy so far and deletes the one before."""
 
         def best() -> Checkpoint:
             plain = content()
-            return Checkpoint(plain.model, plain.optimizer, {**plain.state, "mean_return": mean_return})
+            return dataclasses.replace(plain, state={**plain.state, "mean_return": mean_return})
 
         report = self._write("best", self._folder / checkpoint.BEST, env_steps, best, 1)
         return dataclasses.replace(report, mean_return=mean_return)
 
     @property
     def newest(self) -> Path | None:
-        """The newest checkpoint there is."""
         return checkpoint.latest(self._folder)
 
     def _write(
@@ -270,7 +254,11 @@ class CheckpointSaver:
     ) -> CheckpointReport:
         try:
             made = content()
-            _check_finite(made)
+            for name, tensor in (*made.model.items(), *made.optimizer.items()):
+                if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                    raise checkpoint.CheckpointError(
+                        f"{name} is not finite, so no run could resume from this checkpoint"
+                    )
             path = checkpoint.save(folder, made, env_steps, keep)
         except (checkpoint.CheckpointError, MemoryError) as error:
             reason = str(error) or "there is not enough memory to make it"
@@ -285,14 +273,8 @@ class CheckpointSaver:
         return CheckpointReport(str(path), env_steps, None, kind)
 
 
-def _check_finite(content: Checkpoint) -> None:
-    for name, tensor in (*content.model.items(), *content.optimizer.items()):
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise checkpoint.CheckpointError(f"{name} is not finite, so no run could resume from this checkpoint")
-
-
 class StopCondition:
-    """Whether the run was asked to stop, or has used up its time. The time counts from here."""
+    """Whether the run was asked to stop, or has used up its time, which counts from the construction."""
 
     def __init__(self, control: RunControl, limit_s: float | None, elapsed_s: float = 0.0) -> None:
         """Starts the clock.
@@ -313,7 +295,7 @@ class StopCondition:
 
     @property
     def is_met(self) -> bool:
-        """Whether the run is to end as soon as its update allows."""
+        """Whether the run ends after the pass that is being trained."""
         if self._control.stop_requested:
             return True
         return self._limit_s is not None and time.monotonic() - self._started_at >= self._limit_s
@@ -323,21 +305,21 @@ class WeightsPublisher:
     """Writes blocks of weights into the channel: the newest that is at least `forced_lag` versions old."""
 
     def __init__(self, channel: WeightsChannel, forced_lag: int) -> None:
-        """With `forced_lag` 0 every block goes out at once."""
+        """With `forced_lag` 0 every block is published at once."""
         self._channel = channel
         self._forced_lag = forced_lag
         self._held: deque[tuple[Tensor, int, int]] = deque()
 
     def publish(self, block: Tensor, version: int, env_steps: int) -> None:
-        """Publishes `block [N] float32` of `version`, or the older one whose time has come.
+        """Publishes a block, or with a forced lag an older one.
 
         Args:
-            block: weights and statistics, on the learner's device.
-            version: their policy version.
-            env_steps: environment steps that they were trained on.
+            block: [N] float32, weights and statistics, on the learner's device.
+            version: its policy version.
+            env_steps: environment steps that it was trained on.
 
         Raises:
-            RunFailed: a number in the block is not finite; nobody is to act with it.
+            RunFailed: a number in the block is not finite.
         """
         if not torch.isfinite(block).all():
             raise RunFailed(f"weights or statistics of policy version {version} are not finite", is_final=True)

@@ -1,9 +1,10 @@
-"""Makes the models that act and are trained, for each algorithm."""
+"""Makes the model that acts, for each algorithm."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
+from asyncrl.config.algorithms import imported
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -17,6 +18,10 @@ _M = TypeVar("_M", ActorCritic, SacActor)
 
 def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
     """The model with which rollout workers, inference workers and evaluation act; its weights follow from the seed."""
+    algorithm = config.algorithm
+    if algorithm.make_model is not None:
+        model: ActingModel = imported(algorithm.make_model)(spec, config)
+        return model
     return make_sac_actor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
 
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.user_modules import import_user_modules
 from asyncrl.envs.spec import EnvSpec, ObservationLayout
 from asyncrl.models.cores import RecurrentCore
 from asyncrl.models.encoders import ObservationEncoder
-from asyncrl.runtime.user_modules import import_user_modules
 
 DEFAULT = "default"
 

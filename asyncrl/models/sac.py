@@ -1,4 +1,4 @@
-"""SAC's networks: the actor that roles act with, and the twin critics that only the learner has."""
+"""SAC's networks: the actor, and the twin critics that only the learner has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NUM_CRITICS = 2
 
 
 class SacActResult(NamedTuple):
-    """What acting on `[B]` observations gives; SAC's actor has no value of them.
+    """Actions for `[B]` observations; SAC's actor gives no values.
 
     Attributes:
         action: [B, A] float32 before tanh, or [B] int64.
@@ -41,16 +41,16 @@ class SacActResult(NamedTuple):
 
 
 def limit_log_std(raw: Tensor) -> Tensor:
-    """Log-deviations in [-5, 2] from the network's outputs: the identity about the middle, bent smoothly at the ends.
+    """Log-deviations in [-5, 2] from the network's outputs: nearly linear in the middle, saturated at the ends.
 
-    A clamp would do the same in the middle, but its gradient is 0 outside: a deviation that has once left the range
-    under a large entropy coefficient would not come back.
+    The gradient of a clamp is 0 outside the range: a deviation that left it under a large entropy coefficient would
+    not return.
     """
     return torch.tanh(raw / _HALF_RANGE) * _HALF_RANGE + _MIDDLE
 
 
 def limit_log_std_array(raw: FloatArray) -> None:
-    """What `limit_log_std` does, in place on an array."""
+    """`limit_log_std`, in place on an array."""
     raw /= np.float32(_HALF_RANGE)
     np.tanh(raw, out=raw)
     raw *= np.float32(_HALF_RANGE)
@@ -65,14 +65,14 @@ def needs_encoder(spec: EnvSpec, config: TrainConfig) -> bool:
 class SacActor(nn.Module):
     """The policy: squashed Gaussians whose deviations depend on the observation, and categorical distributions.
 
-    An encoder and a linear layer, or one perceptron over numbers (`needs_encoder`). Its initial weights follow from
-    `config.seed` alone. `statistics` is a buffer [2F] float32 that holds the mean and deviation of the numbers of
-    observations. It is never trained: the learner sets it, and it travels with the parameters.
+    An encoder and a linear layer, or one perceptron over numbers (`needs_encoder`). Its initial weights depend on
+    `config.seed` alone. `statistics` is a buffer [2F] float32 with mean and deviation of the numbers of observations.
+    It is not trained: the learner sets it, and it is published with the parameters.
 
     Attributes:
         parts: continuous dimensions and choices of an action.
-        has_passes: whether `asyncrl.models.mlp_pass` can train it and NumPy can act for it: one perceptron, actions
-            that are either continuous or one choice.
+        has_passes: whether the hand-written passes of `asyncrl.models.mlp_pass` can train it and NumPy can act: one
+            perceptron, and actions that are either continuous or one choice.
     """
 
     statistics: Tensor
@@ -102,7 +102,7 @@ class SacActor(nn.Module):
         self.register_buffer("statistics", torch.cat((torch.zeros(size), torch.ones(size))))
 
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
-        """Makes the networks; a model of a user's own may make others here (see `docs/custom.md`).
+        """Makes the networks; a user's subclass may make others here (see `docs/custom.md`).
 
         They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, and `mlp`, a
         `StackedMlp` of one network from features to the outputs of the policy.
@@ -116,7 +116,7 @@ class SacActor(nn.Module):
         self.mlp = StackedMlp(1, widths, config.nonlinearity, gain)
 
     def make_critic(self, spec: EnvSpec, config: TrainConfig) -> TwinCritic:
-        """The critics that are trained with this policy; a model of a user's own may make others."""
+        """The critics that are trained with this policy; a user's subclass may make others."""
         return TwinCritic(spec, config)
 
     @property
@@ -147,7 +147,7 @@ class SacActor(nn.Module):
         return obs if out is None or out is obs else out.copy_(obs)
 
     def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Puts new statistics `[D]` in force; choices and flags stay as they are."""
+        """Sets statistics `[D]`; those of choices and flags remain 0 and 1."""
         if self._normalized is not None:
             mask = self._normalized.to(mean.device)
             mean, std = mean.where(mask, 0.0), std.where(mask, 1.0)
@@ -155,7 +155,7 @@ class SacActor(nn.Module):
         self.obs_std.copy_(std)
 
     def inputs_of(self, rows: Tensor) -> Inputs:
-        """What the networks see of raw rows `[B, row_size]`."""
+        """The networks' inputs for raw rows `[B, row_size]`."""
         inputs = split_tensor(self.layout, rows)
         return inputs._replace(floats=self.normalize_obs(inputs.floats.to(self.statistics.dtype)))
 
@@ -166,7 +166,7 @@ class SacActor(nn.Module):
         return self.parameters_of(outputs, floats[:, self.layout.num_features :] if self.layout.num_mask else None)
 
     def parameters_of(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Turn the network's outputs `[B, P]` into what the distribution takes."""
+        """The distribution's parameters `[B, P]` from the network's outputs."""
         if self.has_passes and not self.is_gaussian:
             return log_softmax(outputs, dim=-1)
         if self.has_passes:
@@ -177,11 +177,11 @@ class SacActor(nn.Module):
         return self.distribution.parameters_of(outputs, None, mask)
 
     def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
-        """Take a gradient back through `parameters_of`.
+        """The backward pass of `parameters_of`.
 
         Args:
-            parameters: [B, P], what it returned.
-            gradient: [B, P], with respect to these; it is overwritten.
+            parameters: [B, P], its result.
+            gradient: [B, P], with respect to the result; it is overwritten.
 
         Returns:
             [B, P], with respect to the network's outputs.
@@ -201,13 +201,13 @@ class SacActor(nn.Module):
         rnn_state: Tensor | None = None,
         deterministic: bool = False,
     ) -> SacActResult:
-        """Choose actions for raw rows of observations `[B, row_size]`.
+        """Chooses actions for raw rows of observations `[B, row_size]`.
 
         Args:
             obs: the observations.
             generator: of random numbers, on the model's device.
-            rnn_state: empty, because it is not recurrent.
-            deterministic: take the policy's mode instead of drawing from it.
+            rnn_state: empty, because SAC is not recurrent.
+            deterministic: take the policy's mode instead of a sample.
         """
         parameters = self.forward(*self.inputs_of(obs))
         action, log_prob = self.distribution.choose(parameters, generator, deterministic)
@@ -215,11 +215,11 @@ class SacActor(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Two action values, each by a network of its own; both networks run as one (Haarnoja et al. 2018, section 6).
+    """Two separate action values, computed by one batched network (Haarnoja et al. 2018, section 6).
 
-    Their initial weights follow from `config.seed` alone. Continuous actions in [-1, 1] are inputs beside the
-    observation; of choices all combinations of a group have their values as outputs (`ActionParts`). With an encoder,
-    its features are inputs of both, and one hidden layer of each combines them with the action.
+    Their initial weights depend on `config.seed` alone. Continuous actions in [-1, 1] are inputs beside the
+    observation; each combination of the choices of a group has an output (`ActionParts`). With an encoder, its features
+    are inputs of both, and one hidden layer of each combines them with the action.
     """
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
@@ -251,6 +251,6 @@ class TwinCritic(nn.Module):
 
 
 def _raw_log_std(std: float) -> float:
-    """What `limit_log_std` turns into the logarithm of `std`, or of the nearest deviation well within the range."""
+    """The inverse of `limit_log_std` at the logarithm of `std`, clipped to well within the range."""
     bend = (math.log(std) - _MIDDLE) / _HALF_RANGE
     return _HALF_RANGE * math.atanh(min(max(bend, -0.99), 0.99))

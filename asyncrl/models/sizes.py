@@ -32,6 +32,8 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
     """Whether all numbers are inputs of one perceptron; SAC's takes all keys of an observation, but no mask."""
     observation = spec.observation
+    if config.algorithm.make_model is not None:
+        return False
     if config.encoder != "default" or config.model != "default" or config.use_rnn or observation.has_images:
         return False
     if config.is_off_policy:
@@ -53,7 +55,7 @@ def _count_parameters(spec: EnvSpec, config: TrainConfig) -> tuple[int, int]:
 
 
 def trained_sizes(spec: EnvSpec, config: TrainConfig) -> dict[str, int]:
-    """Elements of each tensor that a learner trains, by its name in `asyncrl.learner.storage`."""
+    """Elements of each tensor that a learner trains, by its name in `asyncrl.learner.parameter_store`."""
     if not config.is_off_policy:
         return {"model": num_model_parameters(spec, config)}
     num_actor, num_critics = _count_parameters(spec, config)

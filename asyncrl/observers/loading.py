@@ -9,8 +9,8 @@ from typing import Any
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import nearest
+from asyncrl.config.user_modules import import_user_module
 from asyncrl.observers.observer import Observer
-from asyncrl.runtime.user_modules import import_user_module
 
 GROUP = "asyncrl.callbacks"
 """Group of entry points: `NAME = "package.module:Class"` in a package's metadata registers the name."""

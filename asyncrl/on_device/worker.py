@@ -28,7 +28,7 @@ from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase
 
 
 class DeviceWorker(RolloutWorkerBase):
-    """Fills a dataset and passes it to `OnPolicyTrainer`. Owns the environments and the dataset, which it reuses.
+    """Fills a dataset and passes it to `TrajectoryLoop`. Owns the environments and the dataset, which it reuses.
 
     Environments, the learner's model and the dataset are on `device`; `seed` is for drawing actions.
     """
@@ -73,7 +73,7 @@ class DeviceWorker(RolloutWorkerBase):
         self._is_full = stop == self._dataset.valid.shape[1]
         return 0.0
 
-    # The methods that `OnPolicyTrainer` calls (`DatasetSource` and `DatasetRoom`).
+    # The methods that `TrajectoryLoop` calls (`DatasetSource` and `DatasetRoom`).
 
     def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
         return [] if self._is_full else None

@@ -1,17 +1,18 @@
-"""What every role is built from, and how: for one process or for many.
+"""Builds every role of a run, for one process or for many.
 
     rollout worker --requests--> inference worker        (central inference only)
     rollout worker <--actions--- inference worker
     rollout worker --ready slots--> learner --granted slots--> rollout worker
     learner --published weights--> whoever acts, evaluation
 
-All of it lies in one arena, which the runner makes before it starts anyone.
+Everything that roles share is in one arena, which the runner allocates before it starts them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.algorithms import imported
+from asyncrl.config.errors import UsageError
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.factory import env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation.worker import EvaluationWorker
@@ -28,19 +31,20 @@ from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.dataset import Batcher, DeviceSlots
 from asyncrl.learner.limiter import ReplayLimiter
-from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.off_policy_trainer import OffPolicyTrainer
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.on_policy_trainer import DatasetRoom, DatasetSource, OnPolicyTrainer
-from asyncrl.learner.ranks import Agreement, ProcessGroupRanks, Ranks
+from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
+from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.storage import Storage
 from asyncrl.learner.threads import ThreadChoice
-from asyncrl.learner.worker import LearnerWorker, StopCondition, Trainer, WeightsPublisher
+from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
+from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
-from asyncrl.models.factory import make_acting_model, make_actor_critic, make_sac_actor
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.worker import DeviceWorker
@@ -54,7 +58,7 @@ _ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the 
 
 
 def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer) -> ActingPolicy:
-    """The policy of actor number `actor_idx`, with a random generator of its own."""
+    """The policy of actor number `actor_idx`, with its own random generator."""
     return ActingPolicy(
         model=make_acting_model(setup.spec, setup.config),
         weights=WeightsChannel(setup.arena),
@@ -140,51 +144,26 @@ def build_learner(
     Args:
         setup: the run.
         waker: wakes the learner.
-        workers: wakes all rollout workers, by their number.
-        look: called during updates, for a process that has other things to look after.
+        workers: wake the rollout workers, by their number.
+        look: called during updates, for the other roles of the process.
     """
-    torch.manual_seed(setup.seed)
-    phases, plan = PhaseTimer(), setup.plan
-    device = _own_device(plan.device)
-    ranks = Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device)
-    agreement = Agreement(ranks, setup.control, setup.hyperparameters)
-    saved = state_to_begin_with(setup)
-    stopping = _stop_condition(setup, saved)
-    exchange: SlotExchange | None = None
-    trainer: Trainer
+    parts, arena, plan = _LearnerParts.begin(setup), setup.arena, setup.plan
     if plan.hogwild is not None:
-        trainer = build_parameter_server(setup, plan.hogwild, waker, workers, phases)
-    elif plan.replay is not None:
-        trainer = _build_off_policy_trainer(setup, plan.replay, saved, waker, workers, phases, agreement)
-    else:
-        slots = TrajectorySlots(setup.arena)
-        copies = DeviceSlots(slots, device, setup.arena) if device.type == "cuda" else None
-        exchange = _build_exchange(setup, slots, copies, workers)
-        batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound, copies)
-        learner = _make_on_policy_learner(setup, saved, agreement.ranks)
-        trainer = _make_on_policy_trainer(setup, learner, exchange, batcher, saved, phases, agreement, stopping, look)
-    return _make_learner_worker(setup, trainer, phases, agreement, stopping), exchange
-
-
-def _stop_condition(setup: RunSetup, saved: LearnerState | None) -> StopCondition:
-    elapsed_s = float(saved.scalars["elapsed_s"]) if setup.resume_from is not None and saved is not None else 0.0
-    return StopCondition(setup.control, setup.config.train_for_seconds, elapsed_s)
-
-
-def _make_learner_worker(
-    setup: RunSetup, trainer: Trainer, phases: PhaseTimer, agreement: Agreement, stopping: StopCondition
-) -> LearnerWorker:
-    return LearnerWorker(
-        trainer,
-        setup.control,
-        setup.config,
-        setup.spec,
-        setup.checkpoints,
-        phases,
-        stopping=stopping,
-        agreement=agreement,
-        saves=agreement.ranks.rank == 0 or (setup.plan.replay is not None and setup.config.save_replay),
+        return parts.worker(build_parameter_server(setup, plan.hogwild, waker, workers, parts.phases)), None
+    if plan.replay is not None:
+        return parts.worker(_build_replay_loop(parts, plan.replay, waker, workers)), None
+    slots = TrajectorySlots(arena)
+    copies = DeviceSlots(slots, parts.device, arena) if parts.device.type == "cuda" else None
+    exchange = SlotExchange(
+        ledger=SlotLedger(slots, plan, copies),
+        ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
+        granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
+        workers=workers,
+        splits_per_worker=plan.worker_num_splits,
+        worker_deaths=setup.worker_deaths,
     )
+    batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound, copies)
+    return parts.worker(_build_trajectory_loop(parts, parts.on_policy_learner(), exchange, batcher, look)), exchange
 
 
 def build_serial(
@@ -206,117 +185,134 @@ def build_serial(
 
 
 def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[LearnerWorker, None, list[Any]]:
-    config, plan, device = setup.config, setup.plan, _own_device(setup.plan.device)
-    torch.manual_seed(config.seed)
-    saved, phases = state_to_begin_with(setup), PhaseTimer()
-    agreement = Agreement(Ranks(), setup.control, setup.hyperparameters)
-    learner = _make_on_policy_learner(setup, saved, agreement.ranks)
+    config, plan, parts = setup.config, setup.plan, _LearnerParts.begin(setup)
+    learner = parts.on_policy_learner()
     env = make_run_vector_env(config, plan.num_envs)
     group = TensorEnvGroup(
-        env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.action_mapping, device
+        env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.action_mapping, parts.device
     )
     if (info := setup.control.newest_training_info) is not None:
         group.set_training_info(info)
     seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
-    worker = DeviceWorker(group, learner, setup.spec, plan, device, seed, setup.control)
-    stopping = _stop_condition(setup, saved)
-    trainer = _make_on_policy_trainer(setup, learner, worker, worker, saved, phases, agreement, stopping, look)
-    return _make_learner_worker(setup, trainer, phases, agreement, stopping), None, [worker]
+    worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
+    return parts.worker(_build_trajectory_loop(parts, learner, worker, worker, look)), None, [worker]
 
 
 def _own_device(name: str) -> torch.device:
-    """The device of a role, which is from here on the one that this process means if it names none."""
+    """The device of a role, which becomes the default device of this process."""
     device = torch.device(name)
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
 
 
-def _take_state_of_first(ranks: Ranks, learner: OnPolicyLearner | OffPolicyLearner) -> None:
-    """Brings weights, optimizer and statistics to those of rank 0; random draws stay each rank's own."""
-    if ranks.num_ranks == 1:
-        return
-    state = learner.state_dict()
-    own = {"generator": state.optimizer["generator"]}
-    for tensors in (state.model, state.optimizer):
-        for name in sorted(tensors.keys() - own.keys()):
-            tensors[name] = ranks.take_from_first(tensors[name].to(learner.device)).cpu()
-    names = sorted(state.scalars)
-    numbers = torch.tensor([state.scalars[name] for name in names], dtype=torch.float64, device=learner.device)
-    scalars: dict[str, int | float] = dict(zip(names, ranks.take_from_first(numbers).tolist(), strict=True))
-    learner.load_state_dict(LearnerState(state.model, {**state.optimizer, **own}, scalars))
+@dataclass
+class _LearnerParts:
+    """Parts that every learner has."""
+
+    setup: RunSetup
+    device: torch.device
+    saved: LearnerState | None
+    phases: PhaseTimer
+    agreement: RankConsensus
+    stopping: StopCondition
+
+    @classmethod
+    def begin(cls, setup: RunSetup) -> _LearnerParts:
+        """Connects to other ranks and loads the checkpoint that the run begins with."""
+        torch.manual_seed(setup.seed)
+        device = _own_device(setup.plan.device)
+        ranks = Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device)
+        saved = state_to_begin_with(setup)
+        is_resumed = setup.resume_from is not None and saved is not None
+        elapsed_s = float(saved.scalars["elapsed_s"]) if saved is not None and is_resumed else 0.0
+        return cls(
+            setup=setup,
+            device=device,
+            saved=saved,
+            phases=PhaseTimer(),
+            agreement=RankConsensus(ranks, setup.control, setup.hyperparameters),
+            stopping=StopCondition(setup.control, setup.config.train_for_seconds, elapsed_s),
+        )
+
+    def worker(self, loop: LearnerLoop) -> LearnerWorker:
+        """The process that runs the loop."""
+        setup, is_first = self.setup, self.agreement.ranks.rank == 0
+        return LearnerWorker(
+            loop,
+            setup.control,
+            setup.config,
+            setup.spec,
+            setup.checkpoints,
+            self.phases,
+            stopping=self.stopping,
+            agreement=self.agreement,
+            saves=is_first or (setup.plan.replay is not None and setup.config.save_replay),
+        )
+
+    def publisher(self) -> WeightsPublisher:
+        channel = WeightsChannel(self.setup.arena)
+        if self.setup.plan.inference_mode == "central":
+            channel.allocate_on_device(self.device)
+        return WeightsPublisher(channel, 0 if self.setup.plan.replay is not None else self.setup.plan.forced_lag)
+
+    def on_policy_learner(self) -> OnPolicyLearner:
+        """The learner of trajectories, in the state to begin with."""
+        model = make_acting_model(self.setup.spec, self.setup.config)
+        if not isinstance(model, ActorCritic):
+            raise UsageError(f"--algo={self.setup.config.algo} makes a {type(model).__name__}, not an ActorCritic.")
+        store = ParameterStore(self.agreement.ranks)
+        learner = OnPolicyLearner(model, self.setup.learner_config, self.device, store)
+        if self.saved is not None:
+            learner.load_state_dict(self.saved)
+        self.take_state_of_first(learner)
+        return learner
+
+    def take_state_of_first(self, learner: OnPolicyLearner | SacLearner) -> None:
+        """Copies weights, optimizer state and statistics from rank 0; each rank keeps its own random generator."""
+        ranks = self.agreement.ranks
+        if ranks.num_ranks == 1:
+            return
+        state = learner.state_dict()
+        own = {"generator": state.optimizer["generator"]}
+        for tensors in (state.model, state.optimizer):
+            for name in sorted(tensors.keys() - own.keys()):
+                tensors[name] = ranks.take_from_first(tensors[name].to(learner.device)).cpu()
+        names = sorted(state.scalars)
+        numbers = torch.tensor([state.scalars[name] for name in names], dtype=torch.float64, device=learner.device)
+        scalars: dict[str, int | float] = dict(zip(names, ranks.take_from_first(numbers).tolist(), strict=True))
+        learner.load_state_dict(LearnerState(state.model, {**state.optimizer, **own}, scalars))
 
 
-def _build_exchange(
-    setup: RunSetup, slots: TrajectorySlots, copies: DeviceSlots | None, workers: Sequence[Waker]
-) -> SlotExchange:
-    arena, plan = setup.arena, setup.plan
-    return SlotExchange(
-        ledger=SlotLedger(slots, plan, copies),
-        ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
-        granted=[IndexRing(arena, f"granted.{worker_idx}") for worker_idx in range(plan.num_workers)],
-        workers=workers,
-        splits_per_worker=plan.worker_num_splits,
-        worker_deaths=setup.worker_deaths,
-    )
-
-
-def _make_on_policy_learner(setup: RunSetup, saved: LearnerState | None, ranks: Ranks) -> OnPolicyLearner:
-    model = make_actor_critic(setup.spec, setup.config)
-    learner = OnPolicyLearner(model, setup.learner_config, torch.device(setup.plan.device), Storage(ranks))
-    if saved is not None:
-        learner.load_state_dict(saved)
-    _take_state_of_first(ranks, learner)
-    return learner
-
-
-def _channel_of_learner(setup: RunSetup) -> WeightsChannel:
-    channel = WeightsChannel(setup.arena)
-    if setup.plan.inference_mode == "central":
-        channel.allocate_on_device(torch.device(setup.plan.device))
-    return channel
-
-
-def _make_on_policy_trainer(
-    setup: RunSetup,
+def _build_trajectory_loop(
+    parts: _LearnerParts,
     learner: OnPolicyLearner,
     source: DatasetSource,
     batcher: DatasetRoom,
-    saved: LearnerState | None,
-    phases: PhaseTimer,
-    agreement: Agreement,
-    stopping: StopCondition,
     look: Callable[[], None] | None,
-) -> OnPolicyTrainer:
-    return OnPolicyTrainer(
+) -> TrajectoryLoop:
+    setup, saved = parts.setup, parts.saved
+    return TrajectoryLoop(
         learner=learner,
         source=source,
         batcher=batcher,
-        publisher=WeightsPublisher(_channel_of_learner(setup), setup.plan.forced_lag),
+        publisher=parts.publisher(),
         config=setup.config,
-        phases=phases,
+        phases=parts.phases,
         env_steps=setup.first_env_steps,
         num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
-        agreement=agreement,
+        agreement=parts.agreement,
         control=setup.control,
-        stopping=stopping,
+        stopping=parts.stopping,
         look=look,
     )
 
 
-def _build_off_policy_trainer(
-    setup: RunSetup,
-    replay: ReplayPlan,
-    saved: LearnerState | None,
-    waker: Waker,
-    workers: Sequence[Waker],
-    phases: PhaseTimer,
-    agreement: Agreement,
-) -> OffPolicyTrainer:
+def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, workers: Sequence[Waker]) -> ReplayLoop:
+    setup, saved, ranks = parts.setup, parts.saved, parts.agreement.ranks
     config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
-    ranks = agreement.ranks
-    learner = OffPolicyLearner(
-        make_sac_actor(setup.spec, config), config, setup.spec, torch.device(plan.device), Storage(ranks)
+    learner: SacLearner = imported(config.algorithm.make_learner)(
+        make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
     sampler = ReplaySampler(
         stripes,
@@ -325,9 +321,9 @@ def _build_off_policy_trainer(
         config.reward_scale,
         config.reward_clip,
         seed=setup.seed,
-        device=torch.device(plan.device),
+        device=parts.device,
     )
-    is_free = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
+    chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
     share = math.ceil((config.train_for_env_steps - setup.first_env_steps) / ranks.num_ranks)
     most_env_steps = share + stripes.total_env_steps()
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
@@ -336,25 +332,25 @@ def _build_off_policy_trainer(
         if stripes.num_held_steps > 0:
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
-    _take_state_of_first(ranks, learner)
-    return OffPolicyTrainer(
+    parts.take_state_of_first(learner)
+    return ReplayLoop(
         learner=learner,
         stripes=stripes,
         sampler=sampler,
         limiter=limiter,
-        publisher=WeightsPublisher(_channel_of_learner(setup), 0),
+        publisher=parts.publisher(),
         waker=waker,
         workers=workers,
         config=config,
-        phases=phases,
+        phases=parts.phases,
         first_env_steps=setup.first_env_steps,
-        threads=ThreadChoice(plan.learner_threads) if is_free else None,
-        agreement=agreement,
+        threads=ThreadChoice(plan.learner_threads) if chooses_threads else None,
+        agreement=parts.agreement,
         most_env_steps=share,
     )
 
 
 def build_evaluation_worker(setup: RunSetup) -> EvaluationWorker:
-    """What evaluates during training."""
+    """The role that evaluates during training."""
     weights = WeightsChannel(setup.arena)
     return EvaluationWorker(setup.config, setup.spec, weights, setup.control, setup.checkpoints, setup.first_env_steps)

@@ -19,6 +19,7 @@ from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.printing import format_bytes
 from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.user_modules import import_user_modules
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
@@ -28,7 +29,6 @@ from asyncrl.observers.loading import find_callback
 from asyncrl.run import resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
-from asyncrl.runtime.user_modules import import_user_modules
 
 _BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment; what they share is counted once
 _LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost
@@ -145,7 +145,7 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
     if is_first_rank:
         experiment = config.experiment
         if experiment is None:
-            experiment = run_folder.default_experiment(config.env_id, config.algo)
+            experiment = run_folder.default_experiment(config.env_id, config.algorithm.name)
         problem = run_folder.find_problem(config.train_dir, experiment)
         if problem is not None:
             problems.append(Problem(("experiment", "train_dir"), problem))

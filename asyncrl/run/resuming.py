@@ -86,7 +86,8 @@ class Resumption:
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
     """The settings that differ, without those of one start of the program."""
     old, new = before.model_dump(), now.model_dump()
-    return [Change(name, old[name], new[name]) for name in old if old[name] != new[name] and name not in OF_ONE_START]
+    names = [name for name in old if name in new and name not in OF_ONE_START]
+    return [Change(name, old[name], new[name]) for name in names if old[name] != new[name]]
 
 
 def find_problems(loaded: LoadedConfig) -> list[Problem]:

@@ -174,10 +174,10 @@ class Session:
             raise EndedByFirstRank("rank 0 has not started the run", exit_code=int(told["exit_code"]))
         self._first_env_steps = told["env_steps"]
         self._hyperparameters = Hyperparameters(**told["hyperparameters"])
-        config = TrainConfig.model_validate(told["config"]).model_copy(update=_OF_OTHER_RANKS)
+        config = TrainConfig.from_saved(told["config"]).model_copy(update=_OF_OTHER_RANKS)
         if self._env_maker is not None and config.env == self._env_maker:
             config = config.model_copy(update={"env": self._env_maker})
-        return LoadedConfig(config, dict.fromkeys(TrainConfig.model_fields, "rank 0"))
+        return LoadedConfig(config, dict.fromkeys(type(config).model_fields, "rank 0"))
 
     def _machine(self) -> Machine:
         machine = Machine.detect()
@@ -250,7 +250,7 @@ class Session:
     @staticmethod
     def _new_experiment(config: TrainConfig) -> str:
         """A name of environment, algorithm and time that no run has yet: a program may start several in a second."""
-        name = default_experiment(config.env_id, config.algo)
+        name = default_experiment(config.env_id, config.algorithm.name)
         number, unused = 1, name
         while run_folder.run_path(config.train_dir, unused).exists():
             number += 1

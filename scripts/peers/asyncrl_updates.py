@@ -30,11 +30,11 @@ from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.hogwild.worker import OwnActions
 from asyncrl.learner.dataset import Batcher, Dataset
-from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
-from asyncrl.learner.storage import Storage
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
@@ -81,11 +81,11 @@ def make_sac_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
     for row in range(NUM_RANDOM_STEPS):
         stripes.answer((0, row), slice(0, 1), policy.act(stripes.obs_at((0, row))), version=0, now=0.0)
         stripes.publish(0, group.step(stripes.store_action(0, row), stripes.rows(0, row)))
-    storage = Storage()
+    storage = ParameterStore()
     if is_shared:
-        arena = shared_arena(spec, config, lambda begun: OffPolicyLearner(actor, config, spec, CPU, begun))
+        arena = shared_arena(spec, config, lambda begun: SacLearner(actor, config, spec, CPU, begun))
         storage = SharedStorage(arena, owner=1)
-    learner = OffPolicyLearner(actor, config, spec, CPU, storage)
+    learner = SacLearner(actor, config, spec, CPU, storage)
     sampler = ReplaySampler(stripes, config.n_step, config.gamma, config.reward_scale, None, config.seed)
     return lambda: learner.train(sampler.sample(UPDATES_AT_ONCE, config.batch_size)), UPDATES_AT_ONCE
 
@@ -139,7 +139,7 @@ def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
     return Batcher(slots, slots.num_envs).collect([Columns(0, 0, slots.num_envs, is_last=True)])
 
 
-def shared_arena(spec: EnvSpec, config: TrainConfig, begin: Callable[[Storage], object]) -> Arena:
+def shared_arena(spec: EnvSpec, config: TrainConfig, begin: Callable[[ParameterStore], object]) -> Arena:
     """The shared tensors of a Hogwild run with one worker; `begin` makes a learner, whose weights they get."""
     sizes = shared_sizes(spec, config)
     arena = Arena.create(shared_tensor_specs(sizes.tensors, sizes.moments, num_workers=1))

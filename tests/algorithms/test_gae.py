@@ -33,8 +33,8 @@ def test_an_unbroken_column_bootstraps_from_the_row_after_the_last() -> None:
 
 
 def test_termination_makes_the_next_value_zero_and_cuts_the_chain() -> None:
-    result = run(column(1, 1, 1), column(1, 2, 3, 4), flags(3, 1), flags(3))
-    assert result.advantages.flatten().tolist() == [0.75, -1.0, 0.0]
+    result = run(column(1, 1, 2), column(1, 2, 3, 4), flags(3, 1), flags(3))
+    assert result.advantages.flatten().tolist() == [0.75, -1.0, 1.0]
 
 
 def test_truncation_bootstraps_from_the_final_observation_and_cuts_the_chain() -> None:

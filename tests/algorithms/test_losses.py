@@ -6,19 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.a2c import a2c_policy_loss
 from asyncrl.algorithms.losses import (
-    a2c_policy_loss,
     advantage_sums,
     approximate_kl,
     behaviour_weights,
-    clip_range,
     clipped_value_loss,
     effective_sample_size,
     explained_variance,
     normalize_advantages,
-    ppo_policy_loss,
     squared_value_loss,
 )
+from asyncrl.algorithms.ppo import clip_range, ppo_policy_loss
 
 
 def log(*ratios: float) -> Tensor:

@@ -26,9 +26,9 @@ from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_
 from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.storage import Storage
+from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.sac import SacLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import trained_sizes
@@ -454,13 +454,13 @@ def test_each_worker_and_each_resumption_draws_random_numbers_of_its_own() -> No
     pair.close()
 
 
-class SizingStorage(Storage):
+class SizingStorage(ParameterStore):
     """Notes what a learner holds."""
 
     def __init__(self) -> None:
         self.sizes: dict[str, int] = {}
 
-    def hold(self, name: str, initial: torch.Tensor) -> torch.Tensor:
+    def allocate(self, name: str, initial: torch.Tensor) -> torch.Tensor:
         self.sizes[name] = initial.numel()
         return initial
 
@@ -474,5 +474,5 @@ def test_sizes_of_shared_tensors_are_known_without_building_the_networks(spec: E
     assert storage.sizes == trained_sizes(spec, config)
     config = config.model_copy(update={"algo": "sac"})
     storage = SizingStorage()
-    OffPolicyLearner(SacActor(spec, config), config, spec, torch.device("cpu"), storage)
+    SacLearner(SacActor(spec, config), config, spec, torch.device("cpu"), storage)
     assert storage.sizes == trained_sizes(spec, config)

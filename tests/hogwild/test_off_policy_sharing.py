@@ -14,9 +14,9 @@ from asyncrl.buffers.shared_tensors import SharedTensor, shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
-from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.replay_sampler import Transitions
-from asyncrl.learner.storage import Storage
+from asyncrl.learner.sac import SacLearner
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
 
@@ -40,16 +40,16 @@ def batches() -> list[Transitions]:
     return [one_step(randn(12, 3), choice(), randn(12), randn(12, 3), discount) for _ in range(NUM_UPDATES)]
 
 
-def learner(config: TrainConfig, storage: Storage, device: torch.device = CPU) -> OffPolicyLearner:
-    return OffPolicyLearner(SacActor(SPEC, config), config, SPEC, device, storage)
+def learner(config: TrainConfig, storage: ParameterStore, device: torch.device = CPU) -> SacLearner:
+    return SacLearner(SacActor(SPEC, config), config, SPEC, device, storage)
 
 
 def values_of_one_learner(config: TrainConfig) -> dict[str, torch.Tensor]:
     """What a learner in memory of its own makes of the batches."""
     held: dict[str, torch.Tensor] = {}
 
-    class Noting(Storage):
-        def hold(self, name: str, initial: torch.Tensor) -> torch.Tensor:
+    class Noting(ParameterStore):
+        def allocate(self, name: str, initial: torch.Tensor) -> torch.Tensor:
             held[name] = initial
             return initial
 

@@ -87,25 +87,25 @@ def test_a_process_in_the_place_of_another_goes_on_with_its_entry() -> None:
 
 def test_shared_storage_is_the_shared_memory_and_a_private_one_a_copy_until_it_is_pulled() -> None:
     arena = shared_arena(2, size=3)
-    InitialStorage(arena).hold("model", torch.tensor([1.0, 2.0, 3.0]))
+    InitialStorage(arena).allocate("model", torch.tensor([1.0, 2.0, 3.0]))
     shared, private = SharedStorage(arena, 1), SharedStorage(arena, 2, Copies.PULLED)
-    direct, copy = shared.hold("model", torch.zeros(3)), private.hold("model", torch.zeros(3))
+    direct, copy = shared.allocate("model", torch.zeros(3)), private.allocate("model", torch.zeros(3))
     assert direct.tolist() == copy.tolist() == [1.0, 2.0, 3.0]
     gradient = torch.ones(3)
     optimizer = private.optimizer(["model"], [copy], [gradient], TrainConfig())
     optimizer.step(0.5, TAKEN)
     np.testing.assert_allclose(direct.numpy(), [0.5, 1.5, 2.5], atol=1e-4)
     assert copy.tolist() == [1.0, 2.0, 3.0]
-    private.pull()
+    private.sync()
     assert torch.equal(copy, direct)
     arena.close()
 
 
 def test_a_copy_that_follows_is_where_the_shared_values_are_after_each_step_of_its_own() -> None:
     arena = shared_arena(2, size=3)
-    InitialStorage(arena).hold("model", torch.tensor([1.0, 2.0, 3.0]))
+    InitialStorage(arena).allocate("model", torch.tensor([1.0, 2.0, 3.0]))
     other, following = SharedStorage(arena, 1), SharedStorage(arena, 2, Copies.FOLLOWING)
-    direct, copy = other.hold("model", torch.zeros(3)), following.hold("model", torch.zeros(3))
+    direct, copy = other.allocate("model", torch.zeros(3)), following.allocate("model", torch.zeros(3))
     gradient = torch.ones(3)
     mine = following.optimizer(["model"], [copy], [gradient], TrainConfig())
     others = other.optimizer(["model"], [direct], [gradient], TrainConfig())
@@ -113,7 +113,7 @@ def test_a_copy_that_follows_is_where_the_shared_values_are_after_each_step_of_i
     assert torch.equal(copy, direct)
     others.step(0.5, TAKEN)
     assert not torch.equal(copy, direct)
-    following.pull()
+    following.sync()
     assert torch.equal(copy, direct)
     others.step(0.5, TAKEN)
     before = direct.clone()
@@ -126,7 +126,7 @@ def test_a_copy_that_follows_is_where_the_shared_values_are_after_each_step_of_i
 def test_what_a_checkpoint_held_is_handed_over() -> None:
     arena = shared_arena(2)
     initial = InitialStorage(arena)
-    initial.hold("model", torch.ones(6))
+    initial.allocate("model", torch.ones(6))
     optimizer = initial.optimizer(["model"], [torch.zeros(6)], [torch.zeros(6)], TrainConfig())
     moments = initial.moments("obs", 2, torch.device("cpu"))
     optimizer.steps[0].fill_(17.0)

@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from asyncrl.algorithms.losses import Samples
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.array_update import ArrayUpdate
-from asyncrl.learner.dataset import Dataset, Samples
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.models.actor_critic import ActorCritic
 

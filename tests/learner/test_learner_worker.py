@@ -14,12 +14,12 @@ from small_runs import BOX, planned, small_arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner import on_policy_trainer as trainer_module
+from asyncrl.learner import trajectory_loop as trainer_module
 from asyncrl.learner import worker as worker_module
 from asyncrl.learner.on_policy import Progress
-from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
+from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, StopCondition
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
@@ -44,7 +44,7 @@ class Fakes:
         publisher = self.Publisher(self)
         phases, counters = PhaseTimer(), resumed or {"env_steps": 0, "num_samples": 0, "elapsed_s": 0.0}
         stopping = StopCondition(self.control, self.config.train_for_seconds, counters["elapsed_s"])
-        self.trainer = OnPolicyTrainer(
+        self.trainer = TrajectoryLoop(
             self,
             self,
             self,

@@ -13,8 +13,8 @@ from transitions import draw
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
@@ -62,7 +62,7 @@ def test_ppo_takes_each_of_them(spec: EnvSpec, name: str) -> None:
 
 def train_sac(new: dict[str, Any], old: dict[str, Any]) -> LearnerState:
     config = TrainConfig(algo="sac", encoder_mlp_layers=[16], normalize_input=False, precision="float32", **old)
-    learner = OffPolicyLearner(SacActor(BOX, config), config, BOX, CPU)
+    learner = SacLearner(SacActor(BOX, config), config, BOX, CPU)
     learner.set_hyperparameters(Hyperparameters(**new))
     learner.train(draw(BOX, 3), 0)
     return learner.state_dict()

@@ -11,10 +11,10 @@ import torch
 from datasets import BOX, CHOICE, CPU, MASKED, Actor, train_on
 from torch import Tensor
 
-from asyncrl.algorithms.losses import gae, vtrace
+from asyncrl.algorithms.losses import Samples, gae, vtrace
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.dataset import Dataset, Samples
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner, Step
 from asyncrl.models.actor_critic import ActorCritic
 
@@ -66,13 +66,14 @@ def lagging(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor, Dat
 
 def recorded_minibatches(learner: OnPolicyLearner, monkeypatch: pytest.MonkeyPatch) -> list[Samples]:
     batches: list[Samples] = []
-    train_minibatch = learner._train_minibatch
+    make_minibatches = learner._minibatches
 
-    def record(batch: Samples) -> Any:
-        batches.append(batch)
-        return train_minibatch(batch)
+    def record(samples: Samples) -> list[Samples]:
+        made = make_minibatches(samples)
+        batches.extend(made)
+        return made
 
-    monkeypatch.setattr(learner, "_train_minibatch", record)
+    monkeypatch.setattr(learner, "_minibatches", record)
     return batches
 
 

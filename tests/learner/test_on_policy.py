@@ -20,16 +20,16 @@ from graph_stand_ins import PlainCall
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
-from asyncrl.algorithms.losses import vtrace
+from asyncrl.algorithms.losses import Samples, vtrace
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.storage import Copies, SharedStorage
 from asyncrl.learner import update_runner
-from asyncrl.learner.dataset import Dataset, Samples
+from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.storage import Storage
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
 
@@ -483,7 +483,7 @@ def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so() -> 
 def test_what_does_not_fit_into_a_graph_runs_plainly() -> None:
     config = TrainConfig(batch_size=64, num_batches_per_epoch=2, encoder_mlp_layers=[16], compile="cuda_graph")
     arena = Arena.create(shared_tensor_specs({"model": 1000}, {"obs": 3, "return": 1}, num_workers=1))
-    of_ranks = Storage(SimpleNamespace(num_ranks=2, rank=0))
+    of_ranks = ParameterStore(SimpleNamespace(num_ranks=2, rank=0))
     for storage in (of_ranks, SharedStorage(arena, 1), SharedStorage(arena, 1, Copies.PULLED)):
         assert not storage.is_capturable
     recurrent = config.model_copy(update={"use_rnn": True})
@@ -617,3 +617,14 @@ def test_the_gradient_stays_bounded_through_a_phase_without_reward(num_before: i
         norms.append(train_on(learner, actor.collect(actor.receive(learner), reward)).grad_norm)
     assert max(norms[num_before:]) < 2.0
     assert float(learner.model.value_head.weight.detach().norm()) < 2.0
+
+
+def test_metrics_of_the_first_minibatch_are_of_the_first_that_has_samples() -> None:
+    """With ranks, a minibatch may have no sample in one of them, and the steps before it may have been skipped."""
+    learner, actor = make(BOX, num_epochs=1, num_batches_per_epoch=2, batch_size=16)
+    dataset = actor.collect(actor.receive(learner))
+    log_ratios = iter([torch.empty(0), torch.tensor([0.0, math.log(1.5)])])
+    learner._take_step = lambda batch, learning_rate: (torch.zeros(7), next(log_ratios))
+    metrics = train_on(learner, dataset)
+    assert metrics is not None
+    assert metrics.max_ratio_deviation_first_batch == pytest.approx(0.5)

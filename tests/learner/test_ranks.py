@@ -28,14 +28,14 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.off_policy import OffPolicyLearner
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.on_policy_trainer import OnPolicyTrainer
-from asyncrl.learner.ranks import Agreement, Ranks, Turn
+from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.ranks import RankConsensus, Ranks, Turn
 from asyncrl.learner.replay_sampler import Transitions
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.statistics import RunningMoments
-from asyncrl.learner.storage import Storage
+from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import StopCondition
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
@@ -54,7 +54,7 @@ def on_policy(spec: EnvSpec, ranks: Ranks, **settings: Any) -> OnPolicyLearner:
     given = {"encoder_mlp_layers": [16], "num_epochs": 2, "shuffle_minibatches": False, **settings}
     config = TrainConfig(**given)
     with ONE_AT_A_TIME:
-        return OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU, Storage(ranks))
+        return OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU, ParameterStore(ranks))
 
 
 def collect(spec: EnvSpec, settings: dict[str, Any], ends: bool) -> Dataset:
@@ -235,7 +235,7 @@ def test_statistics_are_those_of_the_vectors_of_all_ranks() -> None:
         torch.testing.assert_close(moments.variance, finite.var(0, correction=0), rtol=1e-5, atol=0.0)
 
 
-class GivenNoise(OffPolicyLearner):
+class GivenNoise(SacLearner):
     """Draws actions with noise that was drawn before."""
 
     given: list[Tensor]
@@ -249,7 +249,7 @@ def off_policy(spec: EnvSpec, ranks: Ranks, noise: list[Tensor]) -> GivenNoise:
         algo="sac", encoder_mlp_layers=[16], normalize_input=True, max_grad_norm=0.1, precision="float32"
     )
     with ONE_AT_A_TIME:
-        learner = GivenNoise(SacActor(spec, config), config, spec, CPU, Storage(ranks))
+        learner = GivenNoise(SacActor(spec, config), config, spec, CPU, ParameterStore(ranks))
     learner.given = noise
     return learner
 
@@ -294,7 +294,7 @@ def test_sac_leaves_a_step_out_in_all_ranks_if_one_has_numbers_that_are_not_fini
 def test_new_hyperparameters_of_rank_0_reach_all_ranks_with_the_same_turn() -> None:
     def work(ranks: ThreadRanks) -> list[Hyperparameters | None]:
         control = RunControl(Arena.create(control_specs()), num_workers=0)
-        agreement = Agreement(ranks, control, Hyperparameters(gae_lambda=0.5))
+        agreement = RankConsensus(ranks, control, Hyperparameters(gae_lambda=0.5))
         seen = [agreement.take_turn(1, 10).new_values]
         control.set_hyperparameters(Hyperparameters(gamma=0.1 * (1 + ranks.rank)))  # that of other ranks is not read
         seen += [agreement.take_turn(1, 20).new_values, agreement.take_turn(1, 30).new_values]
@@ -306,7 +306,7 @@ def test_new_hyperparameters_of_rank_0_reach_all_ranks_with_the_same_turn() -> N
 
 def test_ranks_take_turns_save_and_end_together() -> None:
     def work(ranks: ThreadRanks) -> list[Any]:
-        agreement = Agreement(ranks)
+        agreement = RankConsensus(ranks)
         seen: list[Any] = [agreement.take_turn(3 + ranks.rank, 10 * (1 + ranks.rank))]
         seen.append(agreement.should_save(is_due=True))  # only what is due in rank 0 counts, with the next turn
         seen.append(agreement.take_turn(1, 100))
@@ -328,7 +328,7 @@ def test_ranks_take_turns_save_and_end_together() -> None:
 
 def test_a_save_that_was_asked_for_waits_for_the_next_turn_and_is_made_once() -> None:
     def work(ranks: ThreadRanks) -> list[bool]:
-        agreement, saves = Agreement(ranks), []
+        agreement, saves = RankConsensus(ranks), []
         saves += [agreement.should_save(is_due=ranks.rank == 0), agreement.should_save(is_due=False)]
         for is_due in (True, False, False):  # what is due is so until it was saved
             agreement.take_turn(1, 10)
@@ -340,7 +340,7 @@ def test_a_save_that_was_asked_for_waits_for_the_next_turn_and_is_made_once() ->
 
 def test_a_rank_that_is_done_goes_on_with_the_others_until_all_are() -> None:
     def work(ranks: ThreadRanks) -> list[Turn]:
-        agreement = Agreement(ranks)
+        agreement = RankConsensus(ranks)
         turns = [(4, 10, False), (0, 10, True)] if ranks.rank == 0 else [(6, 20, False), (5, 25, False)]
         seen = [agreement.take_turn(*turn) for turn in turns]
         return [*seen, agreement.take_turn(0, 30, is_done=True)]
@@ -371,7 +371,7 @@ def test_ranks_end_an_update_after_the_same_pass() -> None:
             lag=lambda *_: None,
             release=lambda _: None,
         )
-        trainer = OnPolicyTrainer(
+        trainer = TrajectoryLoop(
             learner,
             source,
             source,
@@ -380,7 +380,7 @@ def test_ranks_end_an_update_after_the_same_pass() -> None:
             PhaseTimer(),
             control,
             StopCondition(control, None),
-            agreement=Agreement(ranks),
+            agreement=RankConsensus(ranks),
         )
         report = trainer.train_once(0.0)
         assert report is not None
@@ -393,7 +393,7 @@ def test_ranks_end_an_update_after_the_same_pass() -> None:
 
 
 def test_one_learner_agrees_with_itself() -> None:
-    agreement = Agreement(Ranks())
+    agreement = RankConsensus(Ranks())
     assert agreement.take_turn(5, 40) == Turn(False, False, 5, 40)
     assert [agreement.should_save(is_due) for is_due in (True, False)] == [True, False]
     agreement.end(is_interrupted=False, env_steps=41)

@@ -17,7 +17,7 @@ from transitions import BOX, CHOICE, CPU, draw, one_step
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.sac import SacLearner
 from asyncrl.models import distributions
 from asyncrl.models.distributions import ActionParts, make_distribution
 from asyncrl.models.flat import FlatParameters
@@ -51,9 +51,9 @@ def config_of(**settings: Any) -> TrainConfig:
     return TrainConfig(**{**defaults, **settings})
 
 
-def make(spec: EnvSpec, **settings: Any) -> OffPolicyLearner:
+def make(spec: EnvSpec, **settings: Any) -> SacLearner:
     config = config_of(**settings)
-    return OffPolicyLearner(SacActor(spec, config), config, spec, CPU)
+    return SacLearner(SacActor(spec, config), config, spec, CPU)
 
 
 def rows_of(spec: EnvSpec, size: int, generator: torch.Generator) -> Tensor:
@@ -213,7 +213,7 @@ def test_passes_by_hand_and_autograd_make_the_same_updates(spec: EnvSpec, settin
         actor = SacActor(spec, config)
         assert actor.has_passes
         actor.has_passes = has_passes
-        learners.append(OffPolicyLearner(actor, config, spec, CPU))
+        learners.append(SacLearner(actor, config, spec, CPU))
     assert learners[0]._update == learners[0]._update_by_passes
     assert learners[1]._update == learners[1]._update_by_autograd
     for batch in draw(spec, 6, size=32, n_step=config.n_step):

@@ -14,7 +14,7 @@ from run_helper import SMALL, FinishedRun, run
 
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.learner.off_policy import OffPolicyLearner
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sac import SacActor
 from asyncrl.policy import load_policy
@@ -45,12 +45,10 @@ SAC: dict[str, Any] = {
 GREEDY: dict[str, Any] = {"ent_coef": 1e-4}  # so little entropy that values are those of rewards
 
 
-def learner_of(finished: FinishedRun) -> OffPolicyLearner:
+def learner_of(finished: FinishedRun) -> SacLearner:
     """The learner, as the run's last checkpoint holds it."""
     content = checkpoint.load(Path(finished.outcome.checkpoint))
-    learner = OffPolicyLearner(
-        SacActor(finished.spec, finished.config), finished.config, finished.spec, torch.device("cpu")
-    )
+    learner = SacLearner(SacActor(finished.spec, finished.config), finished.config, finished.spec, torch.device("cpu"))
     learner.load_state_dict(LearnerState(dict(content.model), dict(content.optimizer), dict(content.state)))
     return learner
 

@@ -1,4 +1,4 @@
-"""Imports modules of the user, which register environments and networks."""
+"""Imports the user's modules, which register environments, networks and algorithms."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from asyncrl.config.errors import UsageError
 
 
 def import_user_modules(names: Sequence[str]) -> None:
-    """Imports several modules, see `import_user_module`."""
+    """Imports modules as `import_user_module` does."""
     for name in names:
         import_user_module(name)
 
 
-def import_user_module(name: str) -> None:
-    """Imports a module from the working directory or Python's path, once.
+def import_user_module(name: str) -> ModuleType:
+    """Imports one module from Python's path or the working directory.
 
     Raises:
         UsageError: there is no such module.
     """
     if name in sys.modules:
-        return
+        return sys.modules[name]
     if not name or name.startswith(".") or "/" in name or name.endswith(".py"):
         raise UsageError(f"{name!r} is not the name of a module: give it as in an import, such as package.module.")
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.append(os.getcwd())
     try:
-        importlib.import_module(name)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name + ".").startswith(error.name + "."):
             raise

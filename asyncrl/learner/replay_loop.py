@@ -1,8 +1,8 @@
-"""Training from the replay: as many updates as the steps that were collected allow, and never more.
+"""Training from the replay: as many updates as the collected steps allow.
 
 consumes  rows of the replay (published by the rollout workers)
 produces  published weights, limits up to which the rollout workers may step
-waits     for steps, when it has made all updates that are due: until woken by a rollout worker or for the timeout
+waits     for steps, when no update is due: until woken by a rollout worker or for the timeout
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.limiter import ReplayLimiter
-from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.ranks import Agreement, Ranks
+from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import WeightsPublisher
@@ -31,12 +31,12 @@ MOST_UPDATES_AT_ONCE = 16  # between two publications
 _REPORT_EVERY_S = 0.25
 
 
-class OffPolicyTrainer:
-    """Keeps learning and collecting at the asked ratio. Owns the learner, the limits and their counters."""
+class ReplayLoop:
+    """Learns and lets workers collect at the configured ratio. Owns the learner, the limits and their counters."""
 
     def __init__(
         self,
-        learner: OffPolicyLearner,
+        learner: SacLearner,
         stripes: ReplayStripes,
         sampler: ReplaySampler,
         limiter: ReplayLimiter,
@@ -47,27 +47,17 @@ class OffPolicyTrainer:
         phases: PhaseTimer,
         first_env_steps: int = 0,
         threads: ThreadChoice | None = None,
-        agreement: Agreement | None = None,
+        agreement: RankConsensus | None = None,
         most_env_steps: int | None = None,
     ) -> None:
-        """Publishes the first weights and limits; workers may step from then on.
+        """Publishes the first weights and limits; workers may step after that.
 
-        Args:
-            learner: what trains, already in the state to begin with.
-            stripes: the replay, with what a checkpoint kept of it.
-            sampler: draws from it.
-            limiter: says who may go on.
-            publisher: takes weights.
-            waker: wakes this process.
-            workers: wakes the rollout workers.
-            config: the run's settings.
-            phases: the learner's time goes here.
-            first_env_steps: environment steps of the run before this process; what the replay held then is of them.
-            threads: chooses how many threads an update has; None where that is settled.
-            agreement: what all ranks go by.
-            most_env_steps: environment steps that this process collects; those of the whole run if not given.
+        The learner is in the state to begin with, and the stripes have the rows that a checkpoint stored.
+        `first_env_steps` counts the steps of the run before this process, those rows among them; `most_env_steps` is
+        the number of steps that this process collects, None for all that are left. With `threads` the number of threads
+        of an update is chosen by measurement.
         """
-        self._agreement = agreement or Agreement(Ranks())
+        self._agreement = agreement or RankConsensus(Ranks())
         self._changes = self._agreement.hyperparameters.changes()
         self._changed_at = 0  # policy version of the last change
         self._learner = learner
@@ -88,14 +78,14 @@ class OffPolicyTrainer:
         self._most_env_steps = most_env_steps
         self._unreported: list[SacMetrics] = []
         self._report_started = time.monotonic()
-        self._publish()
-        self._release()
+        self._publish_and_release()
 
     @property
     def env_steps(self) -> int:
-        """Environment steps that were collected, in all the run; with other ranks, as of their last turn."""
-        is_alone = self._agreement.ranks.num_ranks == 1
-        return self._first_env_steps + (self.own_env_steps if is_alone else self._agreement.env_steps)
+        """Environment steps of the run that were collected; with other ranks, as of their last turn."""
+        if self._agreement.ranks.num_ranks > 1:
+            return self._first_env_steps + self._agreement.env_steps
+        return self._first_env_steps + self._stripes.total_env_steps() - self._steps_before
 
     @property
     def own_env_steps(self) -> int:
@@ -104,25 +94,25 @@ class OffPolicyTrainer:
 
     @property
     def has_more_to_learn(self) -> bool:
-        """Whether steps are to be collected, or updates due for those that were."""
-        return not self._agreement.is_over and (self._agreement.ranks.num_ranks > 1 or not self._is_done)
-
-    @property
-    def _is_done(self) -> bool:
-        return self.own_env_steps >= self._most_env_steps and self._limiter.due == 0
+        """Whether steps are left to collect, or updates are due."""
+        if self._agreement.ranks.num_ranks > 1 or self._agreement.is_over:
+            return not self._agreement.is_over
+        return self.own_env_steps < self._most_env_steps or self._limiter.due > 0
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
-        num_updates, agreement = min(self._limiter.due, MOST_UPDATES_AT_ONCE), self._agreement
-        new_values = None
-        if num_updates == 0 and not (agreement.ranks.num_ranks > 1 and self._is_done):
+        due, agreement, phases = self._limiter.due, self._agreement, self._phases
+        num_updates, new_values = min(due, MOST_UPDATES_AT_ONCE), None
+        has_ranks = agreement.ranks.num_ranks > 1
+        is_done = due == 0 and self.own_env_steps >= self._most_env_steps
+        if due == 0 and not (has_ranks and is_done):
             self._release()
             self._waker.wait(timeout_s)
-            self._phases.charge(Phase.WAIT_SAMPLES)
-        elif agreement.ranks.num_ranks > 1:
-            # How many updates all ranks make now. A rank without due updates makes as many as the others.
-            turn = agreement.take_turn(num_updates, self.own_env_steps, is_done=num_updates == 0)
-            self._phases.charge(Phase.WAIT_RANKS)
+            phases.charge(Phase.WAIT_SAMPLES)
+        elif has_ranks:
+            # All ranks make the same number of updates; one without due updates follows the others.
+            turn = agreement.take_turn(num_updates, self.own_env_steps, is_done=due == 0)
+            phases.charge(Phase.WAIT_RANKS)
             num_updates, new_values = 0 if turn.is_over else turn.num_updates, turn.new_values
         else:
             new_values = agreement.take_hyperparameters()
@@ -135,26 +125,23 @@ class OffPolicyTrainer:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
-            self._phases.charge(Phase.GATHER)
+            phases.charge(Phase.GATHER)
             with self._threads.updating(num_updates) if self._threads is not None else contextlib.nullcontext():
                 metrics = self._learner.train(batches, self.env_steps)
             if metrics is not None:
                 self._unreported.append(metrics)
-            self._phases.charge(Phase.TRAIN)
-            if agreement.ranks.num_ranks > 1:
-                self._phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
+            phases.charge(Phase.TRAIN)
+            if has_ranks:
+                phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
             self._limiter.count(num_updates)
-            self._publish()
-            self._release()
-        if time.monotonic() - self._report_started < _REPORT_EVERY_S:
-            return None
-        return self.take_report()
+            self._publish_and_release()
+        return self.take_report() if time.monotonic() - self._report_started >= _REPORT_EVERY_S else None
 
     def settle(self) -> None:
-        """Nothing: nobody else trains."""
+        """Each update was published."""
 
-    def take_report(self) -> LearnerReport | None:
-        """What was done since the last report."""
+    def take_report(self) -> LearnerReport:
+        """Work since the last report."""
         now, phases = time.monotonic(), self._phases.take()
         num_updates = self._learner.policy_version
         report = LearnerReport(
@@ -179,7 +166,7 @@ class OffPolicyTrainer:
         return report
 
     def state(self) -> LearnerState:
-        """All that continues the training; what the limiter has counted goes on only with the replay."""
+        """The state that continues the training. The limiter's counts are used only if the replay is restored, too."""
         state = self._learner.state_dict()
         optimizer = {**state.optimizer, "replay_generator": self._sampler.generator.get_state()}
         limiter = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
@@ -191,13 +178,14 @@ class OffPolicyTrainer:
         return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **about})
 
     def replay(self) -> SavedReplay | None:
-        """The rows that are whole, if they are to be kept."""
+        """The complete rows of the replay, if `save_replay` is set."""
         return self._stripes.content() if self._config.save_replay else None
 
-    def _publish(self) -> None:
+    def _publish_and_release(self) -> None:
         block = self._learner.publication(self._block)
         self._publisher.publish(block, self._learner.policy_version, self.env_steps)
         self._phases.charge(Phase.PUBLISH)
+        self._release()
 
     def _release(self) -> None:
         """Lets the rollout workers step as far as the updates allow, and wakes them if that is further than before."""

@@ -19,9 +19,8 @@ from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
-from asyncrl.learner.off_policy import OffPolicyLearner
-from asyncrl.learner.precision import matmul_dtype
 from asyncrl.learner.replay_sampler import Transitions
+from asyncrl.learner.sac import SacLearner, matmul_dtype
 from asyncrl.models.distributions import SquashedGaussian
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor
@@ -32,7 +31,7 @@ SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
 def make(
     spec: EnvSpec, double: bool = False, device: torch.device = CPU, by: str = "passes", **settings: Any
-) -> OffPolicyLearner:
+) -> SacLearner:
     defaults: dict[str, Any] = {
         "algo": "sac",
         "encoder_mlp_layers": [16],
@@ -43,13 +42,13 @@ def make(
     config = TrainConfig(**{**defaults, **settings})
     actor = SacActor(spec, config)
     actor.has_passes = by != "autograd"
-    return OffPolicyLearner(actor.double() if double else actor, config, spec, device)
+    return SacLearner(actor.double() if double else actor, config, spec, device)
 
 
 class Reference:
     """SAC as in the papers, one network at a time, with PyTorch's modules, autograd and Adam."""
 
-    def __init__(self, learner: OffPolicyLearner, spec: EnvSpec, config: TrainConfig) -> None:
+    def __init__(self, learner: SacLearner, spec: EnvSpec, config: TrainConfig) -> None:
         self.config, self.is_box = config, spec is BOX
         (self.actor,) = networks_of_linear_layers(learner.model.mlp)
         self.critics = nn.ModuleList(networks_of_linear_layers(learner.critic.mlp))
@@ -215,7 +214,7 @@ def test_the_entropy_becomes_the_target_though_rewards_pull_away(spec: EnvSpec) 
         assert float(torch.distributions.Categorical(logits=logits).entropy()) == pytest.approx(target, abs=0.1)
 
 
-def targets_of(learner: OffPolicyLearner) -> Tensor:
+def targets_of(learner: SacLearner) -> Tensor:
     return learner.state_dict().optimizer["target_critic"]
 
 
@@ -415,7 +414,7 @@ def test_a_checkpoint_of_another_kind_of_device_is_taken_but_for_its_noise() -> 
     assert torch.equal(second.model.mlp.layers()[0].weight, first.model.mlp.layers()[0].weight)
 
 
-def assert_updates_are_the_same(plain: OffPolicyLearner, fast: OffPolicyLearner, spec: EnvSpec, num: int) -> None:
+def assert_updates_are_the_same(plain: SacLearner, fast: SacLearner, spec: EnvSpec, num: int) -> None:
     """Every figure and weight over updates whose learning rate, statistics and noise change each time."""
     for number, batch in enumerate(draw(spec, num)):
         for learner in (plain, fast):

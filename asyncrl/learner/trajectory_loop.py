@@ -17,7 +17,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.ranks import Agreement, Ranks
+from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import StopCondition, WeightsPublisher
@@ -42,10 +42,10 @@ class DatasetSource(Protocol):
         """The columns of the next dataset, waiting for them at most `timeout_s`; None if there are too few."""
 
     def begin_dataset(self) -> None:
-        """With a fixed lag: the weights are published with which the next dataset is to be collected."""
+        """With a fixed lag: the weights for collecting the next dataset are published."""
 
     def release(self, columns: list[Columns]) -> None:
-        """Gives the dataset back, whose weights are published."""
+        """Frees a dataset, after the weights trained on it were published."""
 
 
 class DatasetRoom(Protocol):
@@ -58,12 +58,13 @@ class DatasetRoom(Protocol):
         """Age of its samples."""
 
 
-class OnPolicyTrainer:
+class TrajectoryLoop:
     """Trains one dataset after the other. Owns the learner and its counters.
 
     Attributes:
         env_steps: environment steps that were trained on.
         own_env_steps: environment steps of this process that were trained on.
+        has_more_to_learn: whether steps of the run, or passes over them, are left to train.
     """
 
     def __init__(
@@ -78,32 +79,20 @@ class OnPolicyTrainer:
         stopping: StopCondition,
         env_steps: int = 0,
         num_samples: int = 0,
-        agreement: Agreement | None = None,
+        agreement: RankConsensus | None = None,
         look: Callable[[], None] | None = None,
     ) -> None:
-        """Publishes the first weights; samples may be collected from then on.
+        """Publishes the first weights; samples may be collected after that.
 
-        Args:
-            learner: what trains, already in the state to begin with.
-            source: gives the columns of datasets and takes them back.
-            batcher: makes datasets of them.
-            publisher: takes weights.
-            config: the run's settings.
-            phases: the learner's time goes here.
-            control: the run's words.
-            stopping: says when an update is to end after the pass in hand.
-            env_steps: environment steps of the run that were trained on before.
-            num_samples: samples that were trained before, each as often as it was.
-            agreement: what all ranks go by.
-            look: called a few times a second during an update, for a process that has other things to look after.
+        The learner is in the state to begin with. `env_steps` and `num_samples` were trained on before, samples counted
+        once for each pass. `look` is called a few times a second during an update, for other roles of the process.
         """
         self._control = control
         self._stopping = stopping
         self._look = look
         self._looked_at = time.monotonic()
         self._has_fixed_lag = config.async_rl and config.fixed_lag
-        self._was_cut_short = False  # whether passes over the last dataset were left out
-        self._agreement = agreement or Agreement(Ranks())
+        self._agreement = agreement or RankConsensus(Ranks())
         self._changes = self._agreement.hyperparameters.changes()
         self._changed_at = 0  # policy version of the last change
         self._learner = learner
@@ -115,25 +104,22 @@ class OnPolicyTrainer:
         self._block = torch.empty(learner.block_size, device=learner.device)
         self.env_steps = env_steps
         self.own_env_steps = 0
+        self.has_more_to_learn = env_steps < config.train_for_env_steps
         self._first_env_steps = env_steps
         self._env_steps_seen = env_steps  # with those of the dataset that is being trained on
         self._num_samples = num_samples
         self._report_started = time.monotonic()
         self._publish()
 
-    @property
-    def has_more_to_learn(self) -> bool:
-        """Whether the steps that the run is to have are not all trained on yet, with all passes."""
-        return self._was_cut_short or self.env_steps < self._config.train_for_env_steps
-
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Trains on the next dataset if there is one within `timeout_s`.
 
-        Order matters: weights are published before the dataset is given back, so that whoever is granted its slots acts
-        with what was learned from it. With a fixed lag they are published before the next dataset is begun, when this
-        one is whole, so nobody collects.
+        Weights are published before the slots of the dataset are freed. So whoever is granted a slot acts with weights
+        that were trained on its earlier samples. With a fixed lag they are published before the next dataset is begun,
+        when this one is complete and nobody collects.
         """
         learner, control, phases, agreement = self._learner, self._control, self._phases, self._agreement
+        has_ranks = agreement.ranks.num_ranks > 1
         columns = self._source.take_dataset(learner.policy_version, timeout_s)
         phases.charge(Phase.WAIT_SAMPLES)
         if columns is None:
@@ -146,7 +132,7 @@ class OnPolicyTrainer:
             self._publish()
             self._source.begin_dataset()
         is_over, own_env_steps = False, self.own_env_steps + num_steps
-        if agreement.ranks.num_ranks > 1:
+        if has_ranks:
             turn = agreement.take_turn(1, own_env_steps)
             phases.charge(Phase.WAIT_RANKS)
             is_over, num_steps = turn.is_over, self._first_env_steps + turn.env_steps - self.env_steps
@@ -156,12 +142,12 @@ class OnPolicyTrainer:
         if new_values is not None:
             learner.set_hyperparameters(new_values)
             self._changes, self._changed_at = agreement.hyperparameters.changes(), learner.policy_version
-        if is_over or num_steps == 0:  # in the latter case all of it was of environments that failed
+        if is_over or num_steps == 0:  # no steps: all samples were of environments that failed
             self._source.release(columns)
             return None
         self.own_env_steps = own_env_steps
         self._env_steps_seen = self.env_steps + num_steps
-        num_passes, metrics = 0, None
+        num_passes, metrics, is_cut_short = 0, None, False
         control.note_minibatch(0, 1)
         if not self._config.debug_skip_training:
             for progress in learner.updates(dataset, self.env_steps):
@@ -174,21 +160,22 @@ class OnPolicyTrainer:
                 if not self._has_fixed_lag:
                     self._publish()
                 num_passes += 1
-                self._was_cut_short = False
-                if not progress.is_last:  # the last pass needs no question
-                    self._was_cut_short = self._stopping.is_met
-                    if agreement.ranks.num_ranks > 1:
-                        self._was_cut_short = agreement.should_stop(self._was_cut_short)
-                        phases.charge(Phase.WAIT_RANKS)
-                if self._was_cut_short:
+                if progress.is_last:
+                    break
+                is_cut_short = self._stopping.is_met
+                if has_ranks:
+                    is_cut_short = agreement.should_stop(is_cut_short)
+                    phases.charge(Phase.WAIT_RANKS)
+                if is_cut_short:
                     break
             metrics = learner.take_metrics()
         control.note_minibatch(0, 0)
         phases.charge(Phase.TRAIN)
-        if agreement.ranks.num_ranks > 1:
+        if has_ranks:
             phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
         self._source.release(columns)
         self.env_steps = self._env_steps_seen
+        self.has_more_to_learn = is_cut_short or self.env_steps < self._config.train_for_env_steps
         self._num_samples += num_steps * num_passes
         phases.charge(Phase.OTHER)
         now, spent = time.monotonic(), phases.take()
@@ -212,21 +199,21 @@ class OnPolicyTrainer:
         self._report_started, learner.notice = now, None
         return report
 
-    def state(self) -> LearnerState:
-        """All that continues the training, but for what other processes have in hand."""
-        state = self._learner.state_dict()
-        return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": self._num_samples})
-
     def settle(self) -> None:
-        """With a fixed lag: publishes what was learned from the last dataset, which no later one does."""
+        """With a fixed lag: publishes the weights trained on the last dataset, which no later one does."""
         if self._has_fixed_lag:
             self._publish()
 
     def take_report(self) -> None:
-        """Nothing: each dataset was reported when it was trained on."""
+        """Each dataset was reported when it was trained on."""
+
+    def state(self) -> LearnerState:
+        """The state that continues the training, without slots."""
+        state = self._learner.state_dict()
+        return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": self._num_samples})
 
     def replay(self) -> None:
-        """Nothing: trajectories are used once."""
+        """Trajectories are used once."""
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

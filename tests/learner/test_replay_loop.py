@@ -14,9 +14,9 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl, control_specs
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner import off_policy_trainer as trainer_module
-from asyncrl.learner.off_policy_trainer import MOST_UPDATES_AT_ONCE, OffPolicyTrainer
-from asyncrl.learner.ranks import Agreement, Ranks
+from asyncrl.learner import replay_loop as trainer_module
+from asyncrl.learner.ranks import RankConsensus, Ranks
+from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE, ReplayLoop
 from asyncrl.monitoring.phases import PhaseTimer
 from asyncrl.monitoring.reports import SacMetrics
 
@@ -36,7 +36,7 @@ class Fakes:
         self.generator = torch.Generator().manual_seed(5)
         config = TrainConfig(algo="sac", batch_size=8, train_for_env_steps=100, **settings)
         waker = SimpleNamespace(wait=lambda timeout_s: self.waited.append(timeout_s))
-        self.trainer = OffPolicyTrainer(
+        self.trainer = ReplayLoop(
             self, self.stripes, self, self, self, waker, [self.worker], config, PhaseTimer(), first_env_steps=7
         )
 
@@ -148,7 +148,7 @@ def test_learner_and_sampler_of_a_replay_take_them_before_the_next_updates() -> 
     fakes = Fakes(normalize_input=False)
     fakes.set_hyperparameters = lambda new: fakes.log.append(new)  # type: ignore[attr-defined]
     fakes.gamma = 0.99  # type: ignore[attr-defined]
-    fakes.trainer._agreement = Agreement(Ranks(), control)
+    fakes.trainer._agreement = RankConsensus(Ranks(), control)
     control.set_hyperparameters(new := Hyperparameters(gamma=0.5, tau=0.1))
     fakes.due, fakes.log = 2, []
     fakes.trainer.train_once(0.0)

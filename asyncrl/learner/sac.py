@@ -1,8 +1,8 @@
-"""SAC's updates from batches of transitions: no processes, no shared memory.
+"""SAC's updates on batches of transitions: no processes, no shared memory.
 
-Consumes `Transitions` of raw observations, produces `SacMetrics` and, on demand, the block of weights and statistics
-that roles act with. One update is, in this order: targets from the policy as it is, critics, target critics, and at
-every `policy_delay`-th update the policy and the entropy coefficient (Haarnoja et al. 2018, algorithm 1).
+One update computes targets with the current policy, then trains the critics, moves the target critics, and at every
+`policy_delay`-th update trains the policy and the entropy coefficient (Haarnoja et al. 2018, algorithm 1).
+`publication` gives the block of weights and statistics that other roles act with.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,9 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
-from asyncrl.learner.precision import matmul_dtype
+from asyncrl.learner.parameter_store import ParameterStore
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.storage import Storage
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
@@ -34,41 +34,45 @@ from asyncrl.monitoring.reports import SacMetrics
 from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
 
-def mixed_layers(mlp: StackedMlp, hidden: Tensor, head: Tensor) -> tuple[StackedLayer, ...]:
-    """Layers as views of flat tensors: hidden ones of `hidden`, the last one of `head`, both `[N]`."""
-    return (*mlp.layers_in(hidden)[:-1], mlp.layers_in(head)[-1])
+def matmul_dtype(precision: Literal["auto", "float32", "bf16"], device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: auto is bfloat16 where the hardware has instructions for it; others are slower."""
+    if precision != "auto":
+        return torch.bfloat16 if precision == "bf16" else torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
+    # AVX512-BF16 and AMX. A version of PyTorch that cannot check for one of them does not use it.
+    checks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    has_instructions = device.type == "cpu" and any(check() for check in checks if check is not None)
+    return torch.bfloat16 if has_instructions else torch.float32
 
 
 class LayerCopy:
-    """A flat tensor's hidden layers in the dtype of the matrix products; the tensor itself where that is its own.
+    """Layers of a flat tensor `[N]` for matrix products.
 
     Attributes:
-        layers: what passes run on.
+        layers: views of the tensor; hidden layers of a copy if the products have another dtype.
+        hidden: the parts of tensor and copy that have the hidden layers; None without a copy.
     """
 
     def __init__(self, mlp: StackedMlp, flat: Tensor, dtype: torch.dtype) -> None:
-        self._size = mlp.num_hidden_parameters
-        self._flat = flat
-        self._copy = flat if flat.dtype == dtype else flat.to(dtype)
-        self.layers = mixed_layers(mlp, self._copy, flat)
+        size = mlp.num_hidden_parameters
+        copied = flat if flat.dtype == dtype else flat.to(dtype)
+        self.layers = (*mlp.layers_in(copied)[:-1], mlp.layers_in(flat)[-1])
+        self.hidden = None if copied is flat else (flat[:size], copied[:size])
 
     def refresh(self) -> None:
-        """Take over what has become of the flat tensor."""
-        if self._copy is not self._flat:
-            self._copy[: self._size].copy_(self._flat[: self._size])
-
-    def write_back(self) -> None:
-        """Bring what was written to the copies of hidden layers to the flat tensor."""
-        if self._copy is not self._flat:
-            self._flat[: self._size].copy_(self._copy[: self._size])
+        """Updates the copy from the flat tensor."""
+        if self.hidden is not None:
+            flat, copied = self.hidden
+            copied.copy_(flat)
 
 
 class TrainedNetwork:
-    """A module with its gradient and Adam.
+    """A module with its gradient and optimizer.
 
     Attributes:
         flat: all parameters and their gradients.
-        layers: the weights that passes run on; empty without passes.
+        layers: weights for hand-written passes; empty without passes.
         gradients: where passes write gradients.
     """
 
@@ -79,22 +83,17 @@ class TrainedNetwork:
         mlp: StackedMlp | None,
         config: TrainConfig,
         dtype: torch.dtype,
-        storage: Storage,
+        storage: ParameterStore,
         others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """Makes the module's parameters flat.
+        """Makes the parameters of the module flat, under `name` in `storage`.
 
-        Args:
-            name: of the module's weights in `storage`.
-            module: on its device already.
-            mlp: what passes run, which has all parameters of the module; None for one that is trained by autograd.
-            config: Adam's settings and `max_grad_norm`.
-            dtype: of the hidden layers' matrix products.
-            storage: where they live.
-            others: by name in `storage`, further tensors that are stepped along, and their gradients, never clipped.
+        `mlp` has all layers of a module with hand-written passes, whose matrix products of hidden layers have `dtype`;
+        None if autograd trains the module. `others` are further tensors of the same optimizer and their gradients,
+        which are never clipped, by name in `storage`.
         """
         others = others or {}
-        self.flat = FlatParameters(module, hold=lambda initial: storage.hold(name, initial))
+        self.flat = FlatParameters(module, hold=lambda initial: storage.allocate(name, initial))
         self._gradient = self.flat.require_grad()
         self._weights: LayerCopy | None = None
         self._weight_gradients: LayerCopy | None = None
@@ -112,17 +111,18 @@ class TrainedNetwork:
         self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
 
     def step(self, learning_rate: float | Tensor, figures: Tensor) -> Tensor:
-        """Take one step down the gradients, or leave it out if a figure or the gradients' norm is not finite.
+        """Takes one step down the gradients, or skips it if a figure or the gradients' norm is not finite.
 
         Args:
-            learning_rate: as a scalar tensor on the parameters' device it may change between replays of a CUDA graph.
-            figures: [K], means over the batch, losses and what else must be finite; means over all ranks afterwards.
+            learning_rate: a scalar tensor on the parameters' device may change between replays of a CUDA graph.
+            figures: [K], means over the batch that must be finite; means over all ranks afterwards.
 
         Returns:
             [K + 1]: the figures, and the norm before clipping.
         """
-        if self._weight_gradients is not None:
-            self._weight_gradients.write_back()
+        if self._weight_gradients is not None and self._weight_gradients.hidden is not None:
+            flat, copied = self._weight_gradients.hidden
+            flat.copy_(copied)
         if self._ranks.num_ranks > 1:
             self._ranks.average([*self._gradients, figures])
         norm: Tensor = torch.linalg.vector_norm(self._gradient)
@@ -130,11 +130,12 @@ class TrainedNetwork:
             self._gradient.mul_((self._max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
         figures = torch.cat((figures, norm.unsqueeze(0)))
         self._optimizer.step(learning_rate, is_bad(figures))
-        self.refresh()
+        if self._weights is not None and self._weights.hidden is not None:
+            self._weights.refresh()
         return figures
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that continues the training, the tensors themselves: call `refresh` after writing to them."""
+        """The tensors that continue the training; after writing to them call `refresh`."""
         kinds = {
             "value": self._optimizer.parameters,
             "exp_avg": self._optimizer.exp_avgs,
@@ -144,7 +145,7 @@ class TrainedNetwork:
         return {f"{name}.{number}": tensor for name, kind in kinds.items() for number, tensor in enumerate(kind)}
 
     def refresh(self) -> None:
-        """Takes weights over into the copies for the products."""
+        """Updates the copies of the weights for the products."""
         if self._weights is not None:
             self._weights.refresh()
 
@@ -153,19 +154,19 @@ _CRITIC_FIGURES = ("critic_loss", "q_mean", "sum of inputs", "grad_norm_critic")
 _ACTOR_FIGURES = ("actor_loss", "ent_coef", "ent_coef_loss", "entropy", "grad_norm_actor")
 
 ACTOR, CRITIC, TARGET_CRITIC, LOG_ENT_COEF = "actor", "critic", "target_critic", "log_ent_coef"
-"""Names of what is trained, in a `Storage`."""
+"""Names of the trained tensors in a `ParameterStore`."""
 
 
-class OffPolicyLearner:
+class SacLearner:
     """Owns actor, critics and target critics, their optimizers, and the running statistics of observations.
 
     Attributes:
         policy_version: updates so far.
-        skipped_steps: steps of critics and policy that were left out since this learner was made.
-        notice: what the user should know of how updates are run, until it is taken.
-        model: the actor, its statistics the newest.
+        skipped_steps: steps of critics and policy that were skipped since this learner was made.
+        notice: a message for the user about how updates run; whoever reports it sets it to None.
+        model: the actor, with the newest statistics.
         critic: the twin critics.
-        device: where all of it is.
+        device: of all tensors.
         ranks: the learners that train together.
     """
 
@@ -175,10 +176,10 @@ class OffPolicyLearner:
         config: TrainConfig,
         spec: EnvSpec,
         device: torch.device,
-        storage: Storage | None = None,
+        storage: ParameterStore | None = None,
     ) -> None:
-        """Starts with the actor as it is, on `device`, and new critics; all of them live where `storage` says."""
-        storage = storage or Storage()
+        """Starts with the weights of the actor and new critics, on `device`; `storage` allocates their memory."""
+        storage = storage or ParameterStore()
         self._storage = storage
         self.ranks = storage.ranks
         self.model = actor.to(device)
@@ -189,23 +190,27 @@ class OffPolicyLearner:
         self._config = config
         self.device = device
         self._parts = actor.parts.to(device)
-        self._target_entropy = None if config.target_entropy == "auto" else config.target_entropy
+        self._target_entropy: float | None = None  # with masks it depends on the observations
+        if config.target_entropy != "auto":
+            self._target_entropy = config.target_entropy
+        elif not actor.layout.num_mask:
+            self._target_entropy = -float(self._parts.num_continuous) + 0.5 * self._parts.max_entropy
         own = actor.statistics.dtype
         reduced = matmul_dtype(config.precision, device)
         self._is_reduced = reduced != torch.float32
         self._dtype = reduced if self._is_reduced else own
         ent_coef = 1.0 if config.ent_coef == "auto" else config.ent_coef
         log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=own, device=device)
-        self._log_ent_coef = storage.hold(LOG_ENT_COEF, log_ent_coef)
+        self._log_ent_coef = storage.allocate(LOG_ENT_COEF, log_ent_coef)
         self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)
         adapted = {LOG_ENT_COEF: (self._log_ent_coef, self._ent_coef_gradient)} if config.ent_coef == "auto" else {}
-        # Passes by hand make more updates of perceptrons than autograd; what they compute is the same.
+        # Hand-written passes through perceptrons are faster than autograd and compute the same.
         has_passes = actor.has_passes and isinstance(self.critic, TwinCritic)
         actor_mlp, critic_mlp = (actor.mlp, self.critic.mlp) if has_passes else (None, None)
         self._actor = TrainedNetwork(ACTOR, self.model, actor_mlp, config, self._dtype, storage, adapted)
         self._critic = TrainedNetwork(CRITIC, self.critic, critic_mlp, config, self._dtype, storage)
         self._target = FlatParameters(
-            self.target_critic, with_grad=False, hold=lambda initial: storage.hold(TARGET_CRITIC, initial)
+            self.target_critic, with_grad=False, hold=lambda initial: storage.allocate(TARGET_CRITIC, initial)
         ).data
         self._target_weights = None if critic_mlp is None else LayerCopy(critic_mlp, self._target, self._dtype)
         self._target_layers = () if self._target_weights is None else self._target_weights.layers
@@ -225,7 +230,7 @@ class OffPolicyLearner:
             self._graphs = UpdateRunner(self._update, config.compile, device)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
-        """Trains with new values from the next update on; a captured graph holds the old ones."""
+        """Trains with new values from the next update on; a captured graph contains the old ones."""
         self._config = new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
         if self._graphs is not None:
@@ -237,7 +242,7 @@ class OffPolicyLearner:
         return block_size(self.model)
 
     def publication(self, out: Tensor | None = None) -> Tensor:
-        """Write the actor's weights and statistics as one block, to be acted with as `policy_version`.
+        """Writes the actor's weights and statistics as one block, to be published as `policy_version`.
 
         Args:
             out: [block_size] float32 to write to; a new CPU tensor if not given.
@@ -248,14 +253,14 @@ class OffPolicyLearner:
         return out
 
     def follow(self, policy_version: int) -> None:
-        """Takes over what others have made of networks and statistics that are shared with them."""
+        """Adopts the current state of networks and statistics that other processes train, too."""
         self.policy_version = policy_version
         self._refresh_copies()
         if self._config.normalize_input:
             self._take_statistics()
 
     def observe(self, obs: Tensor) -> None:
-        """Add raw rows of observations `[N, row_size]` to the statistics, those of a replay as often as drawn."""
+        """Adds raw rows of observations `[N, row_size]` to the statistics, rows of a replay as often as drawn."""
         if not self._config.normalize_input:
             return
         self._obs_moments.update(split_tensor(self.model.layout, obs.to(self.device)).floats.float())
@@ -267,17 +272,17 @@ class OffPolicyLearner:
 
     @torch.no_grad()
     def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> SacMetrics | None:
-        """Make one update for each batch; steps whose loss or gradient is not finite are left out.
+        """Makes one update for each batch; skips steps whose loss or gradient is not finite.
 
         Args:
             batches: at least one, of raw transitions on any device.
-            env_steps_before: environment steps collected before; the linear schedule of the learning rate reads it.
+            env_steps_before: environment steps collected before; the linear schedule reads it.
 
         Returns:
-            Means over the steps that were taken, None if no critics' step was.
+            Means over the steps that were taken; None if none of the critics' was.
 
         Raises:
-            RunFailed: too many steps in a row were left out.
+            RunFailed: too many steps in a row were skipped.
         """
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
@@ -286,7 +291,7 @@ class OffPolicyLearner:
             batches = [batch.to(self.device) for batch in batches]  # all of them first: a transfer waits for updates
         for batch in batches:
             if self._storage.is_shared:
-                self._storage.pull()
+                self._storage.sync()
                 self._refresh_copies()
             self.policy_version += 1
             trains_actor = self.policy_version % self._config.policy_delay == 0
@@ -298,9 +303,9 @@ class OffPolicyLearner:
         return self._metrics(figures, batches[-1])
 
     def state_dict(self) -> LearnerState:
-        """Copy all that continues this learner; the tensors share no memory with it or with one another.
+        """Copies the complete state of the learner; the copies share no memory with it or with one another.
 
-        `model` is the actor's; critics, target critics and everything that the optimizers hold are in `optimizer`.
+        `model` is the actor's state; critics, target critics and optimizer states are in `optimizer`.
         """
         model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
         optimizer = {name: tensor.detach().cpu().clone() for name, tensor in self._tensors().items()}
@@ -314,7 +319,7 @@ class OffPolicyLearner:
 
     @torch.no_grad()
     def load_state_dict(self, state: LearnerState) -> None:
-        """Continue from `state`; publish before anything more is collected."""
+        """Continues from `state`; the caller publishes before more is collected."""
         self.model.load_state_dict(state.model)
         left_out = self._settings_of_its_own(state)
         for name, tensor in self._tensors().items():
@@ -329,7 +334,7 @@ class OffPolicyLearner:
         self._obs_moments.count = int(state.scalars["obs_count"])
 
     def _settings_of_its_own(self, state: LearnerState) -> set[str]:
-        """What a checkpoint has of the entropy coefficient that this learner's `ent_coef` decides."""
+        """Tensors of the entropy coefficient that are not restored: `ent_coef` decides them, or they were not saved."""
         adapted = {f"actor.{kind}.1" for kind in ("value", "exp_avg", "exp_avg_sq", "step")}
         if self._config.ent_coef != "auto":
             return {"log_ent_coef", *adapted}
@@ -342,7 +347,7 @@ class OffPolicyLearner:
             self._target_weights.refresh()
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors themselves, by their names in a checkpoint."""
+        """The tensors in use, by their names in a checkpoint."""
         networks = {"actor": self._actor.tensors(), "critic": self._critic.tensors()}
         return {
             **{f"{owner}.{name}": tensor for owner, own in networks.items() for name, tensor in own.items()},
@@ -354,19 +359,19 @@ class OffPolicyLearner:
         }
 
     def _noise(self, batch: Transitions, trains_actor: bool) -> Tensor:
-        """For continuous actions at all observations, but for the first ones unless the policy is trained."""
+        """Noise of continuous actions at all observations, without the first ones if the policy is not trained."""
         rows, num_between = batch.between_discount.shape
         shape = ((num_between + (2 if trains_actor else 1)) * rows, self._parts.num_continuous)
         own = self.model.statistics
         return torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
     def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        """One update of any networks. Figures of the critics `[C]`, and of the policy `[A]` if it was trained."""
+        """One update of any networks; returns figures of the critics `[C]`, and `[A]` of the policy if trained."""
         batch, noise = Transitions(*inputs[:-1]), inputs[-1]
         size = len(batch.reward)
         ent_coef = self._log_ent_coef.exp()[0]
         obs = self.model.inputs_of(batch.obs)
-        # Target: what the policy is expected to get from the next observation on, by the smaller of the target critics.
+        # Target: the expected return after the transition, by the smaller of the target critics.
         after = torch.cat((batch.between_obs.transpose(0, 1).flatten(0, 1), batch.next_obs))
         later = self.model.inputs_of(after)
         action, log_prob, log_probs = self._draw(later, noise[-len(after) :])
@@ -374,7 +379,7 @@ class OffPolicyLearner:
         next_values = self._values(self.target_critic, last, action[-size:])
         next_value = sac.soft_value_of_parts(next_values, log_probs[-size:], log_prob[-size:], ent_coef)
         target = self._target_of(batch, next_value, log_prob + _expected(log_probs, log_probs), ent_coef)
-        # Critics, and targets that follow them.
+        # Critics and target critics.
         with torch.enable_grad():
             values = self._values(self.critic, obs, self._parts.continuous_of(batch.action))
             values = self._parts.chosen_values(values, batch.action)
@@ -383,7 +388,7 @@ class OffPolicyLearner:
             loss.backward()  # type: ignore[no-untyped-call]
         figures = torch.stack((loss.detach(), values.detach().mean(), obs.floats.sum() + later.floats.sum()))
         critic_figures = self._critic.step(self._rate, figures)
-        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
+        self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
         if not trains_actor:
             return critic_figures, None
         # Policy and entropy coefficient.
@@ -411,10 +416,17 @@ class OffPolicyLearner:
     def _update_by_passes(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """The same without autograd, for perceptrons and actions that are either continuous or one choice."""
         batch, noise = Transitions(*inputs[:-1]), inputs[-1]
-        size = batch.reward.shape[0]
+        size, num_between = batch.between_discount.shape
         ent_coef = self._log_ent_coef.exp()[0]
-        obs = self._network_inputs(batch)
-        # The policy of the present observations is not needed unless it is trained: its gradient needs their rows only.
+        # All observations: the first ones, those between in the order of their steps, the next ones.
+        shape = ((2 + num_between) * size, self.model.observation_size)
+        if self._inputs.shape != shape:
+            self._inputs = self.model.statistics.new_empty(shape)
+        self._inputs[:size].copy_(batch.obs)
+        self._inputs[size:-size].copy_(batch.between_obs.transpose(0, 1).flatten(0, 1))
+        self._inputs[-size:].copy_(batch.next_obs)
+        obs = self.model.normalize_obs(self._inputs, out=self._inputs).to(self._dtype)
+        # The policy at the first observations is needed only for its own update.
         rows = obs if trains_actor else obs[size:]
         parameters = self.model.parameters_of(self._actor_pass.forward(self._actor.layers, rows)[0])
         if self.model.is_gaussian:
@@ -445,7 +457,9 @@ class OffPolicyLearner:
         assert by_action is not None
         gradient = sac.actor_gradient(own, by_action.sum(0, dtype=parameters.dtype), ent_coef)
         entropy = -own.log_prob.mean()
-        return critic_figures, self._train_actor(loss.value, gradient, parameters[:size], entropy, ent_coef)
+        outputs_gradient = self.model.outputs_gradient(parameters[:size], gradient).unsqueeze(0)
+        self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
+        return critic_figures, self._step_actor(loss.value, entropy, ent_coef, None)
 
     def _update_discrete(
         self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
@@ -464,10 +478,12 @@ class OffPolicyLearner:
         log_probs = parameters[:size]
         loss = sac.choices_actor_loss(log_probs, self._critic_pass.forward(self._critic.layers, obs[:size]), ent_coef)
         entropy = self.model.distribution.entropy(log_probs).mean()
-        return critic_figures, self._train_actor(loss.value, loss.gradient, log_probs, entropy, ent_coef)
+        outputs_gradient = self.model.outputs_gradient(log_probs, loss.gradient).unsqueeze(0)
+        self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
+        return critic_figures, self._step_actor(loss.value, entropy, ent_coef, None)
 
     def _target_of(self, batch: Transitions, next_value: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
-        """What the critics are to predict; `log_prob` is of actions at all observations from those between on."""
+        """The critics' targets; `log_prob` is of actions at the observations between and the next ones."""
         size, num_between = batch.between_discount.shape
         reward = batch.reward
         if num_between > 0:
@@ -475,59 +491,34 @@ class OffPolicyLearner:
             reward = reward + sac.entropy_bonus(between, batch.between_discount, ent_coef)
         return sac.soft_target(reward, batch.discount, next_value)
 
-    def _network_inputs(self, batch: Transitions) -> Tensor:
-        """All observations, normalized, in the dtype of the matrix products.
-
-        Returns:
-            `[(n + 1) * B, D]`: the first ones, those between in the order of their steps, the next ones.
-        """
-        size, num_between = batch.between_discount.shape
-        shape = ((2 + num_between) * size, self.model.observation_size)
-        if self._inputs.shape != shape:
-            self._inputs = self.model.statistics.new_empty(shape)
-        self._inputs[:size].copy_(batch.obs)
-        self._inputs[size:-size].copy_(batch.between_obs.transpose(0, 1).flatten(0, 1))
-        self._inputs[-size:].copy_(batch.next_obs)
-        return self.model.normalize_obs(self._inputs, out=self._inputs).to(self._dtype)
-
     def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> Tensor:
-        """Step the critics down `gradient` of their outputs, then the target critics towards them; returns figures."""
+        """Steps the critics down `gradient` of their outputs, and moves the target critics; returns figures."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
-        self._storage.move(self._target, self._critic.flat.data, self._config.tau)
-        if self._target_weights is not None:
+        self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
+        if self._target_weights is not None and self._target_weights.hidden is not None:
             self._target_weights.refresh()
         return figures
 
-    def _train_actor(
-        self, loss: Tensor, gradient: Tensor, parameters: Tensor, entropy: Tensor, ent_coef: Tensor
-    ) -> Tensor:
-        """Step the policy down `gradient` of its distributions' parameters, and the entropy coefficient; figures."""
-        outputs_gradient = self.model.outputs_gradient(parameters, gradient).unsqueeze(0)
-        self._actor_pass.backward(self._actor.layers, outputs_gradient, self._actor.gradients)
-        return self._step_actor(loss, entropy, ent_coef, None)
-
     def _step_actor(self, loss: Tensor, entropy: Tensor, ent_coef: Tensor, obs: Inputs | None) -> Tensor:
-        """Steps the policy down the gradient that is there, and the entropy coefficient; returns figures."""
+        """Takes a step of the policy down its gradient, and of the entropy coefficient; returns figures."""
         target: Tensor | float | None = self._target_entropy
         if target is None:
+            assert obs is not None
             target = -float(self._parts.num_continuous) + 0.5 * self._max_entropy_of_choices(obs)
         adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, target)
         self._ent_coef_gradient.copy_(adapting.gradient)
         return self._actor.step(self._rate, torch.stack((loss, ent_coef, adapting.value, entropy)))
 
-    def _max_entropy_of_choices(self, obs: Inputs | None) -> Tensor | float:
-        """The largest entropy of choices, in the mean over observations: masks allow fewer choices in some of them."""
-        num_features = self.model.layout.num_features
-        if obs is None or not self.model.layout.num_mask:
-            return self._parts.max_entropy
-        allowed = obs.floats[:, num_features:] != 0
+    def _max_entropy_of_choices(self, obs: Inputs) -> Tensor:
+        """The largest possible entropy of choices that masks allow, as a mean over observations."""
+        allowed = obs.floats[:, self.model.layout.num_features :] != 0
         counts = torch.stack([part.sum(1) for part in torch.split(allowed, self._parts.sizes, dim=1)], 1)
         sizes = torch.tensor(self._parts.sizes, device=counts.device)
-        return torch.where(counts > 0, counts, sizes).log().sum(1).mean()  # a mask of nothing allows everything
+        return torch.where(counts > 0, counts, sizes).log().sum(1).mean()  # a mask that forbids all is ignored
 
     def _metrics(self, figures_of_updates: Sequence[Figures], last_batch: Transitions) -> SacMetrics | None:
-        """Bring every figure to the host in one transfer; those of steps that were left out do not count."""
+        """Means over the steps that were taken, in one transfer to the host."""
         of_critics, of_actor = (
             [figures for figures in part if figures is not None] for part in zip(*figures_of_updates, strict=True)
         )
@@ -567,7 +558,7 @@ class OffPolicyLearner:
 
 
 def _mean_of_finite(rows: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean `[K]` of those rows of `[U, K]` that are finite, `otherwise` if none is; and which are, `[U]` bool."""
+    """The mean `[K]` of the finite rows of `[U, K]`, or `otherwise` without any; and which rows are finite, `[U]`."""
     is_finite = torch.isfinite(rows).all(1)
     mean = torch.where(is_finite.unsqueeze(1), rows, 0.0).sum(0) / is_finite.sum()
     return torch.where(is_finite.any(), mean, otherwise), is_finite
