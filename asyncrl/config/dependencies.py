@@ -1,6 +1,6 @@
-"""Which settings a run reads, as data: what must be chosen elsewhere for a setting to have an effect.
+"""The conditions under which a run reads a setting, as data.
 
-Settings that are missing here are read by every run, or refused by `asyncrl.config.checks` where they are not.
+A setting without a condition is read by every run, or `asyncrl.config.checks` refuses it in runs that do not read it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from asyncrl.config.flags import format_value
 from asyncrl.config.schema import TrainConfig
 
 Condition = Mapping[str, tuple[Any, ...]]
-"""By setting, the values with which another one is read, * for any text. `algo` is a3c for A2C on Hogwild."""
+"""Values that other settings must have, by name; * matches any text. `algo` is a3c for A2C with Hogwild."""
 
 _IS_SET = ("anything",)
 
@@ -99,12 +99,12 @@ _READ_WITH: dict[str, Condition] = {
 
 
 def missing_for(name: str, config: TrainConfig, inference_mode: str | None = None) -> str | None:
-    """Says what would have to be chosen for a setting to have an effect, None if it has one.
+    """The condition, as text, that a setting needs to have an effect and that `config` does not meet; None without one.
 
     Args:
         name: the setting.
         config: all settings.
-        inference_mode: what `config.inference_mode` was resolved to.
+        inference_mode: the resolved value of `config.inference_mode`.
     """
     for other, values in _READ_WITH.get(name, {}).items():
         value = getattr(config, other)

@@ -9,14 +9,13 @@ import pytest
 import yaml
 
 from asyncrl.config.checks import find_problems, find_warnings
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, SAMPLE_FACTORY, STABLE_BASELINES
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
-from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings
 

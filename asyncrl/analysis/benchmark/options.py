@@ -11,11 +11,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from asyncrl.analysis.benchmark.variants import Mode
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import split_flags
-from asyncrl.config.options import option, option_flags, parse_options
+from asyncrl.config.flags import option, option_flags, parse_options, split_flags
 from asyncrl.config.schema import NonNegativeFloat, PositiveFloat
-from asyncrl.config.settings import all_settings
-from asyncrl.config.yaml_values import read_mapping
+from asyncrl.config.settings import all_settings, read_mapping
 from asyncrl.runtime.locating import locate
 
 INSTEAD = {
