@@ -15,7 +15,7 @@ from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, help_page, refused_value, split_flags, unknown_name
 from asyncrl.config.presets import preset_for, read_preset
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
-from asyncrl.config.settings import Setting, all_settings, read_mapping, read_scalar
+from asyncrl.config.settings import all_settings, read_mapping, read_scalar
 
 _OWN_FLAGS = (
     ExtraFlag("config", "YAML file with settings, as lines of `name: value`; flags override it", is_bool=False),
@@ -64,10 +64,10 @@ class _Layers:
     origins: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def put(self, values: Mapping[str, Any], origin: str, settings: Mapping[str, Setting]) -> None:
+    def put(self, values: Mapping[str, Any], origin: str) -> None:
         for name, value in values.items():
             name = name.replace("-", "_")
-            if name in settings:
+            if name in (settings := all_settings()):
                 self.values[name] = value
                 self.origins[name] = origin
             else:
@@ -116,7 +116,7 @@ def load(
         except UsageError as error:
             layers.problems.append(Problem((name,), str(error)))
     try:
-        from_file = read_mapping(Path(texts["config"]), settings) if "config" in texts else {}
+        from_file = read_mapping(Path(texts["config"])) if "config" in texts else {}
     except UsageError as error:
         layers.problems.append(Problem(("config",), f"--config: {error}"))
     _spell_out(from_file, layers)
@@ -124,7 +124,7 @@ def load(
     given = {f"file {texts.get('config')}": from_file, "flag": from_flags}
     truths = {flag.name: texts.get(flag.name, "").lower() in ("true", "yes", "on", "1") for flag in extra_flags}
     cli = {flag.name: truths[flag.name] if flag.is_bool else texts.get(flag.name) for flag in extra_flags}
-    loaded = _merge(layers, given, texts.get("preset"), find_saved, settings, cli)
+    loaded = _merge(layers, given, texts.get("preset"), find_saved, cli)
     if loaded.problems and not lenient:
         raise ConfigError(loaded.problems)
     return loaded
@@ -139,7 +139,7 @@ def load_given(config: TrainConfig, preset: str | None = None, find_saved: FindS
         find_saved: as for `load`; mistakes are in `LoadedConfig.problems`.
     """
     given = {name: getattr(config, name) for name in config.model_fields_set}
-    return _merge(_Layers(), {"argument": given}, preset, find_saved, all_settings(), {})
+    return _merge(_Layers(), {"argument": given}, preset, find_saved, {})
 
 
 def _merge(
@@ -147,34 +147,33 @@ def _merge(
     given: Mapping[str, Mapping[str, Any]],
     preset_name: str | None,
     find_saved: FindSaved | None,
-    settings: Mapping[str, Setting],
     cli: dict[str, Any],
 ) -> LoadedConfig:
     """Merges all layers: those in `given`, by origin, override the others, and later ones earlier ones."""
     wanted = {name: value for values in given.values() for name, value in values.items()}
-    saved = None if find_saved is None else _read_saved(wanted, find_saved, settings, layers)
+    saved = None if find_saved is None else _read_saved(wanted, find_saved, layers)
     if saved is not None:
-        layers.put(saved.model_dump(mode="json", exclude=set(OF_ONE_START)), "saved run", settings)
+        layers.put(saved.model_dump(mode="json", exclude=set(OF_ONE_START)), "saved run")
     before = saved or TrainConfig()
     env_id, algo, backend = (str(wanted.get(name, getattr(before, name))) for name in ("env", "algo", "backend"))
     if saved is None:
-        layers.put(DEFAULTS.get(algo, {}), f"default of {algo}", settings)
+        layers.put(DEFAULTS.get(algo, {}), f"default of {algo}")
     preset = None
     try:
         if preset_name is None and saved is None:
-            preset = preset_for(env_id, settings)
+            preset = preset_for(env_id)
         elif preset_name is not None and preset_name.lower() != "none":
-            preset = read_preset(preset_name, settings)
+            preset = read_preset(preset_name)
     except UsageError as error:
         layers.problems.append(Problem(("preset",), str(error)))
     if preset is not None:
-        layers.put(preset.values(env_id, algo, backend), f"preset {preset.name}", settings)
+        layers.put(preset.values(env_id, algo, backend), f"preset {preset.name}")
     for origin, values in given.items():
-        layers.put(values, origin, settings)
-    config = _validate(layers, settings)
+        layers.put(values, origin)
+    config = _validate(layers)
     return LoadedConfig(
         config=config,
-        origins={name: layers.origins.get(name, "default") for name in settings},
+        origins={name: layers.origins.get(name, "default") for name in all_settings()},
         preset=preset.name if preset else None,
         preset_path=preset.path if preset else None,
         cli=cli,
@@ -195,9 +194,7 @@ def _spell_out(values: dict[str, Any], layers: _Layers) -> None:
     values.update(meant)
 
 
-def _read_saved(
-    wanted: Mapping[str, Any], find_saved: FindSaved, settings: Mapping[str, Setting], layers: _Layers
-) -> TrainConfig | None:
+def _read_saved(wanted: Mapping[str, Any], find_saved: FindSaved, layers: _Layers) -> TrainConfig | None:
     """The settings of the run that is resumed; None for a new run."""
     default = TrainConfig()
     behavior = wanted.get("restart_behavior", default.restart_behavior)
@@ -208,7 +205,7 @@ def _read_saved(
     if path is None:
         return None
     try:
-        return TrainConfig.from_saved(read_mapping(path, settings))
+        return TrainConfig.from_saved(read_mapping(path))
     except ConfigError as error:
         reason = "its config.yaml cannot be used. " + " ".join(problem.text for problem in error.problems)
     except UsageError as error:
@@ -217,7 +214,7 @@ def _read_saved(
     return None
 
 
-def _validate(layers: _Layers, settings: Mapping[str, Setting]) -> TrainConfig:
+def _validate(layers: _Layers) -> TrainConfig:
     """Builds the settings; a refused value is reported and replaced by its default."""
     try:
         return TrainConfig(**layers.values)
@@ -226,6 +223,6 @@ def _validate(layers: _Layers, settings: Mapping[str, Setting]) -> TrainConfig:
     for name in refused:
         value, origin = layers.values.pop(name), layers.origins.pop(name)
         where = "--" if origin in ("flag", "argument") else f"In the {origin} "
-        expected = settings[name].expected + (f" or {' or '.join(SHORT_NAMES)}" if name == "algo" else "")
+        expected = all_settings()[name].expected + (f" or {' or '.join(SHORT_NAMES)}" if name == "algo" else "")
         layers.problems.append(refused_value(name, value, expected, where))
     return TrainConfig(**layers.values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from asyncrl.config.algorithms import OFF_POLICY
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import unknown_name
-from asyncrl.config.settings import Setting, read_mapping
+from asyncrl.config.settings import read_mapping
 
 _KEYS = ("envs", "settings", "for_env", "for_algo")
 
@@ -59,7 +58,7 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in presets_folder().glob("*.yaml"))
 
 
-def read_preset(name: str, settings: Mapping[str, Setting]) -> Preset:
+def read_preset(name: str) -> Preset:
     """Reads a preset.
 
     Raises:
@@ -69,7 +68,7 @@ def read_preset(name: str, settings: Mapping[str, Setting]) -> Preset:
     if name not in names:
         raise UsageError(str(unknown_name(name, [*names, "none"], f"There is no preset {name!r} ({', '.join(names)})")))
     path = presets_folder() / f"{name}.yaml"
-    content = read_mapping(path, settings)
+    content = read_mapping(path)
     for key in content:
         if key not in _KEYS:
             raise UsageError(str(unknown_name(key, _KEYS, f"{path} has an unknown key {key!r}")))
@@ -77,10 +76,10 @@ def read_preset(name: str, settings: Mapping[str, Setting]) -> Preset:
     return Preset(name, path, tuple(content.get("envs", [])), **settings_by)
 
 
-def preset_for(env_id: str, settings: Mapping[str, Setting]) -> Preset | None:
+def preset_for(env_id: str) -> Preset | None:
     """The preset with a pattern that matches the environment's id; None without one."""
     for name in preset_names():
-        preset = read_preset(name, settings)
+        preset = read_preset(name)
         if any(fnmatch.fnmatchcase(env_id, pattern) for pattern in preset.envs):
             return preset
     return None

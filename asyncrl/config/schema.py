@@ -42,6 +42,8 @@ EnvSource = Annotated[
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -120,10 +122,7 @@ class TrainConfig(BaseModel):
             for name in names
         )
 
-    # What to train
-    env: EnvSource = _run(
-        "", "Gymnasium id, or MODULE:Id or MODULE:function for an environment that a module registers or makes"
-    )
+    env: EnvSource = _run("", "Gymnasium id, or MODULE:Id or MODULE:function of a module that registers or makes it")
     env_kwargs: dict[str, Any] = _run({}, "keyword arguments for the environment, as JSON")
     env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _run(
         "auto",
@@ -136,9 +135,7 @@ class TrainConfig(BaseModel):
         "for ids ALE/*: stack 4 grey frames of 84 x 84, repeat actions for 4 frames, start with no-ops; in training "
         "a lost life ends the episode",
     )
-    import_modules: list[str] = _run(
-        [], "modules that register your networks; every process imports them before it builds a network"
-    )
+    import_modules: list[str] = _run([], "modules that register your networks; every process imports them first")
     algo: Literal["ppo", "a2c", "sac"] = _setting("ppo", "run", "learning algorithm")
     backend: Literal["actor_learner", "hogwild"] = _run(
         "actor_learner",
@@ -157,20 +154,15 @@ class TrainConfig(BaseModel):
         "stop after this many seconds of training in total; a resumed run has no limit unless the flag is given again",
     )
 
-    # Where the run lives
     train_dir: str = _folder("train_dir", "folder that holds all runs")
-    experiment: str | None = _folder(
-        None, "name of the run's folder in train_dir; by default made of env, algo and time"
-    )
+    experiment: str | None = _folder(None, "name of the run's folder; by default made of env, algo and time")
     restart_behavior: Literal["resume", "restart", "overwrite"] = _folder(
         "resume",
         "what to do if the run exists: resume it with its settings from its newest checkpoint; restart at step 0 and "
         "keep the old run as NAME_old; or overwrite, which deletes the old run",
     )
     save_every_s: PositiveFloat = _folder(120.0, "seconds between checkpoints; one is always saved at the end")
-    save_every_env_steps: PositiveInt | None = _folder(
-        None, "environment steps between checkpoints, in addition to those of save_every_s"
-    )
+    save_every_env_steps: PositiveInt | None = _folder(None, "environment steps between additional checkpoints")
     keep_checkpoints: PositiveInt = _folder(2, "how many of the newest checkpoints are kept")
     save_milestones_s: PositiveFloat | None = _folder(
         None, "seconds between checkpoints in checkpoints/milestones, which are never deleted"
@@ -186,19 +178,16 @@ class TrainConfig(BaseModel):
         "that follows from the seed and the steps; a resumed run then equals an uninterrupted one to the bit",
     )
     report_every_s: PositiveFloat = _folder(5.0, "seconds between records in TensorBoard and metrics.jsonl")
-
     init_from: str | None = _folder(
         None, "run or checkpoint, by path or name, whose weights, statistics and optimizer to start from, at step 0"
     )
 
-    # Evaluation during training
     eval_every_env_steps: PositiveInt | None = _evaluation(
-        None, "environment steps between evaluations of the policy, which run in a separate process"
+        None, "environment steps between evaluations (in a separate process)"
     )
     eval_episodes: PositiveInt = _evaluation(10, "episodes of an evaluation")
     eval_deterministic: bool = _evaluation(False, "evaluate with the most likely actions instead of sampled ones")
 
-    # How the roles work together
     async_rl: bool = _roles(True, "collect samples while training (True), or collect and train in turn (False)")
     serial_mode: bool = _roles(False, "run everything in one process, for debuggers; repeatable to the bit on a CPU")
     num_batches_to_accumulate: PositiveInt = _roles(
@@ -212,7 +201,7 @@ class TrainConfig(BaseModel):
     num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes")
     num_envs_per_worker: AutoPositiveInt = _roles("auto", "environments in each rollout worker")
     worker_num_splits: AutoPositiveInt = _roles(
-        "auto", "groups of a worker's environments that take turns: one steps while another waits for actions"
+        "auto", "groups of a worker's environments: one steps while another waits for actions"
     )
     inference_mode: Literal["auto", "local", "central"] = _roles(
         "auto", "where actions are computed: in each rollout worker, or by inference workers in batches"
@@ -221,12 +210,12 @@ class TrainConfig(BaseModel):
         "auto", "inference worker processes (central inference); auto is one for each of --inference_devices"
     )
     inference_max_wait_ms: NonNegativeFloat = _roles(
-        0.3, "longest time in milliseconds that an inference worker waits to fill a batch"
+        0.3, "longest wait of an inference worker to fill a batch, in milliseconds"
     )
     device: str = _roles("auto", "device of learner and central inference: auto, cpu, cuda or cuda:N")
     learner_device: str = _roles("auto", "device of the learner alone; auto is that of --device")
     inference_devices: tuple[str, ...] = _roles(
-        (), "devices of the inference workers, assigned in turn; [] means that of --device"
+        (), "devices of the inference workers, assigned in turn; [] is that of --device"
     )
     precision: Literal["auto", "float32", "bf16"] = _roles(
         "auto",
@@ -242,15 +231,9 @@ class TrainConfig(BaseModel):
     max_policy_lag: PositiveInt = _roles(
         1000, "trajectories older than this many policy versions (optimizer steps) are dropped before training"
     )
-    debug_forced_lag: Annotated[int, Field(ge=0)] = _roles(
-        0, "publish weights this many optimizer steps late; for experiments and tests"
-    )
+    debug_forced_lag: NonNegativeInt = _roles(0, "publish weights this many optimizer steps late, for tests")
+    debug_skip_training: bool = _roles(False, "collect trajectories without training, to measure the speed of sampling")
 
-    debug_skip_training: bool = _roles(
-        False, "collect trajectories without training on them, to measure the speed of sampling"
-    )
-
-    # Samples
     rollout: PositiveInt = _samples(32, "steps of each environment in one trajectory")
     batch_size: PositiveInt = _samples(128, "samples in a minibatch")
     num_batches_per_epoch: PositiveInt = _samples(
@@ -261,7 +244,6 @@ class TrainConfig(BaseModel):
     reward_scale: PositiveFloat = _samples(1.0, "factor on rewards before training")
     reward_clip: PositiveFloat | None = _samples(None, "clip scaled rewards to plus or minus this value")
 
-    # Learning
     recompute_values: bool = _learning(
         True,
         "compute advantages of samples of older policies with values of the current critic, not with those stored when "
@@ -269,7 +251,7 @@ class TrainConfig(BaseModel):
     )
     recompute_advantages: bool = _learning(
         False,
-        "compute values, advantages and returns again, with the critic as it is by then, before each pass over a "
+        "compute values, advantages and returns again with the current critic before each pass over a "
         "dataset but the first",
     )
     with_vtrace: bool = _learning(
@@ -287,8 +269,8 @@ class TrainConfig(BaseModel):
     lr_adaptive_min: PositiveFloat = _learning(1e-6, "lower limit of the learning rate in the adaptive schedules")
     lr_adaptive_max: PositiveFloat = _learning(1e-2, "upper limit of the learning rate in the adaptive schedules")
     adam_eps: PositiveFloat = _learning(1e-6, "Adam's epsilon")
-    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = _learning(0.9, "Adam's first momentum coefficient")
-    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = _learning(0.999, "Adam's second momentum coefficient")
+    adam_beta1: Beta = _learning(0.9, "Adam's first momentum coefficient")
+    adam_beta2: Beta = _learning(0.999, "Adam's second momentum coefficient")
     max_grad_norm: NonNegativeFloat = _learning(0.5, "clip the norm of the gradient to this; 0 means no clipping")
     ppo_objective: Literal["clip", "decoupled"] = _learning(
         "decoupled",
@@ -304,7 +286,7 @@ class TrainConfig(BaseModel):
         "symmetric", "clip the ratio to [1-c, 1+c] or to [1/(1+c), 1+c]"
     )
     ppo_clip_value: PositiveFloat | None = _learning(
-        None, "clip the change of value predictions to this range; none means no clipping"
+        None, "clip the change of value predictions to this range; none: no clipping"
     )
     value_loss_coeff: NonNegativeFloat = _learning(0.5, "weight of the value loss")
     entropy_loss_coeff: NonNegativeFloat = _learning(0.0, "weight of the entropy bonus")
@@ -319,25 +301,20 @@ class TrainConfig(BaseModel):
     scale_lr: Literal["none", "linear", "sqrt"] = _learning(
         "none", "multiply learning_rate by the number of ranks that train together, or by its square root"
     )
-    normalize_advantage: bool = _learning(
-        True, "normalize advantages to mean 0 and standard deviation 1 before each pass"
-    )
+    normalize_advantage: bool = _learning(True, "normalize advantages to mean 0 and deviation 1 before each pass")
     normalize_advantage_over: Literal["minibatch", "dataset"] = _learning(
-        "minibatch", "the samples that mean and standard deviation of advantages are taken over"
+        "minibatch", "samples over which mean and deviation of advantages are computed"
     )
     normalize_input: bool = _learning(True, "normalize observations with running statistics")
     normalize_returns: bool = _learning(
         True, "the critic predicts returns that are normalized with running statistics (PopArt)"
     )
 
-    # Learning from a replay (SAC)
     replay_size: PositiveInt = _replay(1_000_000, "environment steps that the replay holds")
     save_replay: bool = _replay(
         False, "save the replay in the newest checkpoints; without it a resumed run starts with an empty one"
     )
-    warmup_env_steps: PositiveInt = _replay(
-        5_000, "environment steps before the first update, with uniformly random actions"
-    )
+    warmup_env_steps: PositiveInt = _replay(5_000, "environment steps with random actions before the first update")
     updates_per_env_step: PositiveFloat = _replay(
         1.0, "updates for each environment step after the warm-up; the learner or the workers wait to keep this ratio"
     )
@@ -346,11 +323,9 @@ class TrainConfig(BaseModel):
     )
     n_step: PositiveInt = _replay(1, "number of rewards in a target before the bootstrap; fewer at an episode's end")
     tau: Annotated[float, Field(gt=0.0, le=1.0)] = _replay(
-        0.005, "target critics move by this fraction towards the critics at each update"
+        0.005, "fraction by which target critics move to the critics at each update"
     )
-    ent_coef: PositiveFloat | Auto = _replay(
-        "auto", "entropy coefficient; auto adapts it until the policy's entropy is target_entropy"
-    )
+    ent_coef: PositiveFloat | Auto = _replay("auto", "entropy coefficient; auto adapts it to reach target_entropy")
     target_entropy: Annotated[float, Field(allow_inf_nan=False)] | Auto = _replay(
         "auto",
         "target entropy of ent_coef=auto in nats, of actions in [-1, 1]; auto is minus the number of continuous "
@@ -358,7 +333,7 @@ class TrainConfig(BaseModel):
     )
     policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy")
     critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
-    # The Hogwild backend
+
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _hogwild(
         "auto",
         "workers act with the shared parameters directly (shared), with a copy made before each rollout (synced), or "
@@ -366,16 +341,15 @@ class TrainConfig(BaseModel):
         "A2C and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _hogwild(
-        "adam", "optimizer of the shared parameters; its state is also shared"
+        "adam", "optimizer of the shared parameters, with shared state"
     )
     num_gradients_to_combine: AutoPositiveInt = _hogwild(
         "auto", "gradients mode: number of gradients combined into one step; auto is the number of workers"
     )
     combine_gradients: Literal["mean", "sum"] = _hogwild(
-        "mean", "gradients mode: how gradients are combined before clipping"
+        "mean", "gradients mode: how to combine gradients before clipping"
     )
 
-    # Model
     encoder: str = _model("default", "name of a registered encoder")
     core: str = _model("default", "with use_rnn: name of a registered recurrent core")
     model: str = _model("default", "name of a registered model of actor and critic")
@@ -412,19 +386,18 @@ class TrainConfig(BaseModel):
         "are finite (bounds), or the environment gets the policy's numbers unchanged (raw)",
     )
     squash_actions: bool = _model(
-        False, "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
+        False, "continuous actions: squash them with tanh to their bounds, which must be finite"
     )
 
-    # Failures: processes that die or hang, environments that raise, NaN and infinity
     env_step_timeout: PositiveFloat = _failures(
         180.0,
         "kill and restart a rollout worker that made no environment step for this many seconds, except while it "
         "waited for other processes",
     )
-    max_restarts: Annotated[int, Field(ge=0)] = _failures(
+    max_restarts: NonNegativeInt = _failures(
         10, "restarts of rollout and inference workers within restart_window_s; one more ends the run"
     )
-    max_env_failures: Annotated[int, Field(ge=0)] = _failures(
+    max_env_failures: NonNegativeInt = _failures(
         10,
         "failures of environments of one worker within restart_window_s; one more ends the run. Before the run's first "
         "finished episode the first failure ends it",
@@ -432,7 +405,7 @@ class TrainConfig(BaseModel):
     restart_window_s: PositiveFloat = _failures(
         600.0, "seconds during which restarts and failures are counted for max_restarts and max_env_failures"
     )
-    max_learner_restarts: Annotated[int, Field(ge=0)] = _failures(
+    max_learner_restarts: NonNegativeInt = _failures(
         0, "how often the run resumes automatically from its last checkpoint after its learner died"
     )
     nan_policy: Literal["drop", "fail"] = _failures(
@@ -443,11 +416,9 @@ class TrainConfig(BaseModel):
         10, "end the run after this many optimizer steps in a row were skipped for NaN or infinity in loss or gradient"
     )
 
-    # What is shown
     with_tensorboard: bool = _output(True, "write TensorBoard event files")
     profile: bool = _output(False, "show where each role's time goes: a table at the end and profile/* in the records")
     quiet: bool = _output(False, "print no progress")
-
     callbacks: list[str] = _output(
         [], "observers of the run: names that packages have registered (entry points asyncrl.callbacks), or MODULE:Name"
     )

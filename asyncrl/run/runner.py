@@ -4,8 +4,8 @@
     run_parallel    starts a process for each role, watches them until the learner has ended, then ends all
     _rollout_main, _inference_main, _evaluation_main, _learner_main    the loops of these processes
 
-Both modes take the same two callbacks: `send` for the reports of all roles, and `steer` for what the runner's caller
-does between two waits.
+Both modes take the same two callbacks: `send` receives the reports of all roles, and `steer` controls the run between
+two waits: it shows progress, passes on requests of observers, and requests a stop.
 """
 
 from __future__ import annotations

@@ -298,8 +298,12 @@ class Session:
             hyperparameters=self._hyperparameters,
         )
 
+        has_stepped = False
+
         def steer(control: RunControl) -> None:
-            if (first_step_at := control.first_step_at) is not None:
+            nonlocal has_stepped
+            if not has_stepped and (first_step_at := control.first_step_at) is not None:
+                has_stepped = True
                 monitor.mark_first_step(first_step_at)
             monitor.tick(control.activity)
             if self.is_first_rank and (new_best := monitor.take_new_best()) is not None:
@@ -312,7 +316,7 @@ class Session:
             if peers is not None:
                 peers.check()
                 run.training_info = peers.share(run.training_info)
-            if is_asked_to_stop or run.is_to_stop:
+            if is_asked_to_stop or run.stop_reason is not None or run.failure is not None:
                 control.request_stop()
 
         try:

@@ -65,7 +65,7 @@ def test_a_preset_has_values_for_some_of_its_environments(argv: list[str], gamma
 def test_every_shipped_preset_is_valid_for_every_algorithm(name: str) -> None:
     for algo in ("ppo", "a2c", "sac"):
         load([f"--preset={name}", f"--algo={algo}"])
-    assert bool(read_preset(name, all_settings()).envs) == (name != "humanoid_hogwild")  # taken by its name only
+    assert bool(read_preset(name).envs) == (name != "humanoid_hogwild")  # taken by its name only
 
 
 def test_an_algorithm_has_defaults_of_its_own_below_presets_and_flags() -> None:

@@ -150,7 +150,7 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
     if own.from_run is not None:
         path = own.from_run / "config.yaml"
         # A run that has no unit of actions among its settings acts in the environment's own.
-        unit = [] if "action_unit" in read_mapping(path, settings) else ["--action_unit=raw"]
+        unit = [] if "action_unit" in read_mapping(path) else ["--action_unit=raw"]
         passed = [f"--config={path}", "--preset=none", *unit, *passed]
     return BenchmarkOptions(own, int(seed), learns, tuple(passed))
 
