@@ -65,13 +65,8 @@ def _environment(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             text += f", and there is no run {config.experiment!r} in {config.train_dir} to resume"
         yield _problem("env", f"{text}.", "--env=CartPole-v1", "--env=Humanoid-v5")
     if plan.steps_tensors:
-        needed: dict[str, bool | int | str] = {
-            "serial_mode": True,
-            "async_rl": False,
-            "num_workers": 1,
-            "debug_forced_lag": 0,
-        }
-        needed["backend"] = "actor_learner"
+        needed = {"serial_mode": True, "async_rl": False, "num_workers": 1, "backend": "actor_learner"}
+        needed["debug_forced_lag"] = 0
         wrong = {name: value for name, value in needed.items() if getattr(config, name) not in (value, "auto")}
         if config.is_off_policy:
             wrong["algo"] = "ppo"
@@ -370,15 +365,6 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
                 yield Problem((name, "num_epochs"), text, ("--num_epochs=2",))
     if config.learning_rate == 0:
         yield Problem(("learning_rate",), "--learning_rate=0: the policy will not change.")
-
-
-def _warn_replay(plan: ResourcePlan, replay: ReplayPlan) -> Iterator[Problem]:
-    if replay.warmup_env_steps >= plan.train_for_env_steps:
-        text = (
-            f"--train_for_env_steps={plan.train_for_env_steps} is within the warm-up "
-            f"(--warmup_env_steps={replay.warmup_env_steps}): nothing will be trained."
-        )
-        yield _problem("train_for_env_steps warmup_env_steps", text)
 
 
 def _as_flags(name: str, value: int, step: int) -> list[str]:

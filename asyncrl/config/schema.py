@@ -42,6 +42,9 @@ EnvSource = Annotated[
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
+AtLeastOne = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -142,9 +145,7 @@ class TrainConfig(BaseModel):
         "rollout workers and a learner (actor_learner), or workers that each collect and train one shared set of "
         "parameters (hogwild); --algo=a3c is short for --backend=hogwild --algo=a2c --hogwild_mode=synced",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = _run(
-        0, "seed of weights, exploration and environments, each of which gets a seed derived from it"
-    )
+    seed: Seed = _run(0, "seed of weights, exploration and environments, each of which gets a seed derived from it")
     train_for_env_steps: PositiveInt = _run(
         10_000_000,
         "stop after training on this many environment steps in total; a resumed run counts its earlier steps",
@@ -183,7 +184,7 @@ class TrainConfig(BaseModel):
     )
 
     eval_every_env_steps: PositiveInt | None = _evaluation(
-        None, "environment steps between evaluations (in a separate process)"
+        None, "environment steps between evaluations of the policy, which run in a separate process"
     )
     eval_episodes: PositiveInt = _evaluation(10, "episodes of an evaluation")
     eval_deterministic: bool = _evaluation(False, "evaluate with the most likely actions instead of sampled ones")
@@ -201,7 +202,7 @@ class TrainConfig(BaseModel):
     num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes")
     num_envs_per_worker: AutoPositiveInt = _roles("auto", "environments in each rollout worker")
     worker_num_splits: AutoPositiveInt = _roles(
-        "auto", "groups of a worker's environments: one steps while another waits for actions"
+        "auto", "groups of a worker's environments that take turns: one steps while another waits for actions"
     )
     inference_mode: Literal["auto", "local", "central"] = _roles(
         "auto", "where actions are computed: in each rollout worker, or by inference workers in batches"
@@ -209,14 +210,10 @@ class TrainConfig(BaseModel):
     num_inference_workers: AutoPositiveInt = _roles(
         "auto", "inference worker processes (central inference); auto is one for each of --inference_devices"
     )
-    inference_max_wait_ms: NonNegativeFloat = _roles(
-        0.3, "longest wait of an inference worker to fill a batch, in milliseconds"
-    )
+    inference_max_wait_ms: NonNegativeFloat = _roles(0.3, "longest wait in ms of an inference worker for a full batch")
     device: str = _roles("auto", "device of learner and central inference: auto, cpu, cuda or cuda:N")
     learner_device: str = _roles("auto", "device of the learner alone; auto is that of --device")
-    inference_devices: tuple[str, ...] = _roles(
-        (), "devices of the inference workers, assigned in turn; [] is that of --device"
-    )
+    inference_devices: tuple[str, ...] = _roles((), "devices of inference workers, assigned in turn; [] is --device")
     precision: Literal["auto", "float32", "bf16"] = _roles(
         "auto",
         "number format of matrix products in training; weights and losses are always float32. auto is bf16 for SAC "
@@ -236,9 +233,7 @@ class TrainConfig(BaseModel):
 
     rollout: PositiveInt = _samples(32, "steps of each environment in one trajectory")
     batch_size: PositiveInt = _samples(128, "samples in a minibatch")
-    num_batches_per_epoch: PositiveInt = _samples(
-        16, "minibatches in a dataset; a dataset is batch_size times this many samples"
-    )
+    num_batches_per_epoch: PositiveInt = _samples(16, "minibatches in a dataset, each of batch_size samples")
     num_epochs: PositiveInt = _samples(10, "passes over each dataset")
     shuffle_minibatches: bool = _samples(True, "fill minibatches with samples in random order")
     reward_scale: PositiveFloat = _samples(1.0, "factor on rewards before training")
@@ -278,21 +273,17 @@ class TrainConfig(BaseModel):
         "before training on the dataset, and each sample is weighted by the probability of its action under that "
         "policy, divided by the one when acting (decoupled)",
     )
-    behaviour_weight_cap: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = _learning(
-        5.0, "decoupled objective: largest weight of a sample"
-    )
+    behaviour_weight_cap: AtLeastOne = _learning(5.0, "decoupled objective: largest weight of a sample")
     ppo_clip_ratio: PositiveFloat = _learning(0.2, "clip range of PPO's probability ratio")
     ppo_clip_mode: Literal["symmetric", "reciprocal"] = _learning(
         "symmetric", "clip the ratio to [1-c, 1+c] or to [1/(1+c), 1+c]"
     )
     ppo_clip_value: PositiveFloat | None = _learning(
-        None, "clip the change of value predictions to this range; none: no clipping"
+        None, "clip the change of value predictions to this range; none means no clipping"
     )
     value_loss_coeff: NonNegativeFloat = _learning(0.5, "weight of the value loss")
     entropy_loss_coeff: NonNegativeFloat = _learning(0.0, "weight of the entropy bonus")
-    kl_loss_coeff: NonNegativeFloat = _learning(
-        0.0, "weight of the penalty on the KL divergence from the policy in the ratio (ppo_objective)"
-    )
+    kl_loss_coeff: NonNegativeFloat = _learning(0.0, "weight of the KL divergence from the ratio's reference policy")
     target_kl: PositiveFloat | None = _learning(
         0.04,
         "leave out the other passes over a dataset after a pass with a larger mean of train/approx_kl; none means "
@@ -306,14 +297,10 @@ class TrainConfig(BaseModel):
         "minibatch", "samples over which mean and deviation of advantages are computed"
     )
     normalize_input: bool = _learning(True, "normalize observations with running statistics")
-    normalize_returns: bool = _learning(
-        True, "the critic predicts returns that are normalized with running statistics (PopArt)"
-    )
+    normalize_returns: bool = _learning(True, "the critic predicts returns normalized with running statistics (PopArt)")
 
     replay_size: PositiveInt = _replay(1_000_000, "environment steps that the replay holds")
-    save_replay: bool = _replay(
-        False, "save the replay in the newest checkpoints; without it a resumed run starts with an empty one"
-    )
+    save_replay: bool = _replay(False, "save the replay in the newest checkpoints; else a resumed run starts with none")
     warmup_env_steps: PositiveInt = _replay(5_000, "environment steps with random actions before the first update")
     updates_per_env_step: PositiveFloat = _replay(
         1.0, "updates for each environment step after the warm-up; the learner or the workers wait to keep this ratio"
@@ -322,9 +309,7 @@ class TrainConfig(BaseModel):
         64.0, "async: how many updates the learner may fall behind, in addition to two steps of every environment"
     )
     n_step: PositiveInt = _replay(1, "number of rewards in a target before the bootstrap; fewer at an episode's end")
-    tau: Annotated[float, Field(gt=0.0, le=1.0)] = _replay(
-        0.005, "fraction by which target critics move to the critics at each update"
-    )
+    tau: PositiveFraction = _replay(0.005, "target critics move by this fraction at each update")
     ent_coef: PositiveFloat | Auto = _replay("auto", "entropy coefficient; auto adapts it to reach target_entropy")
     target_entropy: Annotated[float, Field(allow_inf_nan=False)] | Auto = _replay(
         "auto",
@@ -341,13 +326,13 @@ class TrainConfig(BaseModel):
         "A2C and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _hogwild(
-        "adam", "optimizer of the shared parameters, with shared state"
+        "adam", "optimizer of the shared parameters; its state is also shared"
     )
     num_gradients_to_combine: AutoPositiveInt = _hogwild(
         "auto", "gradients mode: number of gradients combined into one step; auto is the number of workers"
     )
     combine_gradients: Literal["mean", "sum"] = _hogwild(
-        "mean", "gradients mode: how to combine gradients before clipping"
+        "mean", "gradients mode: how gradients are combined before clipping"
     )
 
     encoder: str = _model("default", "name of a registered encoder")
@@ -367,15 +352,11 @@ class TrainConfig(BaseModel):
     rnn_type: Literal["gru", "lstm"] = _model("gru", "kind of recurrent core")
     rnn_size: PositiveInt = _model(128, "size of the recurrent state, in each layer")
     rnn_num_layers: PositiveInt = _model(1, "layers of the recurrent core")
-    recurrence: AutoPositiveInt = _model(
-        "auto", "steps of backpropagation through time; must divide rollout; auto is rollout"
-    )
+    recurrence: AutoPositiveInt = _model("auto", "steps of backpropagation through time: rollout (auto) or a divisor")
     encoder_mlp_layers: list[PositiveInt] = _model([64, 64], "widths of the hidden layers")
     nonlinearity: Literal["tanh", "relu", "elu"] = _model("tanh", "activation function")
     actor_critic_share_weights: bool = _model(False, "one network with two heads for actor and critic")
-    policy_initialization: Literal["orthogonal", "torch_default"] = _model(
-        "orthogonal", "initial weights of the network"
-    )
+    policy_initialization: Literal["orthogonal", "torch_default"] = _model("orthogonal", "initial weights")
     adaptive_stddev: bool = _model(False, "continuous actions: the standard deviation depends on the observation")
     initial_stddev: PositiveFloat = _model(
         0.6, "continuous actions: standard deviation at the start, in the unit of action_unit"
@@ -385,29 +366,21 @@ class TrainConfig(BaseModel):
         "continuous actions: the policy's -1 and 1 are the environment's bounds in each dimension where both bounds "
         "are finite (bounds), or the environment gets the policy's numbers unchanged (raw)",
     )
-    squash_actions: bool = _model(
-        False, "continuous actions: squash them with tanh to their bounds, which must be finite"
-    )
+    squash_actions: bool = _model(False, "continuous actions: squash with tanh to the bounds, which must be finite")
 
     env_step_timeout: PositiveFloat = _failures(
         180.0,
         "kill and restart a rollout worker that made no environment step for this many seconds, except while it "
         "waited for other processes",
     )
-    max_restarts: NonNegativeInt = _failures(
-        10, "restarts of rollout and inference workers within restart_window_s; one more ends the run"
-    )
+    max_restarts: NonNegativeInt = _failures(10, "restarts of workers within restart_window_s; one more ends the run")
     max_env_failures: NonNegativeInt = _failures(
         10,
         "failures of environments of one worker within restart_window_s; one more ends the run. Before the run's first "
         "finished episode the first failure ends it",
     )
-    restart_window_s: PositiveFloat = _failures(
-        600.0, "seconds during which restarts and failures are counted for max_restarts and max_env_failures"
-    )
-    max_learner_restarts: NonNegativeInt = _failures(
-        0, "how often the run resumes automatically from its last checkpoint after its learner died"
-    )
+    restart_window_s: PositiveFloat = _failures(600.0, "seconds for which max_restarts and max_env_failures count")
+    max_learner_restarts: NonNegativeInt = _failures(0, "how often the run resumes by itself after its learner died")
     nan_policy: Literal["drop", "fail"] = _failures(
         "drop",
         "on a step whose reward or observation is NaN or infinite: drop it and reset the environment, or fail the run",
