@@ -145,8 +145,6 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
     for name in config.callbacks:
         try:
             find_callback(name)
-        except UsageError as error:
-            problems.append(Problem(("callbacks",), str(error)))
         except Exception as error:
             problems.append(_of_user_code(("callbacks",), "importing a module", error))
     return config, problems
