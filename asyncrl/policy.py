@@ -129,5 +129,5 @@ def load_policy(path: str | Path, which: Which = "newest", device: str = "cpu", 
         model = make_acting_model(spec, config)
         model.load_state_dict(dict(content.model))
     except (KeyError, TypeError, ConfigError, RuntimeError) as error:
-        raise UsageError(f"Checkpoint {found} holds no usable policy: {error}.") from error
+        raise UsageError(f"Checkpoint {found} holds no usable policy: {str(error).rstrip('.')}.") from error
     return Policy(model.to(device).eval(), spec, config, seed)

@@ -215,7 +215,7 @@ class RunFolder:
         except OSError as error:
             raise UsageError(f"Cannot read the settings of the run: {self.config}: {error.strerror}.") from error
         except (UsageError, ValueError, yaml.YAMLError) as error:
-            raise UsageError(f"{self.config} does not hold the settings of a run: {error}.") from error
+            raise UsageError(f"{self.config} does not hold the settings of a run: {str(error).rstrip('.')}.") from error
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Writes what `asyncrl.runtime.provenance.describe` found.

@@ -264,7 +264,8 @@ def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_s
     assert len(other.of("end")) == 1
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
     if event == "start":
-        assert list((tmp_path / "run" / "logs").iterdir()) == [], "no process was started"
+        folders = (tmp_path / "run" / name for name in ("logs", "checkpoints"))
+        assert [path for folder in folders for path in folder.iterdir()] == [], "no process was started"
     else:
         assert asyncrl.load_policy(tmp_path / "run").act(np.zeros(4)) in (0, 1)
 
