@@ -8,9 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from pydantic import ValidationError
 
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec
@@ -133,6 +132,6 @@ def load_policy(path: str | Path, which: Which = "newest", device: str = "cpu", 
         spec = EnvSpec.from_data(content.state["spec"])
         model = make_acting_model(spec, config)
         model.load_state_dict(dict(content.model))
-    except (KeyError, TypeError, ValidationError, RuntimeError) as error:
-        raise UsageError(f"Checkpoint {found} holds no usable policy: {error}.") from error
+    except (KeyError, TypeError, ConfigError, RuntimeError) as error:
+        raise UsageError(f"Checkpoint {found} holds no usable policy: {str(error).rstrip('.')}.") from error
     return Policy(model.to(device).eval(), spec, config, seed)

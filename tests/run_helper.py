@@ -182,19 +182,19 @@ def _mode_settings(mode: str) -> dict[str, Any]:
 
 
 def _run(setup: RunSetup, recorded: bool, folder: Path, reports: list[Report]) -> LearnerOutcome:
-    def turn(control: RunControl) -> bool:
-        return False
+    def steer(control: RunControl) -> None:
+        pass
 
     if setup.plan.serial_mode:
         with recording(folder) if recorded else contextlib.nullcontext():
-            return runner.run_serial(setup, reports.append, turn)
+            return runner.run_serial(setup, reports.append, steer)
     context = process_context()
     start_loading_modules(context)
     mains: dict[str, Any] = {"_learner_main": recording_learner_main, "_inference_main": recording_inference_main}
     if setup.plan.hogwild is not None:
         mains = {"_rollout_main": recording_rollout_main}
     with mock.patch.multiple(runner, **mains) if recorded else contextlib.nullcontext():
-        return runner.run_parallel(setup, context, lambda role: folder / f"{role}.log", reports.append, turn)
+        return runner.run_parallel(setup, context, lambda role: folder / f"{role}.log", reports.append, steer)
 
 
 def recording_learner_main(setup: RunSetup, *args: Any) -> LearnerOutcome:

@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from asyncrl.cli.console import Console
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
-from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import (
     Action,
@@ -35,6 +34,7 @@ from asyncrl.runtime import checkpoint
 from asyncrl.runtime.run_folder import RunFolder, find_saved_config
 
 SPEC = EnvSpec("CartPole-v1", vector_observation(4), DiscreteAction(2, 0), 500)
+PLAN = resolve(TrainConfig(), Machine(cores=2))
 
 
 @pytest.fixture
@@ -147,18 +147,20 @@ def save(folder: Path, env_steps: int, spec: EnvSpec = SPEC) -> Path:
 
 
 def test_the_newest_checkpoint_is_taken_and_a_damaged_one_passed_over(tmp_path: Path) -> None:
-    assert resuming.find_checkpoint(tmp_path, SPEC) is None
+    assert resuming.find_checkpoint(tmp_path, SPEC, PLAN) is None
     older, newer = save(tmp_path, 100), save(tmp_path, 200)
     save(tmp_path / "best", 300)
-    assert resuming.find_checkpoint(tmp_path, SPEC) == resuming.Resumption(newer, 200, 7.5, worker_env_steps=(190, 10))
+    assert resuming.find_checkpoint(tmp_path, SPEC, PLAN) == resuming.Resumption(
+        newer, 200, 7.5, worker_env_steps=(190, 10)
+    )
     (newer / "model.safetensors").write_bytes(b"")
-    found = resuming.find_checkpoint(tmp_path, SPEC)
+    found = resuming.find_checkpoint(tmp_path, SPEC, PLAN)
     assert found is not None
     assert (found.checkpoint, found.env_steps) == (older, 100)
     assert newer.name in found.skipped[0]
     (older / "state.json").write_text((older / "state.json").read_text().replace("elapsed_s", "elapsed"))
     with pytest.raises(checkpoint.CheckpointError, match="no checkpoint can be used"):
-        resuming.find_checkpoint(tmp_path, SPEC)
+        resuming.find_checkpoint(tmp_path, SPEC, PLAN)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "SHA256SUMS"])
@@ -172,12 +174,12 @@ def test_one_bit_or_byte_less_in_any_file_makes_a_run_go_on_from_the_checkpoint_
         content[len(content) // 2] ^= 0 if cut else 1
         (path / name).write_bytes(content[: len(content) - cut])
         if path == newer:
-            found = resuming.find_checkpoint(tmp_path, SPEC)
+            found = resuming.find_checkpoint(tmp_path, SPEC, PLAN)
             assert found is not None and found.checkpoint == older
             (warning,) = found.skipped
             assert newer.name in warning and "damaged" in warning
     with pytest.raises(checkpoint.CheckpointError, match="no checkpoint can be used"):
-        resuming.find_checkpoint(tmp_path, SPEC)
+        resuming.find_checkpoint(tmp_path, SPEC, PLAN)
 
 
 def test_a_run_in_whose_folder_somebody_put_a_pickle_does_not_go_on(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_a_run_in_whose_folder_somebody_put_a_pickle_does_not_go_on(tmp_path: Pa
     sums[0] = f"{hashlib.sha256((newer / 'model.safetensors').read_bytes()).hexdigest()}  model.safetensors"
     (newer / "SHA256SUMS").write_text("\n".join(sums) + "\n")
     with pytest.raises(UsageError, match="not a safetensors file"):
-        resuming.find_checkpoint(tmp_path, SPEC)
+        resuming.find_checkpoint(tmp_path, SPEC, PLAN)
 
 
 def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environments_is_refused(tmp_path: Path) -> None:
@@ -198,26 +200,24 @@ def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environmen
     content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, replay)
     older, newer = (checkpoint.save(tmp_path, content, steps, keep=5) for steps in (1, 2))
     (newer / checkpoint.REPLAY_FILE).write_bytes(b"cut short")
-    found = resuming.find_checkpoint(tmp_path, SPEC)
+    sac = TrainConfig(algo="sac", num_workers=1, num_envs_per_worker=4)
+    found = resuming.find_checkpoint(tmp_path, SPEC, resolve(sac))
     assert found is not None
     assert (found.checkpoint, len(found.skipped), found.updates_due) == (older, 1, 3)
-
-    sac = TrainConfig(algo="sac", num_workers=1, num_envs_per_worker=4)
-    resuming.check_replay(found, resolve(sac))
     with pytest.raises(UsageError, match="1 groups of 4 environments, but the run has 2 of 4"):
-        resuming.check_replay(found, resolve(sac.model_copy(update={"num_workers": 2})))
+        resuming.find_checkpoint(tmp_path, SPEC, resolve(sac.model_copy(update={"num_workers": 2})))
 
 
 def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
     save(tmp_path, 100)
     same = EnvSpec("my:CartPole-v7", vector_observation(4, "float64"), DiscreteAction(2, 0), None)
-    assert resuming.find_checkpoint(tmp_path, same) is not None
+    assert resuming.find_checkpoint(tmp_path, same, PLAN) is not None
     for other in (
         EnvSpec("X", vector_observation(5), SPEC.action, 500),
         EnvSpec("X", vector_observation(4), DiscreteAction(3, 0), 500),
     ):
         with pytest.raises(UsageError, match="was trained on"):
-            resuming.find_checkpoint(tmp_path, other)
+            resuming.find_checkpoint(tmp_path, other, PLAN)
 
 
 def test_an_image_that_was_looked_at_along_other_axes_is_refused_with_the_flag_for_them(tmp_path: Path) -> None:
@@ -226,9 +226,9 @@ def test_an_image_that_was_looked_at_along_other_axes_is_refused_with_the_flag_f
         return EnvSpec("Board-v0", ObservationLayout((image,)), SPEC.action, None)
 
     save(tmp_path, 100, board("first"))
-    assert resuming.find_checkpoint(tmp_path, board("first")) is not None
+    assert resuming.find_checkpoint(tmp_path, board("first"), PLAN) is not None
     with pytest.raises(UsageError, match="--image_channels=first"):
-        resuming.find_checkpoint(tmp_path, board("last"))
+        resuming.find_checkpoint(tmp_path, board("last"), PLAN)
 
 
 def test_a_checkpoint_without_units_of_actions_is_started_from_where_they_make_no_difference(tmp_path: Path) -> None:

@@ -16,8 +16,17 @@ from asyncrl.analysis import drawing, speedup, trial
 from asyncrl.analysis.comparison import Metric, XAxis, compare
 from asyncrl.analysis.records import Run, read_runs
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, help_width, nearest, split_flags
-from asyncrl.config.options import option, option_flags, parse_options
+from asyncrl.config.flags import (
+    ExtraFlag,
+    format_examples,
+    format_flags,
+    help_width,
+    nearest,
+    option,
+    option_flags,
+    parse_options,
+    split_flags,
+)
 
 CommandName = Literal["trial", "compare", "speedup"]
 Say = Callable[[str], None]

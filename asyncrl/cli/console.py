@@ -1,26 +1,36 @@
-"""What the command lines print of a run: what was found before it, how it goes, how it ended."""
+"""The text that the command lines print about a run: settings, plan and problems before it, progress, and its end."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
+from asyncrl.config.flags import format_value
+from asyncrl.config.loading import LoadedConfig
+from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Run
 from asyncrl.observers.progress import ProgressBar, QuietProgress
-from asyncrl.run.preflight import Preflight
+from asyncrl.run.preflight import Preflight, format_bytes
 from asyncrl.runtime.checkpoint import BEST, latest, newest_first
 from asyncrl.runtime.command_text import command_text, run_flags, shown_path
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.reader import drop_output
 from asyncrl.runtime.run_folder import RunFolder
 
+_SHOWN = (
+    *("device", "inference_mode", "serial_mode", "async_rl", "num_workers", "num_envs_per_worker", "worker_num_splits"),
+    *("num_inference_workers", "num_envs", "num_processes", "num_threads", "learner_threads", "cores"),
+    *("num_ranks", "num_local_ranks"),
+)
+"""Fields of the plan that `plan_as_data` copies."""
+
 
 class Console(ProgressBar):
-    """Says where a run starts, shows its progress, and says where its time went."""
+    """Prints where a run starts, its progress, and with `profile` where its time went."""
 
     def on_start(self, run: Run) -> None:
-        """Says where the run is resumed, what is different, and where its files are."""
         super().on_start(run)
         if run.config.quiet:
             return
@@ -36,14 +46,13 @@ class Console(ProgressBar):
         self.on_message(run, f"run {run.folder}")
 
     def on_end(self, run: Run, summary: Summary) -> None:
-        """Gives the terminal back, and shows where the time went with `profile`."""
         super().on_end(run, summary)
         if run.config.profile:
             QuietProgress.print(run.time_table, sys.stdout)
 
 
 def print_findings(result: Preflight) -> int:
-    """Prints problems, warnings and the environment's failure on stderr and returns the exit code."""
+    """Prints warnings, problems and the environment's failure on standard error, and returns the exit code."""
     for warning in result.warnings:
         print(f"warning: {warning.sentence('Better')}", file=sys.stderr)
     for problem in result.problems:
@@ -54,7 +63,7 @@ def print_findings(result: Preflight) -> int:
 
 
 def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
-    """Says how the run ended, where its files are, and what can be done next."""
+    """Prints how the run ended, where its files are, and commands that use it."""
     newest = latest(folder.checkpoints)
     best = next(iter(newest_first(folder.checkpoints / BEST)), None)
     places = {
@@ -63,7 +72,7 @@ def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
         "best checkpoint": "none" if best is None else shown_path(best),
     }
     commands = {}
-    if newest is not None and summary.status != "failed":  # a failure names the command that continues the run
+    if newest is not None and summary.status != "failed":  # `print_failure` prints the command that resumes it
         named = run_flags(config.train_dir, folder.path.name)
         longer = [f"--train_for_env_steps={2 * summary.env_steps}"] if summary.status == "completed" else []
         which = [] if best is None else ["--checkpoint=best"]
@@ -74,14 +83,130 @@ def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
         }
     try:
         print(summary.to_text(config.train_for_env_steps, places, commands), flush=True)
-    except BrokenPipeError:  # the run is what counts, also if nobody reads of it
+    except BrokenPipeError:  # the exit code is that of the run, also if its output has no reader
         drop_output()
 
 
 def print_failure(failure: RunFailed, train_dir: str, folder: RunFolder) -> None:
-    """Prints the failure and how to resume on standard error."""
+    """Prints the failure and the command that resumes the run on standard error."""
     print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
     print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
     if (newest := latest(folder.checkpoints)) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, folder.path.name))
         print(f"The last checkpoint is {newest}. To resume from it: {command}", file=sys.stderr)
+
+
+def format_settings(loaded: LoadedConfig, plan: ResourcePlan) -> str:
+    """One line for each setting: its value, the value that `auto` was resolved to, and its source."""
+    rows = []
+    for name, origin in loaded.origins.items():
+        value = format_value(getattr(loaded.config, name))
+        if value == "auto" and name in _SHOWN and name != "num_inference_workers":
+            value, origin = f"auto -> {getattr(plan, name)}", f"{origin}, derived"
+        rows.append((name, value, origin))
+    name_width = max(len(row[0]) for row in rows)
+    value_width = min(40, max(len(row[1]) for row in rows))
+    return "\n".join(f"{name:<{name_width}}  {value:<{value_width}}  {origin}" for name, value, origin in rows)
+
+
+def plan_as_data(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> dict[str, Any]:
+    """The plan's figures as JSON values."""
+    samples: dict[str, Any] = {}
+    if plan.replay is not None:
+        samples = {
+            "replay_size": plan.replay.size,
+            "warmup_env_steps": plan.replay.warmup_env_steps,
+            "updates_per_env_step": plan.replay.updates_per_env_step,
+        }
+    elif plan.hogwild is None:
+        samples = {
+            "rollout": plan.rollout,
+            "samples_per_iteration": plan.dataset_size,
+            "trajectories_per_iteration": plan.columns_per_dataset,
+            "slots_per_dataset": float(plan.slots_per_dataset),
+            "num_slots": plan.num_slots,
+            "steady_lag_bound": plan.steady_lag_bound,
+            "lag_bound": plan.lag_bound,
+            "sgd_steps_per_dataset": plan.updates_per_dataset,
+        }
+    if plan.hogwild is not None:
+        samples["hogwild_mode"] = plan.hogwild.mode
+    return {
+        **{name: getattr(plan, name) for name in _SHOWN},
+        "inference_devices": list(plan.inference_devices),
+        **samples,
+        "shared_memory_bytes": arena_bytes,
+        "free_bytes": free_bytes,
+        "sgd_steps_per_run": plan.num_updates,
+    }
+
+
+def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) -> str:
+    """The plan in a few lines for people."""
+    lines = {}
+    if (ranks := plan.num_ranks) > 1:
+        batch = f"{ranks} x {plan.batch_size} = {ranks * plan.batch_size}"
+        environments = f"{ranks} x {plan.num_envs} = {ranks * plan.num_envs} environments"
+        text = f"{ranks} ({plan.num_local_ranks} on this machine) with {environments}, minibatches of {batch}"
+        if plan.replay is not None:
+            text += f", replays of {ranks * plan.replay.size:,} environment steps"
+        lines["ranks"] = f"{text}; the lines below describe one rank"
+    timing = "asynchronous" if plan.async_rl else "synchronous"
+    if plan.hogwild is not None:
+        timing = f"Hogwild, {plan.hogwild.mode}"
+    mode = f"serial, {timing}" if plan.serial_mode else timing
+    lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {plan.device}"
+    environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
+    if plan.worker_num_splits > 1:
+        environments += f", each in {plan.worker_num_splits} splits"
+    if plan.inference_mode == "central":
+        environments += f"; {_count(plan.num_inference_workers, 'inference worker')}"
+        if any(device != plan.device for device in plan.inference_devices):
+            environments += f" on {', '.join(plan.inference_devices)}"
+    lines["environments"] = environments
+    lines |= _sample_lines(plan)
+    memory = "unknown (the environment could not be loaded)"
+    if arena_bytes is not None:
+        of_ranks = f" for the {plan.num_local_ranks} ranks of this machine" if plan.num_local_ranks > 1 else ""
+        memory = f"{format_bytes(arena_bytes)} needed{of_ranks}"
+    lines["shared memory"] = f"{memory}; {format_bytes(free_bytes)} free"
+    threads = f"at most {_count(plan.num_threads, 'busy thread')} ({plan.learner_threads} of the learner)"
+    lines["processes"] = f"{plan.num_processes}, with {threads} on {_count(plan.cores, 'core')}"
+    return "\n".join(f"{title + ':':<15} {text}" for title, text in lines.items())
+
+
+def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
+    if (replay := plan.replay) is not None:
+        return {
+            "replay": f"{replay.size:,} environment steps; updates begin after {replay.warmup_env_steps:,}",
+            "updates": f"{replay.updates_per_env_step:g} for each environment step, from batches of {plan.batch_size} "
+            f"transitions; {plan.num_updates:,} in the run",
+        }
+    if plan.hogwild is not None:
+        rollout = f"{plan.num_envs_per_worker} x {plan.rollout} = {plan.num_envs_per_worker * plan.rollout} samples"
+        combined = plan.hogwild.num_gradients_to_combine if plan.hogwild.mode == "gradients" else 1
+        return {
+            "gradients": f"each from {rollout}; an update combines {combined}",
+            "updates": f"{plan.num_updates:,} in the run",
+        }
+    lag = _count(plan.steady_lag_bound, "update")
+    if plan.fixed_lag:
+        lag += ", those of one dataset"
+    elif plan.async_rl:
+        lag = f"normally up to {lag}; samples older than {plan.lag_bound} are dropped"
+    elif not plan.forced_lag:
+        lag = "none: the policy that is trained collected every sample"
+    buffers = f"{plan.num_slots}, of {plan.envs_per_split} trajectories each; "
+    buffers += f"one iteration uses {float(plan.slots_per_dataset):g}"
+    return {
+        "iteration": f"{plan.num_batches_per_epoch} x {plan.batch_size} = {plan.dataset_size} samples, from "
+        f"{plan.columns_per_dataset} trajectories of {_count(plan.rollout, 'step')}",
+        "buffers": "none, samples stay on the device" if plan.steps_tensors else buffers,
+        "policy lag": lag,
+        "updates": f"{plan.updates_per_dataset} in each iteration, {plan.num_updates:,} in the run "
+        f"({_count(plan.num_datasets, 'iteration')})",
+    }
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

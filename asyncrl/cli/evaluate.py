@@ -1,8 +1,8 @@
-"""Command line: play a trained policy for a fixed number of episodes and say how well it does.
+"""Command line: play a trained policy for a fixed number of episodes and print its mean return.
 
     python -m asyncrl.evaluate --train_dir=train_dir --experiment=NAME --episodes=100
 
-Nothing is learned and nothing changes: weights and statistics are the checkpoint's, rewards are the environment's own.
+Nothing is learned: weights and statistics are those of the checkpoint, rewards are those of the environment.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
+from pydantic import BaseModel, PositiveInt
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import ExtraFlag, format_examples, format_flags, split_flags
-from asyncrl.config.problems import refused_value
+from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import find_checkpoint, find_checkpoint_of, find_run
+from asyncrl.runtime.locating import TRAIN_DIR, find_checkpoint, find_checkpoint_of, find_run
 
 if TYPE_CHECKING:
     import gymnasium
@@ -27,30 +26,7 @@ if TYPE_CHECKING:
     from asyncrl.evaluation.episodes import EvaluationResult
 
 _MOST_NAMES = 4
-
-_FLAGS = (
-    ExtraFlag("experiment", "run, by its name in train_dir or by its folder's path", is_bool=False),
-    ExtraFlag("train_dir", "folder that holds all runs [default train_dir]", is_bool=False),
-    ExtraFlag(
-        "checkpoint",
-        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint or a run, which needs no "
-        "--experiment [default newest]",
-        is_bool=False,
-    ),
-    ExtraFlag("episodes", "number of episodes [default 100]", is_bool=False),
-    ExtraFlag("num_envs", "environments that are played in parallel [default 8]", is_bool=False),
-    ExtraFlag("seed", "seed of the episodes and of the sampled actions [default 0]", is_bool=False),
-    ExtraFlag("device", "device of the policy: cpu, cuda or cuda:N [default cpu]", is_bool=False),
-    ExtraFlag("deterministic", "take the most likely action instead of a sampled one"),
-    ExtraFlag("video", "folder to record the episodes into as videos; needs moviepy", is_bool=False),
-    ExtraFlag("render", "show the episodes in a window, one after the other"),
-    ExtraFlag("json", "print the result as one JSON object on the last line"),
-)
-_EXPECTED = {
-    "episodes": "a whole number greater than 0",
-    "num_envs": "a whole number greater than 0",
-    "seed": "a whole number",
-}
+_DESCRIPTION = "Play a trained policy for a fixed number of episodes and print its mean return."
 _EXAMPLES = (
     "python -m asyncrl.evaluate --experiment=my_run --episodes=50",
     "python -m asyncrl.evaluate --experiment=train_dir/my_run --checkpoint=best --video=videos",
@@ -59,21 +35,21 @@ _EXAMPLES = (
 
 
 class _Options(BaseModel):
-    """The command line's flags, as values."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    train_dir: str = "train_dir"
-    experiment: str | None = None
-    checkpoint: str = "newest"
-    episodes: PositiveInt = 100
-    num_envs: PositiveInt = 8
-    seed: int = 0
-    device: str = "cpu"
-    deterministic: bool = False
-    video: Path | None = None
-    render: bool = False
-    json_: bool = False
+    experiment: str | None = option(None, "run, by its name in train_dir or by its folder's path")
+    train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+    checkpoint: str = option(
+        "newest",
+        "newest or best of the run, a checkpoint's name in it, or the path of a checkpoint or a run, which needs no "
+        "--experiment [default newest]",
+    )
+    episodes: PositiveInt = option(100, "number of episodes [default 100]")
+    num_envs: PositiveInt = option(8, "environments that are played in parallel [default 8]")
+    seed: int = option(0, "seed of the episodes and of the sampled actions [default 0]")
+    device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
+    deterministic: bool = option(False, "take the most likely action instead of a sampled one")
+    video: Path | None = option(None, "folder to record the episodes into as videos; needs moviepy")
+    render: bool = option(False, "show the episodes in a window, one after the other")
+    as_json: bool = option(False, "print the result as one JSON object on the last line", flag="json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,12 +57,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     from asyncrl.envs.errors import EnvironmentFailed
 
     arguments = sys.argv[1:] if argv is None else list(argv)
+    flags = option_flags(_Options)
     if {"--help", "-h"} & set(arguments):
-        print(_help())
+        usage = "python -m asyncrl.evaluate --experiment=NAME"
+        print(format_help(usage, _DESCRIPTION, {}, flags, _EXAMPLES))
         return 0
+    split = split_flags(arguments, {}, flags)
+    options, refused = parse_options(_Options, split.texts)
+    problems = [problem.text for problem in split.problems] + refused
+    if options is not None and options.render and options.video is not None:
+        problems.append("--render shows episodes and --video records them: give one of the two.")
     try:
-        options = _read_options(arguments)
-        result = _evaluate_run(options)
+        if options is None or problems:
+            raise UsageError("\nerror: ".join(problems))
+        result = _evaluate(options)
     except (UsageError, checkpoints.CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -96,22 +80,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     print(result.to_text())
-    if options.json_:
+    if options.as_json:
         print(result.to_json(), flush=True)
     return 0
 
 
-def _evaluate_run(options: _Options) -> EvaluationResult:
-    path = _find(options)
+def _evaluate(options: _Options) -> EvaluationResult:
+    path = _find_checkpoint(options)
     env_steps = checkpoints.saved_env_steps(path)
 
-    # Imports torch, which takes a second: what a user got wrong is answered before.
+    # Imports torch, which takes a second: mistakes of the user are reported before.
     import torch
 
     from asyncrl.evaluation.episodes import EvaluationResult, evaluate
     from asyncrl.policy import load_policy
 
-    torch.set_num_threads(1)  # more only wait for one another over a few observations
+    torch.set_num_threads(1)  # a few observations are too little work for more threads
     policy = load_policy(path, device=options.device, seed=options.seed)
     print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
     recorded_before = _recordings(options.video)
@@ -122,7 +106,7 @@ def _evaluate_run(options: _Options) -> EvaluationResult:
         seed=options.seed,
         deterministic=options.deterministic,
         report=lambda done, steps: print(f"{done} of {options.episodes} episodes, {steps:,} steps", file=sys.stderr),
-        make=_maker(policy.config, options),
+        make=_env_factory(policy.config, options),
     )
     if options.video is not None:
         recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
@@ -131,8 +115,7 @@ def _evaluate_run(options: _Options) -> EvaluationResult:
     return EvaluationResult(result.returns, result.lengths, env_steps, str(path))
 
 
-def _find(options: _Options) -> Path:
-    """Finds the checkpoint, without torch."""
+def _find_checkpoint(options: _Options) -> Path:
     named, run = options.checkpoint, options.experiment
     if named not in ("newest", "best"):
         if run is None or Path(named).exists():
@@ -148,35 +131,11 @@ def _recordings(folder: Path | None) -> set[tuple[Path, int]]:
     return set() if folder is None else {(path, path.stat().st_mtime_ns) for path in folder.glob("*.mp4")}
 
 
-def _maker(config: TrainConfig, options: _Options) -> Callable[[int], gymnasium.Env[Any, Any]] | None:
-    """Makes environments that are shown or recorded; None where neither is asked for."""
+def _env_factory(config: TrainConfig, options: _Options) -> Callable[[int], gymnasium.Env[Any, Any]] | None:
+    """Makes environments that are shown or recorded; None without --render and --video."""
     if options.video is None and not options.render:
         return None
     from asyncrl.envs.showing import make_shown_env
 
     video, render_mode = options.video, "human" if options.render else "rgb_array"
     return lambda number: make_shown_env(config, render_mode, video, number)
-
-
-def _read_options(argv: Sequence[str]) -> _Options:
-    flags = split_flags(argv, {}, _FLAGS)
-    problems = [str(problem) for problem in flags.problems]
-    texts = {"json_" if name == "json" else name: text for name, text in flags.texts.items()}
-    try:
-        options = _Options.model_validate(texts)
-    except ValidationError as error:
-        for item in error.errors():
-            name = str(item["loc"][0]).rstrip("_")
-            problems.append(refused_value(name, item["input"], _EXPECTED.get(name, "True or False")))
-    if not problems and options.render and options.video is not None:
-        problems.append("--render shows episodes and --video records them: give one of the two.")
-    if problems:
-        raise UsageError("\nerror: ".join(problems))
-    return options
-
-
-def _help() -> str:
-    usage = "usage: python -m asyncrl.evaluate --experiment=NAME --name=value ..."
-    description = "Play a trained policy for a fixed number of episodes and print its mean return."
-    help_flag = ExtraFlag("help", "show this text")
-    return "\n".join([usage, "", description, "", *format_examples(_EXAMPLES), "", *format_flags([help_flag, *_FLAGS])])

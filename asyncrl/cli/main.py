@@ -1,4 +1,4 @@
-"""The command `asyncrl`: each of its commands is a module that `python -m asyncrl.COMMAND` starts, too."""
+"""The command `asyncrl COMMAND`, which starts the same module as `python -m asyncrl.COMMAND`."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ complete -o default -F _asyncrl asyncrl"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one of the commands and returns its exit code; 2 if there is no such command."""
+    """Runs a command and returns its exit code; 2 if there is no such command."""
     name, *rest = (sys.argv[1:] if argv is None else list(argv)) or ["--help"]
     if name in ("--help", "-h"):
-        print(_help())
+        rows = (f"  {command:<12}{what}" for command, what in COMMANDS.items())
+        print("usage: asyncrl COMMAND --name=value ...", "", "commands:", *rows, "", "asyncrl COMMAND --help", sep="\n")
         return 0
     if name == "--version":
         print(f"asyncrl {asyncrl.__version__}")
@@ -56,11 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.argv = [f"asyncrl {name}", *rest]
     code: int = module.main(None if argv is None else rest)
     return code
-
-
-def _help() -> str:
-    rows = [f"  {name:<12}{what}" for name, what in COMMANDS.items()]
-    return "\n".join(["usage: asyncrl COMMAND --name=value ...", "", "commands:", *rows, "", "asyncrl COMMAND --help"])
 
 
 def _print_completion(arguments: Sequence[str]) -> int:

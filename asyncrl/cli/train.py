@@ -1,4 +1,4 @@
-"""The command line of `python -m asyncrl.train`: a `Session` between flags and what is printed."""
+"""The command line of `python -m asyncrl.train`: flags in, a `Session`, sentences and an exit code out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from asyncrl.cli.console import Console, print_end, print_failure, print_findings
+from asyncrl.cli.console import Console, format_settings, print_end, print_failure, print_findings
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag
 from asyncrl.config.loading import load
-from asyncrl.config.printing import format_settings
 from asyncrl.run.session import EndedByFirstRank, Session, exit_code_of
 from asyncrl.runtime.checkpoint import CheckpointError
 from asyncrl.runtime.processes import RunFailed, refuse_to_run_while_imported
@@ -29,12 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Returns:
-        0 done, 1 failed, 2 wrong usage, 3 processes or environments failed too often, 130 stopped by Ctrl-C, 143 by
-        SIGTERM.
+        0 done, 1 failed, 2 mistake of the user, 3 processes or environments failed too often, 130 stopped by Ctrl-C,
+        143 stopped by SIGTERM.
     """
     refuse_to_run_while_imported()
-    # Imports have taken about their processor time. The age of the process would count what it was before, as the shell
-    # that `bash -c "...; exec python ..."` turns into Python.
+    # Imports have taken about their processor time. The age of the process would include the time before it became
+    # Python, such as that of the shell in `bash -c "...; exec python ..."`.
     started_at = time.monotonic() - (time.process_time() if argv is None else 0.0)
     arguments = sys.argv[1:] if argv is None else argv
     session = Session(
@@ -63,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr, flush=True)
         _print_end(session)
         return error.exit_code
-    except KeyboardInterrupt as error:  # there is no run yet, which would take it for a request
+    except KeyboardInterrupt as error:  # before the run has started, which takes Ctrl-C as a request
         return exit_code_of(error)
     except RunFailed as failure:
         _print_end(session)
@@ -75,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(session: Session) -> int:
-    """Looks at everything, then trains."""
+    """Checks everything, then trains."""
     loaded = session.read_settings()
     is_only_shown = bool(loaded.cli.get("print_config"))
     checked = session.check(is_to_train=not is_only_shown)

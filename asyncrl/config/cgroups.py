@@ -1,4 +1,4 @@
-"""Control groups of this process, whose limits are tighter than what the machine has. Read without a dependency."""
+"""Limits of the control groups of this process, which containers use. Reads files; needs no package."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def folders(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
-    """Folders of this process's control group and of those above it, version 2 and a controller's tree of version 1.
+    """Folders of this process's control group and of its parents, of version 2 and of a controller of version 1.
 
     Args:
-        controller: as version 1 names it, such as memory or cpu.
-        root: see `ROOT`.
-        membership: see `MEMBERSHIP`.
+        controller: its name in version 1, such as memory or cpu.
+        root: `ROOT`, or a folder of a test.
+        membership: `MEMBERSHIP`, or a file of a test.
     """
     found = []
     for line in _lines(membership):
@@ -31,8 +31,7 @@ def folders(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -
         else:
             continue
         folder = top / path.lstrip("/")
-        found.append(folder)
-        found.extend(parent for parent in folder.parents if top == parent or top in parent.parents)
+        found += [folder, *(parent for parent in folder.parents if top == parent or top in parent.parents)]
     return found
 
 
@@ -43,7 +42,7 @@ def cpu_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
 
 
 def read_number(path: Path) -> int | None:
-    """The number in a file of a control group; None if there is no such file or it says something else, as `max`."""
+    """The number in a file of a control group; None without such a file, or where it has a word such as `max`."""
     text = " ".join(_lines(path))
     return int(text) if text.isdigit() else None
 
@@ -52,9 +51,9 @@ def _quotas(folder: Path) -> Iterator[float]:
     quota, _, period = " ".join(_lines(folder / "cpu.max")).partition(" ")
     if quota.isdigit() and period.isdigit():
         yield int(quota) / int(period)
-    microseconds = read_number(folder / "cpu.cfs_quota_us"), read_number(folder / "cpu.cfs_period_us")
-    if microseconds[0] and microseconds[1]:
-        yield microseconds[0] / microseconds[1]
+    quota_us, period_us = read_number(folder / "cpu.cfs_quota_us"), read_number(folder / "cpu.cfs_period_us")
+    if quota_us and period_us:
+        yield quota_us / period_us
 
 
 def _lines(path: Path) -> list[str]:

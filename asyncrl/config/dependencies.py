@@ -1,6 +1,6 @@
-"""Which settings a run reads, as data: what must be chosen elsewhere for a setting to have an effect.
+"""The conditions under which a run reads a setting, as data.
 
-Settings that are missing here are read by every run, or refused by `asyncrl.config.checks` where they are not.
+A setting without a condition is read by every run, or `asyncrl.config.checks` refuses it in runs that do not read it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncrl.config.flags import format_value
 from asyncrl.config.schema import TrainConfig
 
 Condition = Mapping[str, tuple[Any, ...]]
-"""By setting, the values with which another one is read, * for any text. `algo` is a3c for A2C on Hogwild."""
+"""Values that other settings must have, by name; * matches any text. `algo` is a3c for A2C with Hogwild."""
 
 _IS_SET = ("anything",)
 
@@ -25,87 +25,49 @@ _REPLAY: Condition = {"algo": ("sac",)}
 _RATIO: Condition = {"algo": ("ppo",)}
 _ACTOR_LEARNER: Condition = {"backend": ("actor_learner",)}
 _HOGWILD: Condition = {"backend": ("hogwild",)}
-_COMBINED: Condition = {"hogwild_mode": ("gradients",)}
 _ADAPTIVE: Condition = {"lr_schedule": ("kl_adaptive_minibatch", "kl_adaptive_epoch")}
 _SERVED: Condition = {"inference_mode": ("central",)}
 _EVALUATED: Condition = {"eval_every_env_steps": _IS_SET}
 _RECURRENT: Condition = {"use_rnn": (True,)}
 
-_READ_WITH: dict[str, Condition] = {
-    "atari_preprocessing": {"env": ("ALE/*",)},
-    "eval_episodes": _EVALUATED,
-    "eval_deterministic": _EVALUATED,
-    "async_rl": _ACTOR_LEARNER,
-    "num_batches_to_accumulate": {**_DATASETS, "async_rl": (True,), "fixed_lag": (False,)},
-    "fixed_lag": {**_DATASETS, "async_rl": (True,)},
-    "inference_mode": {"serial_mode": (False,)},
-    "num_inference_workers": _SERVED,
-    "inference_devices": _SERVED,
-    "learner_device": _ACTOR_LEARNER,
-    "inference_max_wait_ms": _SERVED,
-    "max_policy_lag": _DATASETS,
-    "rollout": _TRAJECTORIES,
-    "batch_size": _BATCHES,
-    "num_batches_per_epoch": _DATASETS,
-    "num_epochs": _DATASETS,
-    "shuffle_minibatches": _DATASETS,
-    "recompute_values": _DATASETS,
-    "recompute_advantages": _DATASETS,
-    "target_kl": _DATASETS,
-    "vtrace_rho": {"with_vtrace": (True,)},
-    "vtrace_c": {"with_vtrace": (True,)},
-    "gae_lambda": _TRAJECTORIES,
-    "lr_schedule_kl_threshold": _ADAPTIVE,
-    "lr_adaptive_min": _ADAPTIVE,
-    "lr_adaptive_max": _ADAPTIVE,
-    "adam_beta1": {"hogwild_optimizer": ("adam",)},
-    "adam_beta2": {"hogwild_optimizer": ("adam",)},
-    "ppo_objective": _RATIO,
-    "behaviour_weight_cap": {**_RATIO, "ppo_objective": ("decoupled",)},
-    "ppo_clip_ratio": _RATIO,
-    "ppo_clip_mode": _RATIO,
-    "ppo_clip_value": _TRAJECTORIES,
-    "value_loss_coeff": _TRAJECTORIES,
-    "entropy_loss_coeff": _TRAJECTORIES,
-    "kl_loss_coeff": _TRAJECTORIES,
-    "normalize_advantage": _TRAJECTORIES,
-    "normalize_advantage_over": {**_DATASETS, "normalize_advantage": (True,)},
-    "normalize_returns": _TRAJECTORIES,
-    "replay_size": _REPLAY,
-    "save_replay": _REPLAY,
-    "warmup_env_steps": _REPLAY,
-    "updates_per_env_step": _REPLAY,
-    "replay_ratio_tolerance": {**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)},
-    "n_step": _REPLAY,
-    "tau": _REPLAY,
-    "ent_coef": _REPLAY,
-    "target_entropy": {**_REPLAY, "ent_coef": ("auto",)},
-    "policy_delay": _REPLAY,
-    "critic_layer_norm": _REPLAY,
-    "compile": _ACTOR_LEARNER,
-    "hogwild_mode": _HOGWILD,
-    "hogwild_optimizer": _HOGWILD,
-    "num_gradients_to_combine": {**_HOGWILD, **_COMBINED},
-    "combine_gradients": {**_HOGWILD, **_COMBINED},
-    "core": _RECURRENT,
-    "rnn_type": _RECURRENT,
-    "rnn_size": _RECURRENT,
-    "rnn_num_layers": _RECURRENT,
-    "recurrence": _RECURRENT,
-    "actor_critic_share_weights": _TRAJECTORIES,
-    "adaptive_stddev": _TRAJECTORIES,
-    "action_unit": {**_TRAJECTORIES, "squash_actions": (False,)},
-    "squash_actions": _TRAJECTORIES,
-}
+_CONDITIONS: tuple[tuple[Condition, str], ...] = (
+    ({"env": ("ALE/*",)}, "atari_preprocessing"),
+    (_EVALUATED, "eval_episodes eval_deterministic"),
+    (_ACTOR_LEARNER, "async_rl learner_device compile"),
+    ({"serial_mode": (False,)}, "inference_mode"),
+    (_SERVED, "num_inference_workers inference_devices inference_max_wait_ms"),
+    ({**_DATASETS, "async_rl": (True,)}, "fixed_lag"),
+    ({**_DATASETS, "async_rl": (True,), "fixed_lag": (False,)}, "num_batches_to_accumulate"),
+    (_DATASETS, "max_policy_lag num_batches_per_epoch num_epochs shuffle_minibatches recompute_values"),
+    (_DATASETS, "recompute_advantages target_kl"),
+    ({**_DATASETS, "normalize_advantage": (True,)}, "normalize_advantage_over"),
+    (_TRAJECTORIES, "rollout gae_lambda ppo_clip_value value_loss_coeff entropy_loss_coeff kl_loss_coeff"),
+    (_TRAJECTORIES, "normalize_advantage normalize_returns actor_critic_share_weights adaptive_stddev squash_actions"),
+    ({**_TRAJECTORIES, "squash_actions": (False,)}, "action_unit"),
+    (_BATCHES, "batch_size"),
+    ({"with_vtrace": (True,)}, "vtrace_rho vtrace_c"),
+    (_ADAPTIVE, "lr_schedule_kl_threshold lr_adaptive_min lr_adaptive_max"),
+    ({"hogwild_optimizer": ("adam",)}, "adam_beta1 adam_beta2"),
+    (_RATIO, "ppo_objective ppo_clip_ratio ppo_clip_mode"),
+    ({**_RATIO, "ppo_objective": ("decoupled",)}, "behaviour_weight_cap"),
+    (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step tau ent_coef policy_delay"),
+    (_REPLAY, "critic_layer_norm"),
+    ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)}, "replay_ratio_tolerance"),
+    ({**_REPLAY, "ent_coef": ("auto",)}, "target_entropy"),
+    (_HOGWILD, "hogwild_mode hogwild_optimizer"),
+    ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),
+    (_RECURRENT, "core rnn_type rnn_size rnn_num_layers recurrence"),
+)
+_READ_WITH = {name: condition for condition, names in _CONDITIONS for name in names.split()}
 
 
 def missing_for(name: str, config: TrainConfig, inference_mode: str | None = None) -> str | None:
-    """Says what would have to be chosen for a setting to have an effect, None if it has one.
+    """The condition, as text, that a setting needs to have an effect and that `config` does not meet; None without one.
 
     Args:
         name: the setting.
         config: all settings.
-        inference_mode: what `config.inference_mode` was resolved to.
+        inference_mode: the resolved value of `config.inference_mode`.
     """
     for other, values in _READ_WITH.get(name, {}).items():
         value = getattr(config, other)

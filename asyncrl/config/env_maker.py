@@ -1,4 +1,4 @@
-"""An environment that is given as a callable, by a name and, where that is not enough, with the callable itself."""
+"""An environment given as a callable: its name, and the callable itself where the name cannot be imported."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ MakesEnv = Callable[..., Any]
 
 
 class EnvMaker(str):
-    """`module:name` of a callable that cannot be imported by that name, such as one of a notebook, and the callable.
+    """`module:name` of a callable that cannot be imported by that name, such as one of a notebook, with the callable.
 
-    Files hold the name only, so that reading one never runs code.
+    Files contain the name only, so that reading one never runs code.
     """
 
     make: MakesEnv
 
     def __new__(cls, make: MakesEnv) -> EnvMaker:
-        """Takes a callable that returns an environment."""
         maker = super().__new__(cls, _name(make))
         maker.make = make
         return maker
 
     def pickled(self) -> bytes:
-        """The callable for another process, by value where no other process could import it.
+        """The callable for another process, by value if no other process can import it.
 
         Raises:
             UsageError: it cannot be pickled.
@@ -34,20 +33,19 @@ class EnvMaker(str):
         import cloudpickle  # type: ignore[import-untyped]  # Gymnasium requires it
 
         try:
-            content: bytes = cloudpickle.dumps(self.make)
+            return bytes(cloudpickle.dumps(self.make))
         except Exception as error:
             raise UsageError(
                 f"The environment's callable {self} cannot be sent to other processes ({error}): define it at the top "
                 "level of a module, without objects that cannot be pickled."
             ) from error
-        return content
 
     def __reduce__(self) -> tuple[Any, ...]:
         return unpickled, (self.pickled(),)
 
 
 def unpickled(content: bytes) -> EnvMaker:
-    """What `EnvMaker.pickled` wrote. Only for bytes of a process of the same run."""
+    """Reads the bytes of `EnvMaker.pickled`, which must come from a process of the same run."""
     import cloudpickle
 
     return EnvMaker(cloudpickle.loads(content))
@@ -57,14 +55,13 @@ def as_env(given: str | MakesEnv) -> str:
     """The name of an environment: an id, or `module:name` of a callable; an `EnvMaker` if that cannot be imported."""
     if isinstance(given, str):
         return given
-    name = _name(given)
-    module, _, path = name.partition(":")
+    module, _, path = (name := _name(given)).partition(":")
     is_importable = module != "__main__" and find_callable(module, path) is given
     return name if is_importable else EnvMaker(given)
 
 
 def find_callable(module: str, path: str) -> MakesEnv | None:
-    """The callable of this name in a module that was imported, None if there is none."""
+    """The callable of this name in an imported module; None without one."""
     found: Any = sys.modules.get(module)
     for name in path.split("."):
         found = getattr(found, name, None)

@@ -1,4 +1,4 @@
-"""Splits a command line into flags and the text that each was given, and lays out --help."""
+"""Flags of the command lines: splitting them, options that are not settings, error sentences, and --help."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from asyncrl.config.other_names import OTHER_NAMES, explain_name
-from asyncrl.config.problems import Problem
-from asyncrl.config.settings import SECTION_TITLES, Setting
+from pydantic import BaseModel, Field, ValidationError
+
+from asyncrl.config.errors import Problem
+from asyncrl.config.other_names import OTHER_NAMES, OTHER_VALUES, explain_name
+from asyncrl.config.settings import SECTION_TITLES, Setting, expected_values
 
 _TRUTH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 _ENV_ID = re.compile(r"^[A-Za-z][\w/.:]*-v\d+$")
@@ -28,10 +30,12 @@ COMMON = (
 REQUIRED = ("env",)
 """Settings without which no new run starts."""
 
+Options = TypeVar("Options", bound=BaseModel)
+
 
 @dataclass(frozen=True)
 class ExtraFlag:
-    """A flag of one command line that is no setting of the run.
+    """A flag of one command line that is not a setting of the run.
 
     Attributes:
         name: the flag's name, with underscores.
@@ -46,11 +50,11 @@ class ExtraFlag:
 
 @dataclass(frozen=True)
 class FlagTexts:
-    """What a command line gave.
+    """A command line, split.
 
     Attributes:
         texts: text of each flag, the last one if it was given twice; "True" for a bare switch.
-        problems: one for each thing that is no flag or lacks its value.
+        problems: one for each argument that is not a flag, and for each flag that lacks its value.
     """
 
     texts: dict[str, str]
@@ -58,7 +62,7 @@ class FlagTexts:
 
 
 def split_flags(argv: Sequence[str], settings: Mapping[str, Setting], extra_flags: Iterable[ExtraFlag]) -> FlagTexts:
-    """Reads `--name=value`, `--name value`, a bare `--switch` and `--no-switch`, with `-` and `_` alike."""
+    """Splits `--name=value`, `--name value`, a bare `--switch` and `--no-switch`, with `-` and `_` alike."""
     switches = {flag.name: flag.is_bool for flag in extra_flags} | {name: s.is_bool for name, s in settings.items()}
     texts: dict[str, str] = {}
     problems: list[Problem] = []
@@ -82,22 +86,71 @@ def split_flags(argv: Sequence[str], settings: Mapping[str, Setting], extra_flag
         elif switches[name]:
             texts[name] = rest.pop(0) if rest and rest[0].lower() in _TRUTH_VALUES else "True"
         else:
-            values = _take_values(rest, several=name in settings and settings[name].is_list)
+            values: list[str] = []  # all texts up to the next flag for a list, else one; a negative number is no flag
+            takes_several = name in settings and settings[name].is_list
+            while rest and (takes_several or not values) and not rest[0].startswith("--"):
+                values.append(rest.pop(0))
             if values:
-                texts[name] = values
+                texts[name] = ", ".join(values)
             else:
                 problems.append(Problem((name,), f"--{written} needs a value: give --{written}=VALUE."))
     return FlagTexts(texts, tuple(problems))
 
 
+def option(default: Any, description: str, expected: str | None = None, *, flag: str | None = None) -> Any:
+    """Defines a flag that is not a setting, as a field of a pydantic model.
+
+    Args:
+        default: value if the flag is not given.
+        description: for --help.
+        expected: its possible values, for errors; by default they follow from the field's type.
+        flag: the flag's name, if it differs from the field's.
+    """
+    return Field(default, alias=flag, description=description, json_schema_extra={"expected": expected})
+
+
+def option_flags(model: type[BaseModel], names: Iterable[str] | None = None) -> tuple[ExtraFlag, ...]:
+    """The flags of a model's fields that have a description; only those in `names`, if given."""
+    fields = {field.alias or name: field for name, field in model.model_fields.items() if field.description}
+    return tuple(
+        ExtraFlag(name, field.description or "", is_bool=field.annotation is bool)
+        for name, field in fields.items()
+        if names is None or name in names
+    )
+
+
+def parse_options(model: type[Options], values: Mapping[str, Any]) -> tuple[Options | None, list[str]]:
+    """Reads options from the texts of flags, by the flags' names, and values of other fields.
+
+    Returns:
+        The options, None if a text is refused; and a sentence for each refused text.
+    """
+    try:
+        return model.model_validate(values), []
+    except ValidationError as error:
+        refused = dict.fromkeys(str(item["loc"][0]) for item in error.errors())
+    schemas = model.model_json_schema()["properties"]
+    expected = {
+        name: schemas[name].get("expected") or expected_values(schemas[name], with_none=False) for name in refused
+    }
+    return None, [refused_value(name, values[name], expected[name]).text for name in refused]
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like `name`, None if none is."""
+    """The known name that is most similar to `name`; None if none is similar."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return near[0] if near else None
 
 
 def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -> Problem:
-    """The problem that there is no such name; it is about the setting that was probably meant."""
+    """The problem of an unknown name, with the setting that was probably meant.
+
+    Args:
+        name: the unknown name.
+        known: all possible names.
+        text: the sentence about it, without its full stop.
+        prefix: written before the nearest name.
+    """
     known = list(known)
     explained = explain_name(name, known)
     if explained is not None:
@@ -106,8 +159,25 @@ def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -
     return Problem((near,), f"{text}; the nearest is {prefix}{near}.") if near else Problem((), f"{text}.")
 
 
+def refused_value(name: str, value: Any, expected: str, where: str = "--") -> Problem:
+    """The problem that a flag or a setting does not take a value, with what was probably meant.
+
+    Args:
+        name: the flag or setting.
+        value: what it was given.
+        expected: its possible values, in words.
+        where: written before the name: `--`, or the file that has the value.
+    """
+    meant = OTHER_VALUES.get((name, str(value).lower()))
+    if meant is None and isinstance(value, str) and "one of " in expected:
+        near = nearest(value.lower(), expected.replace("one of ", "").replace(" or ", ", ").split(", "))
+        meant = near and f"the nearest is {near}"
+    hint = f"; {meant}" if meant else ""
+    return Problem((name,), f"{where}{name}={format_value(value)} is not possible: expected {expected}{hint}.")
+
+
 def _unexpected(token: str, known: Mapping[str, bool]) -> str:
-    """The sentence about an argument that is no flag, with what was probably meant."""
+    """The sentence about an argument that is no flag, with the flag that was probably meant."""
     name, equals, value = token.lstrip("-").partition("=")
     name = name.replace("-", "_")
     if name in known:
@@ -122,7 +192,7 @@ def _unexpected(token: str, known: Mapping[str, bool]) -> str:
 
 
 def help_page(argv: Sequence[str]) -> str | None:
-    """Which page of help a command line asks for: `short`, `all` or the name of a section; None if it does not."""
+    """The page of help that a command line asks for: `short`, `all` or the name of a section; None without --help."""
     for token in argv:
         if token in ("--help", "-h"):
             return "short"
@@ -144,27 +214,26 @@ def format_help(
     Args:
         usage: the command.
         description: what it does.
-        settings: those that it takes.
+        settings: the settings that it takes.
         extra_flags: its other flags.
         examples: commands to start from.
-        page: `all` shows every setting, a section's name those of the section, anything else those in `COMMON`.
+        page: `all` shows every setting, a section's name those of the section, any other text those in `COMMON`.
     """
     width = help_width()
     lines = [f"usage: {usage} --name=value ...", "", *textwrap.wrap(description, width), "", *format_examples(examples)]
     lines += ["", "flags of this command:", *format_flags([ExtraFlag("help", "show this text"), *extra_flags])]
+    is_short = page not in ("all", *SECTION_TITLES)
     for section, title in SECTION_TITLES.items():
-        if page in SECTION_TITLES and page != section:
-            continue
-        is_short = page not in ("all", *SECTION_TITLES)
-        of_section = [setting for setting in settings.values() if setting.section == section]
-        shown = [setting for setting in of_section if setting.name in COMMON or not is_short]
+        shown = [
+            setting
+            for setting in settings.values()
+            if setting.section == section and (setting.name in COMMON if is_short else page in ("all", section))
+        ]
         lines += ["", f"{title}:"] if shown else []
         for setting in shown:
-            default = (
-                "required for a new run" if setting.name in REQUIRED else f"default {format_value(setting.default)}"
-            )
-            text = f"{setting.description} [{setting.expected}; {default}]"
-            lines += _format_flag(setting.name, text, width)
+            is_required = setting.name in REQUIRED
+            default = "required for a new run" if is_required else f"default {format_value(setting.default)}"
+            lines += _format_flag(setting.name, f"{setting.description} [{setting.expected}; {default}]", width)
     if page != "all":
         used = {setting.section for setting in settings.values()}
         sections = ", ".join(section for section in SECTION_TITLES if section in used)
@@ -194,10 +263,10 @@ def help_width() -> int:
 def _format_flag(name: str, text: str, width: int) -> list[str]:
     indent = 30
     head = f"  --{name}"
-    lines = textwrap.wrap(text, width - indent, break_on_hyphens=False)
+    lines = [" " * indent + line for line in textwrap.wrap(text, width - indent, break_on_hyphens=False)]
     if len(head) < indent - 1:
-        return [head.ljust(indent) + lines[0], *(" " * indent + line for line in lines[1:])]
-    return [head, *(" " * indent + line for line in lines)]
+        return [head.ljust(indent) + lines[0].lstrip(), *lines[1:]]
+    return [head, *lines]
 
 
 def format_value(value: Any) -> str:
@@ -211,11 +280,3 @@ def format_value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
-
-
-def _take_values(rest: list[str], several: bool) -> str:
-    """Takes the value, or for a list all values up to the next flag; a negative number is no flag."""
-    values: list[str] = []
-    while rest and (several or not values) and not rest[0].startswith("--"):
-        values.append(rest.pop(0))
-    return ", ".join(values)

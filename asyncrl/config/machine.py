@@ -1,4 +1,4 @@
-"""What this machine offers, found without importing torch: cores that may be used, and usable CUDA devices."""
+"""Resources of this machine, found without importing torch: CPU cores and CUDA devices that may be used."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Machine:
         cores: CPU cores that this process may use.
         torch_has_cuda: whether the installed torch was built for CUDA.
         num_cuda_devices: devices that the CUDA driver shows to this process.
-        num_ranks: learners that train one policy together, on this and other machines.
-        num_local_ranks: those of them on this machine, which share what it has.
-        local_rank: number of this one among those.
+        num_ranks: learners that train one policy together, on all machines.
+        num_local_ranks: ranks on this machine, which share its resources.
+        local_rank: index of this process among them.
     """
 
     cores: int
@@ -34,18 +34,17 @@ class Machine:
 
     @property
     def cuda_is_usable(self) -> bool:
-        """Whether torch can compute on at least one CUDA device."""
         return self.torch_has_cuda and self.num_cuda_devices > 0
 
     @staticmethod
     def detect() -> Machine:
-        """Looks at the machine that this process runs on."""
+        """The machine that this process runs on, as the only rank."""
         torch_has_cuda = _torch_has_cuda()
         return Machine(available_cores(), torch_has_cuda, _num_cuda_devices() if torch_has_cuda else 0)
 
 
 def available_cores() -> int:
-    """Number of cores that this process may use: `taskset` may have made them fewer, or a container's share of time."""
+    """Cores that this process may use; `taskset` or the CPU limit of a container may reduce them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, cgroups.cpu_quota() or cores)
 
@@ -63,7 +62,7 @@ def _torch_has_cuda() -> bool:
 
 
 def _num_cuda_devices() -> int:
-    """Asks the CUDA driver, which heeds CUDA_VISIBLE_DEVICES; 0 where there is no driver or it does not answer."""
+    """Asks the CUDA driver, which follows CUDA_VISIBLE_DEVICES; 0 without a driver or without its answer."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,4 +1,4 @@
-"""What other libraries call a setting: an unknown flag is answered with the name that it has here.
+"""Names of settings in other libraries: the error about an unknown flag names the setting here.
 
 `docs/other_libraries.md` shows these tables; a test compares the two.
 """
@@ -18,7 +18,7 @@ class OtherName:
     Attributes:
         library: the library.
         setting: the setting here; empty if there is none.
-        note: what differs, or what to do where there is no such setting.
+        note: the difference, or the alternative if there is no such setting.
     """
 
     library: str
@@ -152,13 +152,13 @@ OTHER_VALUES: dict[tuple[str, str], str] = {
     ("recurrence", "-1"): "Sample Factory's -1 is auto",
     ("save_best_metric", "reward"): "Sample Factory's reward is train",
 }
-"""By setting and value, in lower case: what is meant."""
+"""The meaning here of a value of another library, by setting and value in lower case."""
 
 
 def explain_name(name: str, known: Container[str]) -> str | None:
-    """What a name of another library is called here, as a clause; None if no library has it or `known` does not."""
+    """A clause that explains a name of another library; None if it is no such name, or `known` lacks the setting."""
     other = OTHER_NAMES.get(name)
-    if other is None or (other.setting or "env") not in known:  # the flags of a run, not names of presets for example
+    if other is None or (other.setting or "env") not in known:  # `known` may be the names of presets, for example
         return None
     if not other.setting:
         return f"{other.library}'s {name} has no counterpart here: {other.note}"

@@ -1,7 +1,7 @@
-"""The resource plan: what every `auto` becomes on this machine, and every number that follows from the settings.
+"""The resource plan: every `auto` resolved for this machine, and every number that follows from the settings.
 
-The roles read the plan; only `resolve` reads `auto`. Here are no checks: settings that do not fit together still
-resolve to something of sane size, and `asyncrl.config.checks` says what is wrong with them.
+The roles read the plan; only `resolve` reads `auto`. Nothing is checked here: settings that cannot be combined still
+resolve to moderate sizes, and `asyncrl.config.checks` reports what is wrong.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _FLOPS_OF_CONVOLUTIONS = 2e7  # of one forward pass over a screen of 84 x 84
 _WORK_TO_TAKE_A_CORE = 4
 _FLOPS_FOR_AN_OFF_POLICY_THREAD = 2e8
 _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network that an update is worth
-_UPDATES_TO_BE_WAITED_FOR = 0.1
+_UPDATES_TO_WAIT_FOR = 0.1  # for each environment step: with as many, all roles wait for the learner
 _OFF_POLICY_ENVS = 4  # of each worker
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
 
 PLACES_OF_A_WORKER = 2
-"""Gradients that a Hogwild worker may have under way."""
+"""Gradients that a Hogwild worker may have sent without an answer."""
 
 InferenceMode = Literal["local", "central"]
 HogwildMode = Literal["shared", "synced", "gradients"]
@@ -36,13 +36,13 @@ HogwildMode = Literal["shared", "synced", "gradients"]
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """What learning from a replay adds to a plan.
+    """The part of a plan for an algorithm that learns from a replay.
 
     Attributes:
-        size: environment steps that the replay holds.
+        size: capacity in environment steps.
         warmup_env_steps: environment steps before the first update.
         updates_per_env_step: updates for each environment step after that.
-        tolerance: updates by which learning may fall behind, on top of two steps of every environment.
+        tolerance: updates by which the learner may fall behind, in addition to two steps of every environment.
     """
 
     size: int
@@ -53,11 +53,11 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class HogwildPlan:
-    """What the Hogwild backend adds to a plan.
+    """The part of a plan for the Hogwild backend.
 
     Attributes:
-        mode: which parameters a worker acts with, and where its gradients go.
-        num_gradients_to_combine: gradients that make one step, where a process combines them.
+        mode: the parameters with which a worker acts, and where its gradients go.
+        num_gradients_to_combine: gradients in one optimizer step, in the mode `gradients`.
     """
 
     mode: HogwildMode
@@ -66,31 +66,27 @@ class HogwildPlan:
 
 @dataclass(frozen=True)
 class ResourcePlan:
-    """Numbers of processes, environments, samples and slots of one run.
+    """Numbers of processes, environments, samples and slots of one run. Fields without a note are as in the settings.
 
     Attributes:
         device: the learner's device: cpu, cuda or cuda:N.
-        inference_devices: devices of the inference workers, which take turns over them; empty with local inference.
-        inference_mode: where actions are computed.
-        serial_mode, async_rl: as in the settings.
-        num_workers: rollout workers.
-        num_envs_per_worker: environments of each.
-        worker_num_splits: parts of a worker's environments that take turns.
-        num_inference_workers: inference workers, 0 with local inference.
+        inference_devices: devices of the inference workers, assigned in turn; empty with local inference.
+        num_envs_per_worker: environments of each rollout worker.
+        worker_num_splits: groups of a worker's environments that step in turn, K.
+        num_inference_workers: 0 with local inference.
         learner_threads: CPU threads of the learner.
-        cores: cores that the plan was made for.
-        num_ranks, num_local_ranks: processes like this one that train one policy together, and those of this machine.
+        cores: CPU cores that the plan is for.
+        num_ranks, num_local_ranks: processes that train one policy together, in total and on this machine.
         rollout: steps of one trajectory, T.
-        batch_size, num_batches_per_epoch, num_epochs: as in the settings.
         num_batches_to_accumulate: datasets that may wait or be in training, A.
-        fixed_lag: whether a dataset is collected as a whole while the one before is trained.
-        max_policy_lag, debug_forced_lag: in policy versions, as in the settings.
+        fixed_lag: whether a dataset is collected as a whole while the previous one is trained.
+        max_policy_lag, debug_forced_lag: in policy versions.
         train_for_env_steps: environment steps of the whole run.
-        rnn_state_size: numbers of one environment's recurrent state, of actor and critic together; 0 without one.
-        recurrence: steps of a sequence that is trained as one; divides `rollout`.
-        replay: what learning from a replay adds; None for algorithms that learn from trajectories.
-        hogwild: what workers that train one set of parameters together add; None for the other backend.
-        steps_tensors: whether environments are on the learner's device, and samples never leave it.
+        rnn_state_size: size of one environment's recurrent state, of actor and critic together; 0 without one.
+        recurrence: steps of one training sequence; divides `rollout`.
+        replay: None for algorithms that learn from trajectories.
+        hogwild: None for the other backend.
+        steps_tensors: whether environments are on the learner's device, so that samples never leave it.
     """
 
     device: str
@@ -123,7 +119,7 @@ class ResourcePlan:
 
     @property
     def envs_per_split(self) -> int:
-        """Environments that step together and fill one slot, E."""
+        """Environments of one split, which fill one slot together, E."""
         return self.num_envs_per_worker // self.worker_num_splits
 
     @property
@@ -133,46 +129,43 @@ class ResourcePlan:
 
     @property
     def num_envs(self) -> int:
-        """Environments of the run, or of one rank."""
+        """Environments of the run; with several ranks, of one rank."""
         return self.num_workers * self.num_envs_per_worker
 
     @property
     def dataset_size(self) -> int:
-        """Samples (rows) that are trained together."""
+        """Samples of a dataset."""
         return self.batch_size * self.num_batches_per_epoch
 
     @property
     def columns_per_dataset(self) -> int:
-        """Trajectories of one environment in a dataset."""
+        """Columns (trajectories of one environment) in a dataset."""
         return max(1, self.dataset_size // self.rollout)
 
     @property
     def slots_per_dataset(self) -> Fraction:
-        """D: a dataset in slots; in async it need not be whole, since datasets take single columns."""
+        """Size of a dataset in slots, D. In async it may be a fraction: a dataset takes single columns."""
         return Fraction(self.columns_per_dataset, self.envs_per_split)
 
     @property
     def num_slots(self) -> int:
-        """Slots in the arena: D in sync, ceil(A * D) and one more for each split in async; perhaps none at all.
-
-        With a fixed lag 2 D: one dataset is trained while the other is collected.
-        """
+        """Slots in the arena: D in sync, 2 D with a fixed lag, ceil(A * D) + W * K in async; 0 where none are used."""
         if self.replay is not None or self.hogwild is not None or self.steps_tensors:
             return 0
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
-        if self.fixed_lag:
+        if self.fixed_lag:  # one dataset is trained while the other is collected
             return 2 * math.ceil(self.slots_per_dataset)
         return math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + self.num_splits
 
     @property
     def updates_per_dataset(self) -> int:
-        """Optimizer steps, and so policy versions, that one dataset brings."""
+        """Optimizer steps, and so policy versions, for one dataset."""
         return self.num_epochs * self.num_batches_per_epoch
 
     @property
     def num_datasets(self) -> int:
-        """Datasets of the whole run, in each rank."""
+        """Datasets of the whole run, of each rank."""
         return math.ceil(self.train_for_env_steps / (self.dataset_size * self.num_ranks))
 
     @property
@@ -190,26 +183,24 @@ class ResourcePlan:
 
     @property
     def forced_lag(self) -> int:
-        """Versions by which published weights are late: `debug_forced_lag` in whole publications, one an epoch."""
+        """Versions by which weights are published late: `debug_forced_lag` rounded up to publications, one an epoch."""
         return math.ceil(self.debug_forced_lag / self.num_batches_per_epoch) * self.num_batches_per_epoch
 
     @property
     def steady_lag_bound(self) -> int:
-        """Largest lag at first use, in policy versions, while all splits keep the same pace.
+        """Largest lag at first use, in policy versions, while all splits run at the same speed.
 
-        Sync: 0, because slots are granted only after the weights of the dataset before were published.
+        Sync: 0, because slots are granted after the weights of the previous dataset were published.
 
-        Async: take the moment when a slot is granted, while dataset j is being trained (or is the next to be). Its
-        weights are at least those published after dataset j - 1, since they are published before slots are freed. A
-        slot stays charged until its last column was trained, so besides dataset j at most `num_slots - D` slots can
-        be charged, this one among them. Slots are trained in the order in which they become ready, which at equal
-        pace is the order of the grants, so all that is trained between dataset j and this slot's last column lies
-        in those: the slot is used up ceil((num_slots - D) / D) datasets after j at the latest, each of them
+        Async: consider a slot that is granted while dataset j is trained, or is the next to be trained. Its weights
+        are at least those published after dataset j - 1, because weights are published before slots are freed. A slot
+        stays in use until its last column was trained, so besides dataset j at most `num_slots - D` slots are in use,
+        this one included. Slots are trained in the order in which they become ready, which at equal speed is the
+        order of the grants. So this slot is trained at most ceil((num_slots - D) / D) datasets after j, each of them
         `updates_per_dataset` versions. With A = 1 and D = W * K there are 2 D slots: a lag of exactly one dataset.
+        A split that falls behind the others may exceed this bound; `lag_bound` always holds.
 
-        A split that falls behind the others may exceed it; `lag_bound` holds always.
-
-        Fixed lag: one dataset, whatever the pace.
+        Fixed lag: one dataset, at any speed.
         """
         if not self.async_rl:
             return self.forced_lag
@@ -220,12 +211,12 @@ class ResourcePlan:
 
     @property
     def lag_bound(self) -> int:
-        """Lag at first use, in policy versions, that no trained sample exceeds: in async older ones are dropped."""
+        """Largest lag at first use, in policy versions, of any trained sample; in async older samples are dropped."""
         return self.max_policy_lag if self.async_rl and not self.fixed_lag else self.steady_lag_bound
 
     @property
     def of_one_worker(self) -> ResourcePlan:
-        """What a Hogwild worker has in memory of its own: one slot, or its part of the replay."""
+        """The private memory of one Hogwild worker: one slot, or its part of the replay."""
         replay = self.replay
         if replay is not None:
             size, warmup = (max(1, total // self.num_workers) for total in (replay.size, replay.warmup_env_steps))
@@ -243,14 +234,14 @@ class ResourcePlan:
 
     @property
     def num_processes(self) -> int:
-        """Processes that compute, the runner included."""
+        """Processes that compute, including the runner."""
         if self.serial_mode:
             return 1
         return 2 + self.num_workers + self.num_inference_workers
 
     @property
     def num_threads(self) -> int:
-        """Threads that compute at the same time at most: one for each worker, and the learner's."""
+        """Largest number of threads that compute at the same time: one for each worker, and the learner's."""
         if self.serial_mode:
             return self.learner_threads
         collecting = self.num_workers + self.num_inference_workers
@@ -258,24 +249,26 @@ class ResourcePlan:
 
 
 def resolve(config: TrainConfig, machine: Machine | None = None, observes_images: bool = False) -> ResourcePlan:
-    """Turns every `auto` into a value for this machine and derives the rest.
+    """Resolves every `auto` for a machine and derives all other numbers.
 
     Args:
         config: the settings.
-        machine: what to plan for; the machine this runs on if not given.
-        observes_images: whether observations go through convolutions.
+        machine: the machine to plan for; by default the one that this process runs on.
+        observes_images: whether the networks have convolutions.
     """
     machine = machine or Machine.detect()
-    device = _of_this_rank(_device(config, machine), machine)
-    learner_device = device
-    if config.learner_device != "auto" and config.backend != "hogwild":
-        learner_device = _of_this_rank(config.learner_device, machine)
+    is_hogwild = config.backend == "hogwild"
+    device = config.device
+    if device == "auto":
+        device = "cuda" if machine.cuda_is_usable and not is_hogwild else "cpu"
+    learner_device = device if config.learner_device == "auto" or is_hogwild else config.learner_device
     inference_devices = tuple(_of_this_rank(each, machine) for each in config.inference_devices or (device,))
     cores = max(1, machine.cores // machine.num_local_ranks)
     inference_mode = _inference_mode(config, inference_devices)
     num_inference_workers = config.num_inference_workers
     if num_inference_workers == "auto":
         num_inference_workers = len(inference_devices)
+    num_cores = 1 if config.actor_critic_share_weights else 2
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
     num_workers, num_envs = _workers_and_envs(config, cores, prefer_even)
     if config.worker_num_splits != "auto":
@@ -283,11 +276,11 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
     else:
         num_splits = 2 if prefer_even and num_envs % 2 == 0 else 1
     return ResourcePlan(
-        device=learner_device,
+        device=_of_this_rank(learner_device, machine),
         inference_mode=inference_mode,
         serial_mode=config.serial_mode,
         async_rl=config.async_rl,
-        fixed_lag=config.async_rl and config.fixed_lag and not config.is_off_policy and config.backend != "hogwild",
+        fixed_lag=config.async_rl and config.fixed_lag and not config.is_off_policy and not is_hogwild,
         num_workers=num_workers,
         num_envs_per_worker=num_envs,
         worker_num_splits=num_splits,
@@ -305,7 +298,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         max_policy_lag=config.max_policy_lag,
         debug_forced_lag=config.debug_forced_lag,
         train_for_env_steps=config.train_for_env_steps,
-        rnn_state_size=_rnn_state_size(config),
+        rnn_state_size=config.rnn_state_size_of_core * num_cores if config.use_rnn else 0,
         recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
         replay=_replay(config),
         hogwild=_hogwild(config, num_workers),
@@ -313,30 +306,17 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
     )
 
 
-def _device(config: TrainConfig, machine: Machine) -> str:
-    if config.device != "auto":
-        return config.device
-    return "cuda" if machine.cuda_is_usable and config.backend != "hogwild" else "cpu"
-
-
 def _of_this_rank(device: str, machine: Machine) -> str:
-    """Ranks of one machine take a device each, unless a number says which."""
+    """Each rank of one machine gets its own device, unless the device has a number."""
     return f"cuda:{machine.local_rank}" if device == "cuda" and machine.num_local_ranks > 1 else device
-
-
-def _rnn_state_size(config: TrainConfig) -> int:
-    if not config.use_rnn:
-        return 0
-    return config.rnn_state_size_of_core * (1 if config.actor_critic_share_weights else 2)
 
 
 def _hogwild(config: TrainConfig, num_workers: int) -> HogwildPlan | None:
     if config.backend != "hogwild":
         return None
-    mode: HogwildMode = "shared" if config.is_off_policy else "synced"
-    if config.hogwild_mode != "auto":
-        mode = config.hogwild_mode
+    auto: HogwildMode = "shared" if config.is_off_policy else "synced"
     count = config.num_gradients_to_combine
+    mode = auto if config.hogwild_mode == "auto" else config.hogwild_mode
     return HogwildPlan(mode, num_workers if count == "auto" else count)
 
 
@@ -359,26 +339,25 @@ def _learner_threads(config: TrainConfig, cores: int, num_workers: int, observes
     if config.learner_threads != "auto":
         return config.learner_threads
     if config.serial_mode or config.backend == "hogwild":
-        # The order of a sum depends on the number of threads; with one, a run repeats on any number of cores.
+        # The order of a sum depends on the number of threads; with one thread a run repeats on any number of cores.
         return 1
-    worth_having = _threads_worth_having(config, observes_images)
-    if config.is_off_policy:
-        # Its updates are what everyone waits for, as long as there are about as many as steps.
-        return max(1, min(cores, worth_having)) if config.updates_per_env_step >= _UPDATES_TO_BE_WAITED_FOR else 1
-    if not config.async_rl:
-        return max(1, min(cores, worth_having))
-    # The cores that workers leave over, or as many threads as have so much work that taking cores from workers pays:
-    # beside two workers on two cores a run with a 512-512-512 network is 11 % faster with two threads than with one, a
-    # 256-256 network 10 % slower.
-    return max(1, min(cores, worth_having, max(cores - num_workers, worth_having // _WORK_TO_TAKE_A_CORE)))
+    useful = _useful_threads(config, observes_images)
+    if config.is_off_policy and config.updates_per_env_step < _UPDATES_TO_WAIT_FOR:
+        return 1
+    if config.async_rl and not config.is_off_policy:
+        # The cores without workers, or as many threads as have enough work to take cores from workers: with two workers
+        # on two cores a 512-512-512 network trains 11 % faster with two threads than with one, a 256-256 network 10 %
+        # slower.
+        useful = min(useful, max(cores - num_workers, useful // _WORK_TO_TAKE_A_CORE))
+    return max(1, min(cores, useful))
 
 
-def _threads_worth_having(config: TrainConfig, observes_images: bool) -> int:
-    """How many threads a minibatch has work for.
+def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
+    """The number of threads for which a minibatch has enough work.
 
-    Threads meet at the end of every operation. With little work between the meetings a second thread gains next to
-    nothing, and where another program takes its core every meeting waits for it: 64-64 networks trained 13 times slower
-    with two threads than with one on a loaded machine.
+    Threads synchronize after every operation. With little work in between, a second thread gains almost nothing, and if
+    another program uses its core, every synchronization waits: on a loaded machine 64-64 networks trained 13 times
+    slower with two threads than with one.
     """
     widths = config.encoder_mlp_layers
     passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
@@ -389,34 +368,26 @@ def _threads_worth_having(config: TrainConfig, observes_images: bool) -> int:
 
 
 def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tuple[int, int]:
-    """Chooses workers and environments of each so that all of them together fill one dataset with one rollout.
+    """Workers and environments of each, chosen so that one rollout of all environments fills one dataset.
 
-    Off-policy learning is what takes the time, so it has few workers: a quarter of the cores.
+    In off-policy learning the learner needs the time, so only a quarter of the cores get workers.
     """
+    num_workers, num_envs = config.num_workers, config.num_envs_per_worker
+    most = 1 if config.serial_mode else cores
     if config.backend == "hogwild":
-        envs = _HOGWILD_SAC_ENVS if config.is_off_policy else _HOGWILD_ENVS
-        return (
-            (1 if config.serial_mode else cores) if config.num_workers == "auto" else config.num_workers,
-            envs if config.num_envs_per_worker == "auto" else config.num_envs_per_worker,
-        )
+        auto_envs = _HOGWILD_SAC_ENVS if config.is_off_policy else _HOGWILD_ENVS
+        return most if num_workers == "auto" else num_workers, auto_envs if num_envs == "auto" else num_envs
     if config.is_off_policy:
-        most = 1 if config.serial_mode else max(1, cores // 4)
-        return (
-            most if config.num_workers == "auto" else config.num_workers,
-            _OFF_POLICY_ENVS if config.num_envs_per_worker == "auto" else config.num_envs_per_worker,
-        )
+        few = max(1, most // 4)
+        return few if num_workers == "auto" else num_workers, _OFF_POLICY_ENVS if num_envs == "auto" else num_envs
     columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout)
-    if config.num_workers != "auto":
-        num_workers = config.num_workers
-    else:
-        num_workers = _auto_workers(config, columns, 1 if config.serial_mode else cores, prefer_even)
-    if config.num_envs_per_worker != "auto":
-        return num_workers, config.num_envs_per_worker
-    return num_workers, max(1, columns // num_workers)
+    if num_workers == "auto":
+        num_workers = _auto_workers(config, columns, most, prefer_even)
+    return num_workers, max(1, columns // num_workers) if num_envs == "auto" else num_envs
 
 
 def _auto_workers(config: TrainConfig, columns: int, most: int, prefer_even: bool) -> int:
-    """Largest number of workers, up to `most`, whose equal shares make up a dataset."""
+    """The largest number of workers, up to `most`, whose equal shares add up to a dataset."""
     if config.num_envs_per_worker != "auto":
         share = config.num_envs_per_worker
         fitting = [count for count in range(1, most + 1) if columns % (count * share) == 0]

@@ -6,13 +6,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
 from asyncrl.config.algorithms import BUILT_IN, Algorithm, find_algorithm
 from asyncrl.config.env_maker import MakesEnv, as_env
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import ConfigError, UsageError
 
 
 def _read_env(given: Any) -> str:
@@ -32,38 +44,60 @@ def _check_algo(name: Any, info: ValidationInfo) -> str:
 Auto = Literal["auto"]
 ImageChannels = Literal["auto", "first", "last"]
 ActionMapping = Literal["raw", "rescaled", "squashed"]
-"""How continuous actions of the policy become the environment's, see `asyncrl.envs.actions`."""
+"""How continuous actions of the policy are converted for the environment, see `asyncrl.envs.actions`."""
 EnvSource = Annotated[
-    str | MakesEnv,
-    PlainValidator(_read_env),
-    PlainSerializer(str, return_type=str),
-    WithJsonSchema({"type": "string"}),
+    str | MakesEnv, PlainValidator(_read_env), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
 ]
 AlgorithmName = Annotated[str, PlainValidator(_check_algo), WithJsonSchema({"type": "string", "enum": list(BUILT_IN)})]
 PositiveInt = Annotated[int, Field(gt=0)]
 AutoPositiveInt = PositiveInt | Auto
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
+AtLeastOne = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 ATARI_FRAMESKIP = 4
-"""Frames of a game for which an action is held, unless env_kwargs say otherwise."""
+"""Frames of a game for which an action is repeated, unless `env_kwargs` has another number."""
 
 OF_ONE_START = ("train_dir", "experiment", "restart_behavior", "train_for_seconds", "quiet", "profile")
-"""Settings of one start of the program: the run's config.yaml does not keep them, and a resumed run does not inherit
-them."""
-
+"""Settings of one start of the program: config.yaml does not contain them, and a resumed run does not inherit them."""
 
 _BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw", "ppo_objective": "clip", "target_kl": None}
-"""Values for saved settings that lack a name, where the behaviour then is not today's default."""
+"""Values for runs saved before these settings existed, where today's default changes the behaviour."""
 
 
 def _setting(default: Any, section: str, description: str) -> Any:
     return Field(default=default, description=description, json_schema_extra={"section": section})
 
 
+def _section(name: str) -> Callable[[Any, str], Any]:
+    return lambda default, description: _setting(default, name, description)
+
+
+_run, _folder, _evaluation, _roles = map(_section, ("run", "folder", "evaluation", "roles"))
+_samples, _learning, _replay, _hogwild = map(_section, ("samples", "learning", "replay", "hogwild"))
+_model, _failures, _output = map(_section, ("model", "supervision", "watching"))
+
+
 class TrainConfig(BaseModel):
-    """All settings of a training run, as the user gave them."""
+    """All settings of a training run; immutable, and every argument is optional.
+
+    The settings are those of the command line, with the same names, ranges and defaults;
+    `python -m asyncrl.train --help=all` describes each. Numbers and truth values may be given as text. A setting that
+    is not given comes from the saved run if the run is resumed, else from the preset for the environment and from the
+    defaults of the algorithm; `RunResult.config` has the final values.
+
+    Example:
+        config = TrainConfig(env="Humanoid-v5", train_for_env_steps=1_000_000, num_workers=8)
+        longer = config.model_copy(update={"train_for_env_steps": 2_000_000})
+
+    Raises:
+        asyncrl.UsageError: settings are unknown or have values that are not possible; one line for each.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False, validate_default=True)
 
@@ -72,421 +106,315 @@ class TrainConfig(BaseModel):
         """The settings that a run or a checkpoint was saved with, perhaps by a version that had fewer of them.
 
         Raises:
-            pydantic.ValidationError: they are not possible.
-            UsageError: the module of the algorithm cannot be imported.
+            UsageError: settings are unknown or have values that are not possible, or the module of the algorithm cannot
+                be imported.
         """
         if not isinstance(values, dict):
-            return cls.model_validate(values)
+            raise UsageError("There are no settings: expected lines of `name: value`.")
         algorithm = find_algorithm(str(values.get("algo", "ppo")), values.get("import_modules", ()))
-        if values.get("compile") == "inductor":  # computed the same as plain updates
+        if values.get("compile") == "inductor":  # removed; it computed the same as plain updates
             values = {**values, "compile": "off"}
         return (algorithm.settings or cls).model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values})
 
-    # What to train
-    env: EnvSource = _setting(
-        "", "run", "Gymnasium id, or MODULE:Id or MODULE:function for an environment that a module registers or makes"
-    )
-    env_kwargs: dict[str, Any] = _setting({}, "run", "keyword arguments for the environment, as JSON")
-    env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _setting(
+    @model_validator(mode="wrap")
+    @classmethod
+    def _explain_refusals(cls, values: Any, validate: ModelWrapValidatorHandler[TrainConfig]) -> TrainConfig:
+        """Raises every mistake as the sentence that the command line has for it, in place of pydantic's error."""
+        try:
+            return validate(values)
+        except ValidationError as error:
+            if not isinstance(values, dict):
+                raise
+            names = dict.fromkeys(str(detail["loc"][0]) for detail in error.errors())
+        from asyncrl.config.flags import refused_value, unknown_name
+        from asyncrl.config.settings import all_settings
+
+        known = all_settings(cls)
+        raise ConfigError(
+            refused_value(name, values[name], known[name].expected)
+            if name in known
+            else unknown_name(name, known, f"There is no setting {name}")
+            for name in names
+        )
+
+    env: EnvSource = _run("", "Gymnasium id, or MODULE:Id or MODULE:function of a module that registers or makes it")
+    env_kwargs: dict[str, Any] = _run({}, "keyword arguments for the environment, as JSON")
+    env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _run(
         "auto",
-        "run",
         "how environments are stepped: one by one (gym); several at once, by the vectorized implementation that is "
         "registered with Gymnasium (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
         "returns tensors on the learner's device (tensor). auto is gym_vector where it has the same spaces, else gym",
     )
-    atari_preprocessing: bool = _setting(
+    atari_preprocessing: bool = _run(
         True,
-        "run",
         "for ids ALE/*: stack 4 grey frames of 84 x 84, repeat actions for 4 frames, start with no-ops; in training "
         "a lost life ends the episode",
     )
-    import_modules: list[str] = _setting(
-        [],
-        "run",
-        "modules that register your networks and algorithms; every process imports them before it builds a network",
+    import_modules: list[str] = _run(
+        [], "modules that register your networks and algorithms; every process imports them first"
     )
-    algo: AlgorithmName = _setting(
-        "ppo", "run", "learning algorithm, or MODULE:NAME for one that a module has, or a name that a module registers"
+    algo: AlgorithmName = _run(
+        "ppo", "learning algorithm, or MODULE:NAME for one that a module has, or a name that a module registers"
     )
-    backend: Literal["actor_learner", "hogwild"] = _setting(
+    backend: Literal["actor_learner", "hogwild"] = _run(
         "actor_learner",
-        "run",
         "rollout workers and a learner (actor_learner), or workers that each collect and train one shared set of "
         "parameters (hogwild); --algo=a3c is short for --backend=hogwild --algo=a2c --hogwild_mode=synced",
     )
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = _setting(
-        0, "run", "seed of weights, exploration and environments, each of which gets a seed derived from it"
-    )
-    train_for_env_steps: PositiveInt = _setting(
+    seed: Seed = _run(0, "seed of weights, exploration and environments, each of which gets a seed derived from it")
+    train_for_env_steps: PositiveInt = _run(
         10_000_000,
-        "run",
         "stop after training on this many environment steps in total; a resumed run counts its earlier steps",
     )
-    train_for_seconds: PositiveFloat | None = _setting(
+    train_for_seconds: PositiveFloat | None = _run(
         None,
-        "run",
         "stop after this many seconds of training in total; a resumed run has no limit unless the flag is given again",
     )
 
-    # Where the run lives
-    train_dir: str = _setting("train_dir", "folder", "folder that holds all runs")
-    experiment: str | None = _setting(
-        None, "folder", "name of the run's folder in train_dir; by default made of env, algo and time"
-    )
-    restart_behavior: Literal["resume", "restart", "overwrite"] = _setting(
+    train_dir: str = _folder("train_dir", "folder that holds all runs")
+    experiment: str | None = _folder(None, "name of the run's folder; by default made of env, algo and time")
+    restart_behavior: Literal["resume", "restart", "overwrite"] = _folder(
         "resume",
-        "folder",
         "what to do if the run exists: resume it with its settings from its newest checkpoint; restart at step 0 and "
         "keep the old run as NAME_old; or overwrite, which deletes the old run",
     )
-    save_every_s: PositiveFloat = _setting(
-        120.0, "folder", "seconds between checkpoints; one is always saved at the end"
+    save_every_s: PositiveFloat = _folder(120.0, "seconds between checkpoints; one is always saved at the end")
+    save_every_env_steps: PositiveInt | None = _folder(None, "environment steps between additional checkpoints")
+    keep_checkpoints: PositiveInt = _folder(2, "how many of the newest checkpoints are kept")
+    save_milestones_s: PositiveFloat | None = _folder(
+        None, "seconds between checkpoints in checkpoints/milestones, which are never deleted"
     )
-    save_every_env_steps: PositiveInt | None = _setting(
-        None, "folder", "environment steps between checkpoints, in addition to those of save_every_s"
-    )
-    keep_checkpoints: PositiveInt = _setting(2, "folder", "how many of the newest checkpoints are kept")
-    save_milestones_s: PositiveFloat | None = _setting(
-        None, "folder", "seconds between checkpoints in checkpoints/milestones, which are never deleted"
-    )
-    save_best_metric: Literal["auto", "none", "eval", "train"] = _setting(
+    save_best_metric: Literal["auto", "none", "eval", "train"] = _folder(
         "auto",
-        "folder",
         "keep the checkpoint with the best mean return of an evaluation (eval) or of the last 100 training episodes "
         "(train) in checkpoints/best; auto takes eval where eval_every_env_steps is set",
     )
-    checkpoint_resets: bool = _setting(
+    checkpoint_resets: bool = _folder(
         False,
-        "folder",
         "serial mode: at every checkpoint of save_every_env_steps, reset environments and random numbers to a state "
         "that follows from the seed and the steps; a resumed run then equals an uninterrupted one to the bit",
     )
-    report_every_s: PositiveFloat = _setting(5.0, "folder", "seconds between records in TensorBoard and metrics.jsonl")
-
-    init_from: str | None = _setting(
-        None,
-        "folder",
-        "run or checkpoint, by path or name, whose weights, statistics and optimizer to start from, at step 0",
+    report_every_s: PositiveFloat = _folder(5.0, "seconds between records in TensorBoard and metrics.jsonl")
+    init_from: str | None = _folder(
+        None, "run or checkpoint, by path or name, whose weights, statistics and optimizer to start from, at step 0"
     )
 
-    # Evaluation during training
-    eval_every_env_steps: PositiveInt | None = _setting(
-        None, "evaluation", "environment steps between evaluations of the policy, which run in a separate process"
+    eval_every_env_steps: PositiveInt | None = _evaluation(
+        None, "environment steps between evaluations of the policy, which run in a separate process"
     )
-    eval_episodes: PositiveInt = _setting(10, "evaluation", "episodes of an evaluation")
-    eval_deterministic: bool = _setting(
-        False, "evaluation", "evaluate with the most likely actions instead of sampled ones"
-    )
+    eval_episodes: PositiveInt = _evaluation(10, "episodes of an evaluation")
+    eval_deterministic: bool = _evaluation(False, "evaluate with the most likely actions instead of sampled ones")
 
-    # How the roles work together
-    async_rl: bool = _setting(
-        True, "roles", "collect samples while training (True), or collect and train in turn (False)"
+    async_rl: bool = _roles(True, "collect samples while training (True), or collect and train in turn (False)")
+    serial_mode: bool = _roles(False, "run everything in one process, for debuggers; repeatable to the bit on a CPU")
+    num_batches_to_accumulate: PositiveInt = _roles(
+        1, "async: collecting pauses when this many datasets wait or are being trained"
     )
-    serial_mode: bool = _setting(
-        False, "roles", "run everything in one process, for debuggers; repeatable to the bit on a CPU"
-    )
-    num_batches_to_accumulate: PositiveInt = _setting(
-        1, "roles", "async: collecting pauses when this many datasets wait or are being trained"
-    )
-    fixed_lag: bool = _setting(
+    fixed_lag: bool = _roles(
         False,
-        "roles",
         "async: every sample is exactly one dataset old; all workers collect a dataset while the one before is "
         "trained, with weights that do not change meanwhile, and the faster side waits",
     )
-    num_workers: AutoPositiveInt = _setting("auto", "roles", "rollout worker processes")
-    num_envs_per_worker: AutoPositiveInt = _setting("auto", "roles", "environments in each rollout worker")
-    worker_num_splits: AutoPositiveInt = _setting(
-        "auto", "roles", "groups of a worker's environments that take turns: one steps while another waits for actions"
+    num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes")
+    num_envs_per_worker: AutoPositiveInt = _roles("auto", "environments in each rollout worker")
+    worker_num_splits: AutoPositiveInt = _roles(
+        "auto", "groups of a worker's environments that take turns: one steps while another waits for actions"
     )
-    inference_mode: Literal["auto", "local", "central"] = _setting(
-        "auto", "roles", "where actions are computed: in each rollout worker, or by inference workers in batches"
+    inference_mode: Literal["auto", "local", "central"] = _roles(
+        "auto", "where actions are computed: in each rollout worker, or by inference workers in batches"
     )
-    num_inference_workers: AutoPositiveInt = _setting(
-        "auto", "roles", "inference worker processes (central inference); auto is one for each of --inference_devices"
+    num_inference_workers: AutoPositiveInt = _roles(
+        "auto", "inference worker processes (central inference); auto is one for each of --inference_devices"
     )
-    inference_max_wait_ms: NonNegativeFloat = _setting(
-        0.3, "roles", "longest time in milliseconds that an inference worker waits to fill a batch"
-    )
-    device: str = _setting("auto", "roles", "device of learner and central inference: auto, cpu, cuda or cuda:N")
-    learner_device: str = _setting("auto", "roles", "device of the learner alone; auto is that of --device")
-    inference_devices: tuple[str, ...] = _setting(
-        (), "roles", "devices of the inference workers, assigned in turn; [] means that of --device"
-    )
-    precision: Literal["auto", "float32", "bf16"] = _setting(
+    inference_max_wait_ms: NonNegativeFloat = _roles(0.3, "longest wait in ms of an inference worker for a full batch")
+    device: str = _roles("auto", "device of learner and central inference: auto, cpu, cuda or cuda:N")
+    learner_device: str = _roles("auto", "device of the learner alone; auto is that of --device")
+    inference_devices: tuple[str, ...] = _roles((), "devices of inference workers, assigned in turn; [] is --device")
+    precision: Literal["auto", "float32", "bf16"] = _roles(
         "auto",
-        "roles",
         "number format of matrix products in training; weights and losses are always float32. auto is bf16 for SAC "
         "where the hardware computes it faster, otherwise float32",
     )
-    compile: Literal["auto", "off", "cuda_graph"] = _setting(
+    compile: Literal["auto", "off", "cuda_graph"] = _roles(
         "auto",
-        "roles",
         "run each update, and each batch of central inference, as one CUDA graph (cuda_graph); auto is cuda_graph on a "
         "CUDA device and off on a CPU",
     )
-    learner_threads: AutoPositiveInt = _setting("auto", "roles", "CPU threads of the learner")
-    max_policy_lag: PositiveInt = _setting(
-        1000, "roles", "trajectories older than this many policy versions (optimizer steps) are dropped before training"
+    learner_threads: AutoPositiveInt = _roles("auto", "CPU threads of the learner")
+    max_policy_lag: PositiveInt = _roles(
+        1000, "trajectories older than this many policy versions (optimizer steps) are dropped before training"
     )
-    debug_forced_lag: Annotated[int, Field(ge=0)] = _setting(
-        0, "roles", "publish weights this many optimizer steps late; for experiments and tests"
-    )
+    debug_forced_lag: NonNegativeInt = _roles(0, "publish weights this many optimizer steps late, for tests")
+    debug_skip_training: bool = _roles(False, "collect trajectories without training, to measure the speed of sampling")
 
-    debug_skip_training: bool = _setting(
-        False, "roles", "collect trajectories without training on them, to measure the speed of sampling"
-    )
+    rollout: PositiveInt = _samples(32, "steps of each environment in one trajectory")
+    batch_size: PositiveInt = _samples(128, "samples in a minibatch")
+    num_batches_per_epoch: PositiveInt = _samples(16, "minibatches in a dataset, each of batch_size samples")
+    num_epochs: PositiveInt = _samples(10, "passes over each dataset")
+    shuffle_minibatches: bool = _samples(True, "fill minibatches with samples in random order")
+    reward_scale: PositiveFloat = _samples(1.0, "factor on rewards before training")
+    reward_clip: PositiveFloat | None = _samples(None, "clip scaled rewards to plus or minus this value")
 
-    # Samples
-    rollout: PositiveInt = _setting(32, "samples", "steps of each environment in one trajectory")
-    batch_size: PositiveInt = _setting(128, "samples", "samples in a minibatch")
-    num_batches_per_epoch: PositiveInt = _setting(
-        16, "samples", "minibatches in a dataset; a dataset is batch_size times this many samples"
-    )
-    num_epochs: PositiveInt = _setting(10, "samples", "passes over each dataset")
-    shuffle_minibatches: bool = _setting(True, "samples", "fill minibatches with samples in random order")
-    reward_scale: PositiveFloat = _setting(1.0, "samples", "factor on rewards before training")
-    reward_clip: PositiveFloat | None = _setting(None, "samples", "clip scaled rewards to plus or minus this value")
-
-    # Learning
-    recompute_values: bool = _setting(
+    recompute_values: bool = _learning(
         True,
-        "learning",
         "compute advantages of samples of older policies with values of the current critic, not with those stored when "
         "acting",
     )
-    recompute_advantages: bool = _setting(
+    recompute_advantages: bool = _learning(
         False,
-        "learning",
-        "compute values, advantages and returns again, with the critic as it is by then, before each pass over a "
+        "compute values, advantages and returns again with the current critic before each pass over a "
         "dataset but the first",
     )
-    with_vtrace: bool = _setting(
-        False,
-        "learning",
-        "correct advantages and returns for the age of the samples (V-trace), with values of the current critic",
+    with_vtrace: bool = _learning(
+        False, "correct advantages and returns for the age of the samples (V-trace), with values of the current critic"
     )
-    vtrace_rho: PositiveFloat = _setting(1.0, "learning", "V-trace: upper limit of the weights of temporal differences")
-    vtrace_c: PositiveFloat = _setting(1.0, "learning", "V-trace: upper limit of the weights of the trace")
-    gamma: Fraction = _setting(0.99, "learning", "discount factor")
-    gae_lambda: Fraction = _setting(0.95, "learning", "lambda of generalized advantage estimation")
-    learning_rate: NonNegativeFloat = _setting(3e-4, "learning", "Adam's learning rate at the start")
-    lr_schedule: Literal["constant", "linear_decay", "kl_adaptive_minibatch", "kl_adaptive_epoch"] = _setting(
-        "constant", "learning", "how the learning rate changes; linear_decay reaches 0 at train_for_env_steps"
+    vtrace_rho: PositiveFloat = _learning(1.0, "V-trace: upper limit of the weights of temporal differences")
+    vtrace_c: PositiveFloat = _learning(1.0, "V-trace: upper limit of the weights of the trace")
+    gamma: Fraction = _learning(0.99, "discount factor")
+    gae_lambda: Fraction = _learning(0.95, "lambda of generalized advantage estimation")
+    learning_rate: NonNegativeFloat = _learning(3e-4, "Adam's learning rate at the start")
+    lr_schedule: Literal["constant", "linear_decay", "kl_adaptive_minibatch", "kl_adaptive_epoch"] = _learning(
+        "constant", "how the learning rate changes; linear_decay reaches 0 at train_for_env_steps"
     )
-    lr_schedule_kl_threshold: PositiveFloat = _setting(
-        0.008, "learning", "target KL divergence of the adaptive schedules"
-    )
-    lr_adaptive_min: PositiveFloat = _setting(
-        1e-6, "learning", "lower limit of the learning rate in the adaptive schedules"
-    )
-    lr_adaptive_max: PositiveFloat = _setting(
-        1e-2, "learning", "upper limit of the learning rate in the adaptive schedules"
-    )
-    adam_eps: PositiveFloat = _setting(1e-6, "learning", "Adam's epsilon")
-    adam_beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = _setting(0.9, "learning", "Adam's first momentum coefficient")
-    adam_beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = _setting(
-        0.999, "learning", "Adam's second momentum coefficient"
-    )
-    max_grad_norm: NonNegativeFloat = _setting(
-        0.5, "learning", "clip the norm of the gradient to this; 0 means no clipping"
-    )
-    ppo_objective: Literal["clip", "decoupled"] = _setting(
+    lr_schedule_kl_threshold: PositiveFloat = _learning(0.008, "target KL divergence of the adaptive schedules")
+    lr_adaptive_min: PositiveFloat = _learning(1e-6, "lower limit of the learning rate in the adaptive schedules")
+    lr_adaptive_max: PositiveFloat = _learning(1e-2, "upper limit of the learning rate in the adaptive schedules")
+    adam_eps: PositiveFloat = _learning(1e-6, "Adam's epsilon")
+    adam_beta1: Beta = _learning(0.9, "Adam's first momentum coefficient")
+    adam_beta2: Beta = _learning(0.999, "Adam's second momentum coefficient")
+    max_grad_norm: NonNegativeFloat = _learning(0.5, "clip the norm of the gradient to this; 0 means no clipping")
+    ppo_objective: Literal["clip", "decoupled"] = _learning(
         "decoupled",
-        "learning",
         "PPO's probability ratio and all KL divergences are from the policy that acted (clip), or from the policy "
         "before training on the dataset, and each sample is weighted by the probability of its action under that "
         "policy, divided by the one when acting (decoupled)",
     )
-    behaviour_weight_cap: Annotated[float, Field(ge=1.0, allow_inf_nan=False)] = _setting(
-        5.0, "learning", "decoupled objective: largest weight of a sample"
+    behaviour_weight_cap: AtLeastOne = _learning(5.0, "decoupled objective: largest weight of a sample")
+    ppo_clip_ratio: PositiveFloat = _learning(0.2, "clip range of PPO's probability ratio")
+    ppo_clip_mode: Literal["symmetric", "reciprocal"] = _learning(
+        "symmetric", "clip the ratio to [1-c, 1+c] or to [1/(1+c), 1+c]"
     )
-    ppo_clip_ratio: PositiveFloat = _setting(0.2, "learning", "clip range of PPO's probability ratio")
-    ppo_clip_mode: Literal["symmetric", "reciprocal"] = _setting(
-        "symmetric", "learning", "clip the ratio to [1-c, 1+c] or to [1/(1+c), 1+c]"
+    ppo_clip_value: PositiveFloat | None = _learning(
+        None, "clip the change of value predictions to this range; none means no clipping"
     )
-    ppo_clip_value: PositiveFloat | None = _setting(
-        None, "learning", "clip the change of value predictions to this range; none means no clipping"
-    )
-    value_loss_coeff: NonNegativeFloat = _setting(0.5, "learning", "weight of the value loss")
-    entropy_loss_coeff: NonNegativeFloat = _setting(0.0, "learning", "weight of the entropy bonus")
-    kl_loss_coeff: NonNegativeFloat = _setting(
-        0.0, "learning", "weight of the penalty on the KL divergence from the policy in the ratio (ppo_objective)"
-    )
-    target_kl: PositiveFloat | None = _setting(
+    value_loss_coeff: NonNegativeFloat = _learning(0.5, "weight of the value loss")
+    entropy_loss_coeff: NonNegativeFloat = _learning(0.0, "weight of the entropy bonus")
+    kl_loss_coeff: NonNegativeFloat = _learning(0.0, "weight of the KL divergence from the ratio's reference policy")
+    target_kl: PositiveFloat | None = _learning(
         0.04,
-        "learning",
         "leave out the other passes over a dataset after a pass with a larger mean of train/approx_kl; none means "
         "that all passes are made",
     )
-    scale_lr: Literal["none", "linear", "sqrt"] = _setting(
-        "none", "learning", "multiply learning_rate by the number of ranks that train together, or by its square root"
+    scale_lr: Literal["none", "linear", "sqrt"] = _learning(
+        "none", "multiply learning_rate by the number of ranks that train together, or by its square root"
     )
-    normalize_advantage: bool = _setting(
-        True, "learning", "normalize advantages to mean 0 and standard deviation 1 before each pass"
+    normalize_advantage: bool = _learning(True, "normalize advantages to mean 0 and deviation 1 before each pass")
+    normalize_advantage_over: Literal["minibatch", "dataset"] = _learning(
+        "minibatch", "samples over which mean and deviation of advantages are computed"
     )
-    normalize_advantage_over: Literal["minibatch", "dataset"] = _setting(
-        "minibatch", "learning", "the samples that mean and standard deviation of advantages are taken over"
-    )
-    normalize_input: bool = _setting(True, "learning", "normalize observations with running statistics")
-    normalize_returns: bool = _setting(
-        True, "learning", "the critic predicts returns that are normalized with running statistics (PopArt)"
-    )
+    normalize_input: bool = _learning(True, "normalize observations with running statistics")
+    normalize_returns: bool = _learning(True, "the critic predicts returns normalized with running statistics (PopArt)")
 
-    # Learning from a replay (SAC)
-    replay_size: PositiveInt = _setting(1_000_000, "replay", "environment steps that the replay holds")
-    save_replay: bool = _setting(
-        False, "replay", "save the replay in the newest checkpoints; without it a resumed run starts with an empty one"
+    replay_size: PositiveInt = _replay(1_000_000, "environment steps that the replay holds")
+    save_replay: bool = _replay(False, "save the replay in the newest checkpoints; else a resumed run starts with none")
+    warmup_env_steps: PositiveInt = _replay(5_000, "environment steps with random actions before the first update")
+    updates_per_env_step: PositiveFloat = _replay(
+        1.0, "updates for each environment step after the warm-up; the learner or the workers wait to keep this ratio"
     )
-    warmup_env_steps: PositiveInt = _setting(
-        5_000, "replay", "environment steps before the first update, with uniformly random actions"
+    replay_ratio_tolerance: NonNegativeFloat = _replay(
+        64.0, "async: how many updates the learner may fall behind, in addition to two steps of every environment"
     )
-    updates_per_env_step: PositiveFloat = _setting(
-        1.0,
-        "replay",
-        "updates for each environment step after the warm-up; the learner or the workers wait to keep this ratio",
-    )
-    replay_ratio_tolerance: NonNegativeFloat = _setting(
-        64.0,
-        "replay",
-        "async: how many updates the learner may fall behind, in addition to two steps of every environment",
-    )
-    n_step: PositiveInt = _setting(
-        1, "replay", "number of rewards in a target before the bootstrap; fewer at an episode's end"
-    )
-    tau: Annotated[float, Field(gt=0.0, le=1.0)] = _setting(
-        0.005, "replay", "target critics move by this fraction towards the critics at each update"
-    )
-    ent_coef: PositiveFloat | Auto = _setting(
-        "auto", "replay", "entropy coefficient; auto adapts it until the policy's entropy is target_entropy"
-    )
-    target_entropy: Annotated[float, Field(allow_inf_nan=False)] | Auto = _setting(
+    n_step: PositiveInt = _replay(1, "number of rewards in a target before the bootstrap; fewer at an episode's end")
+    tau: PositiveFraction = _replay(0.005, "target critics move by this fraction at each update")
+    ent_coef: PositiveFloat | Auto = _replay("auto", "entropy coefficient; auto adapts it to reach target_entropy")
+    target_entropy: Annotated[float, Field(allow_inf_nan=False)] | Auto = _replay(
         "auto",
-        "replay",
         "target entropy of ent_coef=auto in nats, of actions in [-1, 1]; auto is minus the number of continuous "
         "dimensions, plus half of the largest possible entropy of choices, of those that a mask allows",
     )
-    policy_delay: PositiveInt = _setting(1, "replay", "updates of the critics for each update of the policy")
-    critic_layer_norm: bool = _setting(False, "replay", "layer normalization in the critics")
-    # The Hogwild backend
-    hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _setting(
+    policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy")
+    critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
+
+    hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _hogwild(
         "auto",
-        "hogwild",
         "workers act with the shared parameters directly (shared), with a copy made before each rollout (synced), or "
         "with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
         "A2C and shared for SAC",
     )
-    hogwild_optimizer: Literal["adam", "rmsprop"] = _setting(
-        "adam", "hogwild", "optimizer of the shared parameters; its state is also shared"
+    hogwild_optimizer: Literal["adam", "rmsprop"] = _hogwild(
+        "adam", "optimizer of the shared parameters; its state is also shared"
     )
-    num_gradients_to_combine: AutoPositiveInt = _setting(
-        "auto", "hogwild", "gradients mode: number of gradients combined into one step; auto is the number of workers"
+    num_gradients_to_combine: AutoPositiveInt = _hogwild(
+        "auto", "gradients mode: number of gradients combined into one step; auto is the number of workers"
     )
-    combine_gradients: Literal["mean", "sum"] = _setting(
-        "mean", "hogwild", "gradients mode: how gradients are combined before clipping"
+    combine_gradients: Literal["mean", "sum"] = _hogwild(
+        "mean", "gradients mode: how gradients are combined before clipping"
     )
 
-    # Model
-    encoder: str = _setting("default", "model", "name of a registered encoder")
-    core: str = _setting("default", "model", "with use_rnn: name of a registered recurrent core")
-    model: str = _setting("default", "model", "name of a registered model of actor and critic")
-    image_channels: ImageChannels = _setting(
+    encoder: str = _model("default", "name of a registered encoder")
+    core: str = _model("default", "with use_rnn: name of a registered recurrent core")
+    model: str = _model("default", "name of a registered model of actor and critic")
+    image_channels: ImageChannels = _model(
         "auto",
-        "model",
         "position of the channels in observed arrays of three or four axes: before height and width (first) or after "
         "them (last). auto takes two neighbouring axes of equal size as height and width, otherwise the smaller of the "
         "first and the last axis as channels",
     )
-    encoder_conv_architecture: Literal["auto", "nature", "impala"] = _setting(
-        "auto",
-        "model",
-        "convolutions over images; auto is nature for images of at least 36 x 36 pixels, otherwise impala",
+    encoder_conv_architecture: Literal["auto", "nature", "impala"] = _model(
+        "auto", "convolutions over images; auto is nature for images of at least 36 x 36 pixels, otherwise impala"
     )
-    encoder_conv_mlp_layers: list[PositiveInt] = _setting(
-        [512], "model", "widths of the hidden layers after the convolutions"
+    encoder_conv_mlp_layers: list[PositiveInt] = _model([512], "widths of the hidden layers after the convolutions")
+    use_rnn: bool = _model(False, "make the policy recurrent: a recurrent core follows the encoder")
+    rnn_type: Literal["gru", "lstm"] = _model("gru", "kind of recurrent core")
+    rnn_size: PositiveInt = _model(128, "size of the recurrent state, in each layer")
+    rnn_num_layers: PositiveInt = _model(1, "layers of the recurrent core")
+    recurrence: AutoPositiveInt = _model("auto", "steps of backpropagation through time: rollout (auto) or a divisor")
+    encoder_mlp_layers: list[PositiveInt] = _model([64, 64], "widths of the hidden layers")
+    nonlinearity: Literal["tanh", "relu", "elu"] = _model("tanh", "activation function")
+    actor_critic_share_weights: bool = _model(False, "one network with two heads for actor and critic")
+    policy_initialization: Literal["orthogonal", "torch_default"] = _model("orthogonal", "initial weights")
+    adaptive_stddev: bool = _model(False, "continuous actions: the standard deviation depends on the observation")
+    initial_stddev: PositiveFloat = _model(
+        0.6, "continuous actions: standard deviation at the start, in the unit of action_unit"
     )
-    use_rnn: bool = _setting(False, "model", "make the policy recurrent: a recurrent core follows the encoder")
-    rnn_type: Literal["gru", "lstm"] = _setting("gru", "model", "kind of recurrent core")
-    rnn_size: PositiveInt = _setting(128, "model", "size of the recurrent state, in each layer")
-    rnn_num_layers: PositiveInt = _setting(1, "model", "layers of the recurrent core")
-    recurrence: AutoPositiveInt = _setting(
-        "auto",
-        "model",
-        "steps of backpropagation through time; must divide rollout; auto is rollout",
-    )
-    encoder_mlp_layers: list[PositiveInt] = _setting([64, 64], "model", "widths of the hidden layers")
-    nonlinearity: Literal["tanh", "relu", "elu"] = _setting("tanh", "model", "activation function")
-    actor_critic_share_weights: bool = _setting(False, "model", "one network with two heads for actor and critic")
-    policy_initialization: Literal["orthogonal", "torch_default"] = _setting(
-        "orthogonal", "model", "initial weights of the network"
-    )
-    adaptive_stddev: bool = _setting(
-        False, "model", "continuous actions: the standard deviation depends on the observation"
-    )
-    initial_stddev: PositiveFloat = _setting(
-        0.6, "model", "continuous actions: standard deviation at the start, in the unit of action_unit"
-    )
-    action_unit: Literal["bounds", "raw"] = _setting(
+    action_unit: Literal["bounds", "raw"] = _model(
         "bounds",
-        "model",
         "continuous actions: the policy's -1 and 1 are the environment's bounds in each dimension where both bounds "
         "are finite (bounds), or the environment gets the policy's numbers unchanged (raw)",
     )
-    squash_actions: bool = _setting(
-        False, "model", "continuous actions: squash with tanh and rescale to the action bounds, which must be finite"
-    )
+    squash_actions: bool = _model(False, "continuous actions: squash with tanh to the bounds, which must be finite")
 
-    # Failures: processes that die or hang, environments that raise, NaN and infinity
-    env_step_timeout: PositiveFloat = _setting(
+    env_step_timeout: PositiveFloat = _failures(
         180.0,
-        "supervision",
         "kill and restart a rollout worker that made no environment step for this many seconds, except while it "
         "waited for other processes",
     )
-    max_restarts: Annotated[int, Field(ge=0)] = _setting(
-        10, "supervision", "restarts of rollout and inference workers within restart_window_s; one more ends the run"
-    )
-    max_env_failures: Annotated[int, Field(ge=0)] = _setting(
+    max_restarts: NonNegativeInt = _failures(10, "restarts of workers within restart_window_s; one more ends the run")
+    max_env_failures: NonNegativeInt = _failures(
         10,
-        "supervision",
         "failures of environments of one worker within restart_window_s; one more ends the run. Before the run's first "
         "finished episode the first failure ends it",
     )
-    restart_window_s: PositiveFloat = _setting(
-        600.0,
-        "supervision",
-        "seconds during which restarts and failures are counted for max_restarts and max_env_failures",
-    )
-    max_learner_restarts: Annotated[int, Field(ge=0)] = _setting(
-        0, "supervision", "how often the run resumes automatically from its last checkpoint after its learner died"
-    )
-    nan_policy: Literal["drop", "fail"] = _setting(
+    restart_window_s: PositiveFloat = _failures(600.0, "seconds for which max_restarts and max_env_failures count")
+    max_learner_restarts: NonNegativeInt = _failures(0, "how often the run resumes by itself after its learner died")
+    nan_policy: Literal["drop", "fail"] = _failures(
         "drop",
-        "supervision",
         "on a step whose reward or observation is NaN or infinite: drop it and reset the environment, or fail the run",
     )
-    max_skipped_steps: PositiveInt = _setting(
-        10,
-        "supervision",
-        "end the run after this many optimizer steps in a row were skipped for NaN or infinity in loss or gradient",
+    max_skipped_steps: PositiveInt = _failures(
+        10, "end the run after this many optimizer steps in a row were skipped for NaN or infinity in loss or gradient"
     )
 
-    # What is shown
-    with_tensorboard: bool = _setting(True, "watching", "write TensorBoard event files")
-    profile: bool = _setting(
-        False, "watching", "show where each role's time goes: a table at the end and profile/* in the records"
-    )
-    quiet: bool = _setting(False, "watching", "print no progress")
-
-    callbacks: list[str] = _setting(
-        [],
-        "watching",
-        "observers of the run: names that packages have registered (entry points asyncrl.callbacks), or MODULE:Name",
+    with_tensorboard: bool = _output(True, "write TensorBoard event files")
+    profile: bool = _output(False, "show where each role's time goes: a table at the end and profile/* in the records")
+    quiet: bool = _output(False, "print no progress")
+    callbacks: list[str] = _output(
+        [], "observers of the run: names that packages have registered (entry points asyncrl.callbacks), or MODULE:Name"
     )
 
     @property
     def env_id(self) -> str:
-        """The environment's id; of a callable MODULE:name, as an `EnvMaker` where that is not enough to import it."""
+        """The environment's id, or `module:name` of a callable (an `EnvMaker` if it cannot be imported by that)."""
         assert isinstance(self.env, str)
         return self.env
 
@@ -497,7 +425,7 @@ class TrainConfig(BaseModel):
 
     @property
     def frames_per_step(self) -> int:
-        """Frames of a preprocessed game that pass with one environment step; 1 elsewhere."""
+        """Frames of a preprocessed game in one environment step; 1 for other environments."""
         return int(self.env_kwargs.get("frameskip", ATARI_FRAMESKIP)) if self.preprocesses_atari else 1
 
     @property
@@ -512,7 +440,7 @@ class TrainConfig(BaseModel):
 
     @property
     def rnn_state_size_of_core(self) -> int:
-        """Numbers of one environment's state in one recurrent core."""
+        """Size of the recurrent state of one environment in one recurrent core."""
         return self.rnn_size * self.rnn_num_layers * (2 if self.rnn_type == "lstm" else 1)
 
     @property
@@ -522,14 +450,14 @@ class TrainConfig(BaseModel):
 
     @property
     def action_mapping(self) -> ActionMapping:
-        """How continuous actions become the environment's."""
+        """How continuous actions are converted for the environment."""
         if self.squashes:
             return "squashed"
         return "rescaled" if self.action_unit == "bounds" else "raw"
 
     @property
     def best_metric(self) -> Literal["none", "eval", "train"]:
-        """`save_best_metric`, resolved."""
+        """`save_best_metric`, with auto resolved."""
         if self.save_best_metric != "auto":
             return self.save_best_metric
         return "train" if self.eval_every_env_steps is None else "eval"

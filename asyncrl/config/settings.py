@@ -1,12 +1,21 @@
-"""The schema as its users meet it: one description of each setting, for flags, help and error sentences."""
+"""The schema as users see it: a description of each setting, and how its value is read from a flag or a YAML file.
+
+Help, error sentences, shell completion and the reading of values follow from `all_settings`. PyYAML follows YAML 1.1,
+where `1e-4` is text, `010` is 8 and `1:30` is 90; here numbers are what Python takes them for.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 
 SECTION_TITLES = {
@@ -30,14 +39,14 @@ class Setting:
     """One setting of the schema.
 
     Attributes:
-        name: its name, also the flag's.
-        section: group under which --help shows it.
-        description: what it means.
-        default: value if nobody gives one.
+        name: its name, and that of its flag.
+        section: key of `SECTION_TITLES`, under which --help shows it.
+        description: its meaning, for --help.
+        default: value if no source gives one.
         expected: its possible values, in words.
         is_text: its value is taken as written, never read as a number or a truth value.
         is_nullable: it may have no value, written as none.
-        is_bool: the bare flag means True.
+        is_bool: the flag without a value means True.
         is_list: the flag takes several values.
     """
 
@@ -53,62 +62,137 @@ class Setting:
 
 
 @functools.lru_cache
-def all_settings(schema: type[TrainConfig] = TrainConfig) -> dict[str, Setting]:
-    """Every setting by name, in the schema's order; with a subclass also those of an algorithm of the user's."""
-    properties = schema.model_json_schema()["properties"]
-    return {name: _read_setting(name, schema) for name, schema in properties.items()}
+def all_settings(config_type: type[TrainConfig] = TrainConfig) -> dict[str, Setting]:
+    """Every setting by name, in the schema's order; of a subclass also the own settings of its algorithm."""
+    settings = {}
+    for name, schema in config_type.model_json_schema()["properties"].items():
+        types = {option.get("type") for option in schema.get("anyOf", [schema])}
+        settings[name] = Setting(
+            name=name,
+            section=schema.get("section", "algorithm"),
+            description=schema.get("description", ""),
+            default=schema["default"],
+            expected=expected_values(schema),
+            is_text=types <= {"string", "null"},
+            is_nullable="null" in types,
+            is_bool="boolean" in types,
+            is_list="array" in types,
+        )
+    return settings
 
 
-def _read_setting(name: str, schema: Mapping[str, Any]) -> Setting:
-    types = {option.get("type") for option in _options(schema)}
-    return Setting(
-        name=name,
-        section=schema.get("section", "algorithm"),
-        description=schema.get("description", ""),
-        default=schema["default"],
-        expected=expected_values(schema),
-        is_text=types <= {"string", "null"},
-        is_nullable="null" in types,
-        is_bool="boolean" in types,
-        is_list="array" in types,
-    )
+_TYPES = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "True or False",
+    "string": "text",
+    "object": "a JSON object",
+    "null": "none",
+}
+_BOUNDS = {
+    "exclusiveMinimum": "greater than",
+    "minimum": "at least",
+    "exclusiveMaximum": "less than",
+    "maximum": "at most",
+}
 
 
 def expected_values(schema: Mapping[str, Any], with_none: bool = True) -> str:
-    """The possible values of a field in words, from its JSON schema; with or without none, if it may have no value."""
-    options = [option for option in _options(schema) if with_none or option.get("type") != "null"]
-    return " or ".join(_in_words(option) for option in options)
-
-
-def _options(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    options: list[Mapping[str, Any]] = schema.get("anyOf", [schema])
-    return options
+    """The possible values of a field in words, from its JSON schema; none is left out unless `with_none`."""
+    options = [option for option in schema.get("anyOf", [schema]) if with_none or option.get("type") != "null"]
+    return " or ".join(map(_in_words, options))
 
 
 def _in_words(option: Mapping[str, Any]) -> str:
     if "const" in option:
         return str(option["const"])
     if "enum" in option:
-        return "one of " + ", ".join(str(value) for value in option["enum"])
+        return "one of " + ", ".join(map(str, option["enum"]))
     if option.get("type") == "array":
         return "a list, each element " + _in_words(option["items"])
-    names = {
-        "integer": "a whole number",
-        "number": "a number",
-        "boolean": "True or False",
-        "string": "text",
-        "object": "a JSON object",
-        "null": "none",
-    }
-    return names.get(option.get("type", ""), "a value as the algorithm describes it") + _range_in_words(option)
+    bounds = " and ".join(f"{words} {option[key]:.15g}" for key, words in _BOUNDS.items() if key in option)
+    kind = _TYPES.get(option.get("type", ""), "a value as the algorithm describes it")
+    return f"{kind} {bounds}".rstrip()
 
 
-def _range_in_words(option: Mapping[str, Any]) -> str:
-    bounds = {
-        "exclusiveMinimum": "greater than",
-        "minimum": "at least",
-        "exclusiveMaximum": "less than",
-        "maximum": "at most",
-    }
-    parts = [f"{words} {option[key]:.15g}" for key, words in bounds.items() if key in option]
-    return " " + " and ".join(parts) if parts else ""
+class _Loader(yaml.SafeLoader):
+    """A safe loader that knows only null, booleans, whole numbers and decimal numbers."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+
+_RESOLVERS = {
+    "null": (r"~|null|Null|NULL|none|None|NONE|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO|on|On|ON|off|Off|OFF", [*"tTfFyYnNoO"]),
+    "int": (r"[-+]?(?:0|[1-9][0-9_]*)", [*"-+0123456789"]),
+    "float": (
+        r"[-+]?(?:[0-9][0-9_]*)?(?:\.[0-9_]*)?(?<=[0-9._])(?:[eE][-+]?[0-9]+)?|[-+]?\.?(?:inf|Inf)|\.?(?:nan|NaN)",
+        [*"-+0123456789.inNI"],
+    ),
+}
+for _name, (_pattern, _first_letters) in _RESOLVERS.items():
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first_letters)
+
+
+def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    return float(loader.construct_scalar(node).replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+_Loader.add_constructor("tag:yaml.org,2002:null", lambda loader, node: None)
+
+
+def read_scalar(text: str, setting: Setting) -> Any:
+    """Reads the text of a flag: unchanged for a text setting unless the text is `none`, as a YAML value otherwise.
+
+    Raises:
+        UsageError: the text is no YAML value, such as an unclosed bracket.
+    """
+    if setting.is_text:
+        return None if setting.is_nullable and text in ("none", "None") else text
+    if setting.is_list and not text.lstrip().startswith("["):
+        text = f"[{text}]"
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise UsageError(f"--{setting.name}={text} is not valid YAML or JSON: expected {setting.expected}.") from None
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Reads a YAML file whose top level is a mapping; values of text settings stay as they are written.
+
+    Raises:
+        UsageError: the file cannot be read, is no mapping, or has a key twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"Cannot read the file {path}: {reason}.") from None
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        return {} if root is None else _read_node(loader, root, path)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    finally:
+        loader.dispose()
+
+
+def _read_node(loader: _Loader, root: yaml.Node, path: Path) -> dict[str, Any]:
+    if not isinstance(root, yaml.MappingNode):
+        raise UsageError(f"{path} must hold `name: value` lines.")
+    values: dict[str, Any] = {}
+    for key_node, value_node in root.value:
+        key = str(key_node.value)
+        if key in values:
+            raise UsageError(f"{path} has {key} twice, the second time in line {key_node.start_mark.line + 1}.")
+        setting = all_settings().get(key)
+        is_null = setting is not None and setting.is_nullable and value_node.tag == "tag:yaml.org,2002:null"
+        if setting is not None and setting.is_text and isinstance(value_node, yaml.ScalarNode) and not is_null:
+            values[key] = value_node.value
+        elif isinstance(value_node, yaml.MappingNode) and setting is None:
+            values[key] = _read_node(loader, value_node, path)
+        else:
+            values[key] = loader.construct_object(value_node, deep=True)
+    return values

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from asyncrl.buffers.control import RunControl
-from asyncrl.config.hyperparameters import Hyperparameters
+from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -118,7 +118,7 @@ class Run:
         self._observers = list(observers)
         self._listeners: dict[str, tuple[Observer, ...]] = {}
         self._requests: queue.SimpleQueue[Callable[[RunControl], None]] = queue.SimpleQueue()
-        self._new_values = Hyperparameters()
+        self._new_values = NO_CHANGES
         self.training_info: bytes | None = None
         """The newest dict for environments, packed."""
         self._sent_info: bytes | None = None
@@ -202,9 +202,9 @@ class Run:
         if info is not None and (info is not self._sent_info or control.num_training_infos == 0):  # 0: started again
             self._sent_info = info
             control.send_training_info(info)
-        if self._new_values.changes() and control.has_taken_hyperparameters:
+        if self._new_values != NO_CHANGES and control.has_taken_hyperparameters:
             control.set_hyperparameters(self._new_values)
-            self._new_values = Hyperparameters()
+            self._new_values = NO_CHANGES
 
     def _add(self, new_values: Hyperparameters) -> None:
         """Waits with others until the learner has taken those before."""

@@ -1,4 +1,4 @@
-"""What a run has come to."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class RunResult:
     """A run that has ended without an error.
 
     Attributes:
-        summary: its figures.
-        config: its settings, all of them.
-        folder: its folder, with records, checkpoints and logs.
-        stop_reason: why a callback stopped it, if one did.
-        stop_signal: the signal that ended it, if one did (2 for Ctrl-C).
-        nothing_to_do: why nothing was trained, where the run had reached its limit before.
+        summary: figures of the run: steps, returns, speed, policy lag, restarts.
+        config: all settings, with the hyperparameters that are in effect at the end.
+        folder: the run's folder, with records, checkpoints and logs.
+        stop_reason: the reason that a callback gave when it stopped the run; None if no callback did.
+        stop_signal: number of the signal that ended the run (2 for Ctrl-C); None without one.
+        nothing_to_do: the limit that the run had reached before, so that nothing was trained; None otherwise.
     """
 
     summary: Summary
@@ -43,20 +43,19 @@ class RunResult:
 
     @property
     def records(self) -> Sequence[Record]:
-        """What `metrics.jsonl` holds; figures that are not finite are left out."""
+        """The records of `metrics.jsonl`, without figures that are not finite."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        found = [json.loads(line) for line in lines]
         return [
             Record(scalars.pop("env_steps"), {name: value for name, value in scalars.items() if value is not None})
-            for scalars in found
+            for scalars in map(json.loads, lines)
         ]
 
     def policy(self, which: Literal["newest", "best"] = "newest", device: str = "cpu", seed: int = 0) -> Policy:
-        """The trained policy.
+        """Loads the trained policy.
 
         Args:
-            which: the newest checkpoint, or the best one (`save_best_metric`).
+            which: the newest checkpoint, or the one with the best mean return (`save_best_metric`).
             device: cpu, cuda or cuda:N.
             seed: seed of the sampled actions.
 

@@ -1,21 +1,21 @@
-"""What a run is resumed from: its newest usable checkpoint, and what its settings were before.
+"""The checkpoint from which a run resumes or starts, and the settings that may change then.
 
-A resumed run may have other settings, since flags override what was saved, but not other values of those in `FIXED`.
+Flags override the saved settings, except for those in `FIXED`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asyncrl.buffers.shared_tensors import saved_worker_steps
 from asyncrl.config.dependencies import missing_for
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.config.problems import Problem
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
@@ -24,35 +24,20 @@ from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
 from asyncrl.runtime.run_folder import run_path
 
 FIXED = (
-    "env",
-    "algo",
-    "critic_layer_norm",
-    "encoder",
-    "core",
-    "model",
-    "encoder_mlp_layers",
-    "encoder_conv_architecture",
-    "encoder_conv_mlp_layers",
-    "use_rnn",
-    "rnn_type",
-    "rnn_size",
-    "rnn_num_layers",
-    "nonlinearity",
-    "actor_critic_share_weights",
-    "adaptive_stddev",
-    "action_unit",
-    "squash_actions",
-    "normalize_input",
-    "normalize_returns",
+    *("env", "algo", "critic_layer_norm", "encoder", "core", "model"),
+    *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
+    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
+    *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev"),
+    *("action_unit", "squash_actions", "normalize_input", "normalize_returns"),
 )
-"""Settings that a resumed run keeps: what it learns, and what decides what the numbers in a checkpoint mean."""
+"""Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""
 
 _MAY_CHANGE = "Environment, algorithm, network and normalization are fixed; all other settings may change."
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting that is not what it was when the run was last started."""
+    """A setting with another value than when the run was last started."""
 
     name: str
     before: Any
@@ -64,14 +49,14 @@ class Change:
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where a run is resumed.
+    """The state from which a run resumes.
 
     Attributes:
-        checkpoint: the folder that it is resumed from.
-        env_steps: environment steps that it was trained on.
-        elapsed_s: seconds that it has taken.
+        checkpoint: the checkpoint's folder.
+        env_steps: environment steps trained before.
+        elapsed_s: seconds of training before.
         skipped: one sentence for each newer checkpoint that cannot be used.
-        updates_due: updates that are still to be made for these steps, from the replay that the checkpoint holds.
+        updates_due: updates for these steps that are still to be made, from the replay in the checkpoint.
         worker_env_steps: environment steps of each worker, in the Hogwild backend.
     """
 
@@ -84,14 +69,14 @@ class Resumption:
 
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
-    """The settings that differ, without those of one start of the program."""
+    """The settings that differ, except for those of one start of the program."""
     old, new = before.model_dump(), now.model_dump()
     names = [name for name in old if name in new and name not in OF_ONE_START]
     return [Change(name, old[name], new[name]) for name in names if old[name] != new[name]]
 
 
 def find_problems(loaded: LoadedConfig) -> list[Problem]:
-    """Changes with which a run cannot be resumed; a run that has saved nothing yet begins with any settings."""
+    """Changed settings with which a run cannot be resumed; without a checkpoint all settings may change."""
     if loaded.saved is None or not checkpoint.newest_first(_checkpoints(loaded.config)):
         return []
     forbidden = _fixed_changes(loaded.saved, loaded.config)
@@ -103,8 +88,8 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
 
 
 def find_problems_of_checkpoint(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list[Problem]:
-    """Why the run's newest checkpoint cannot be resumed with this environment and plan; nothing is loaded for it."""
-    newest = checkpoint.latest(_checkpoints(config)) if _is_resumed(config) else None
+    """Why the run's newest checkpoint cannot be resumed with this environment and plan; loads no weights."""
+    newest = _newest_to_resume(config)
     if newest is None:
         return []
     try:
@@ -114,20 +99,21 @@ def find_problems_of_checkpoint(config: TrainConfig, plan: ResourcePlan, spec: E
     except UsageError as error:
         return [Problem(("experiment",), f"Cannot resume: {error}")]
     except (checkpoint.CheckpointError, KeyError, TypeError, ValueError):
-        return []  # damaged: the run takes the one before, with a warning
+        return []  # damaged: the run warns and takes the previous one
     return []
 
 
-def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
-    """The newest checkpoint that can be used, None if the run never saved one.
+def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Resumption | None:
+    """Finds the newest checkpoint that can be used; None if the run has saved none.
 
     Args:
         checkpoints: the run's folder of checkpoints.
-        spec: what the environment is now.
+        spec: the environment of the run now.
+        plan: the plan of the run now; a saved replay must have its workers and environments.
 
     Raises:
         CheckpointError: there are checkpoints, and none of them can be read.
-        UsageError: the environment's spaces are not those of the checkpoint, or it is none of ours.
+        UsageError: the checkpoint has other spaces or another replay, or another program made it.
     """
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
@@ -136,8 +122,8 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
             state = content.state
             saved_spec = EnvSpec.from_data(state["spec"])
             updates_due = 0 if content.replay is None else int(state["updates_due"])
-            done = int(state["env_steps"]), float(state["elapsed_s"])
-            found = Resumption(path, *done, tuple(skipped), updates_due, saved_worker_steps(state))
+            env_steps, elapsed_s = int(state["env_steps"]), float(state["elapsed_s"])
+            found = Resumption(path, env_steps, elapsed_s, tuple(skipped), updates_due, saved_worker_steps(state))
         except checkpoint.ForeignCheckpointError as error:
             raise UsageError(str(error)) from error
         except checkpoint.CheckpointError as error:
@@ -147,45 +133,35 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
             skipped.append(f"Checkpoint {path} is damaged: its state is incomplete ({error}).")
             continue
         _check_spaces(saved_spec, spec, path)
+        _check_replay(path, state, plan)
         return found
     if skipped:
         raise checkpoint.CheckpointError("Cannot resume: no checkpoint can be used. " + " ".join(skipped))
     return None
 
 
-def check_replay(resumption: Resumption | None, plan: ResourcePlan) -> None:
-    """Looks whether a saved replay fits the plan.
-
-    Raises:
-        UsageError: it is of other workers or environments.
-    """
-    if resumption is not None:
-        _check_replay(resumption.checkpoint, checkpoint.load_state(resumption.checkpoint), plan)
-
-
 def resolve_source(config: TrainConfig) -> TrainConfig:
-    """The settings with the checkpoint's folder in place of what `init_from` names.
+    """The settings with `init_from` replaced by the checkpoint's folder.
 
     Raises:
-        UsageError: it names no run or checkpoint.
+        UsageError: `init_from` names no run or checkpoint.
     """
-    if config.init_from is None or _has_checkpoint(config):
+    if config.init_from is None or _newest_to_resume(config) is not None:
         return config
     try:
-        return config.model_copy(
-            update={"init_from": str(locate_checkpoint(config.init_from, "newest", config.train_dir))}
-        )
+        found = locate_checkpoint(config.init_from, "newest", config.train_dir)
     except UsageError as error:
         raise UsageError(f"--init_from={config.init_from}: {error}") from error
+    return config.model_copy(update={"init_from": str(found)})
 
 
 def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
-    """Why a run cannot start from the checkpoint that `init_from` names; one that is resumed does not read it."""
-    if config.init_from is None or _has_checkpoint(config):
+    """Why a run cannot start from the checkpoint `init_from`; a resumed run does not read it."""
+    if config.init_from is None or _newest_to_resume(config) is not None:
         return []
     path = Path(config.init_from)
     is_removed = config.experiment is not None and config.restart_behavior != "resume"
-    if is_removed and _run_of(config).resolve() in path.resolve().parents:
+    if is_removed and _checkpoints(config).parent.resolve() in path.resolve().parents:
         text = f"--init_from={path} is in the run that --restart_behavior={config.restart_behavior} removes."
         return [Problem(("init_from", "restart_behavior"), text, ("another --experiment",))]
     try:
@@ -216,7 +192,7 @@ def _fixed_changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
 
 
 def _contrast(differing: list[Change], whose: str) -> str:
-    """What a checkpoint was made with and what there is instead, as the end of a sentence."""
+    """Each setting of the checkpoint beside its value now, as the end of a sentence."""
     each = (f"{change.name}={_as_given(change.before)}; {whose} {_as_given(change.now)}" for change in differing)
     return ", and with ".join(each)
 
@@ -225,30 +201,23 @@ def _as_given(value: Any) -> str:
     return str(value) if isinstance(value, list) else format_value(value)
 
 
-def _run_of(config: TrainConfig) -> Path:
-    return run_path(config.train_dir, config.experiment or "")
-
-
 def _checkpoints(config: TrainConfig) -> Path:
-    return _run_of(config) / "checkpoints"
+    return run_path(config.train_dir, config.experiment or "") / "checkpoints"
 
 
-def _is_resumed(config: TrainConfig) -> bool:
-    return config.experiment is not None and config.restart_behavior == "resume"
+def _newest_to_resume(config: TrainConfig) -> Path | None:
+    """The newest checkpoint of the run that is resumed; None for a new run."""
+    is_resumed = config.experiment is not None and config.restart_behavior == "resume"
+    return checkpoint.latest(_checkpoints(config)) if is_resumed else None
 
 
-def _has_checkpoint(config: TrainConfig) -> bool:
-    """Whether the run is resumed from a checkpoint."""
-    return _is_resumed(config) and checkpoint.latest(_checkpoints(config)) is not None
-
-
-def _check_replay(path: Path, state: dict[str, Any], plan: ResourcePlan) -> None:
+def _check_replay(path: Path, state: Mapping[str, Any], plan: ResourcePlan) -> None:
     if plan.replay is None or not (path / checkpoint.REPLAY_FILE).exists():
         return
     saved = int(state["replay_splits"]), int(state["replay_envs"])
     if saved != (plan.num_splits, plan.envs_per_split):
         raise UsageError(
-            f"The replay in {path} is of {saved[0]} groups of {saved[1]} environments, but the run has "
+            f"The replay in {path} has {saved[0]} groups of {saved[1]} environments, but the run has "
             f"{plan.num_splits} of {plan.envs_per_split}. Give --num_workers and --num_envs_per_worker as before."
         )
 
@@ -267,7 +236,7 @@ def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
 
 
 def _shape_of(spec: EnvSpec) -> tuple[object, ...]:
-    """What networks depend on: not the dtypes of numbers, which are stored as float32 in any case."""
+    """The properties on which networks depend; the dtypes of numbers are not among them: all are stored as float32."""
     parts = [
         (part.path, part.kind, part.size, part.shape, part.channels if part.has_pixels else None)
         for part in spec.observation.parts

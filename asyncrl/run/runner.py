@@ -1,16 +1,23 @@
-"""Runs what `asyncrl.run.build_roles` builds: all roles in one process (serial), or each in its own (parallel)."""
+"""Runs the roles that `asyncrl.run.build_roles` builds: all in one process (serial), or each in its own (parallel).
+
+    run_serial      one loop: rollout workers, learner, evaluation, one after the other
+    run_parallel    starts a process for each role, watches them until the learner has ended, then ends all
+    _rollout_main, _inference_main, _evaluation_main, _learner_main    the loops of these processes
+
+Both modes take the same two callbacks: `send` receives the reports of all roles, and `steer` controls the run between
+two waits: it shows progress, passes on requests of observers, and requests a stop.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -18,7 +25,6 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome
-from asyncrl.monitoring.phases import Phase, PhaseTimer
 from asyncrl.monitoring.reports import EvaluationFailed, Report
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.build_roles import (
@@ -28,107 +34,106 @@ from asyncrl.run.build_roles import (
     build_rollout_worker,
     build_serial,
 )
+from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
 from asyncrl.run.setup import RunSetup
-from asyncrl.run.supervision import RestartPolicy, WorkerSpec
-from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, ChildResult, ProcessManager, RunFailed
+from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, ProcessManager, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.signals import StopAtOnce
 
 REPORT_EVERY_S = 1.0
 WATCH_S = 0.2
 GRACE_S = 4.0
-ROLLOUT_NICENESS = (
-    10  # on full cores learner and inference workers go first: others wait for that, nobody for one worker
-)
-EVALUATION_NICENESS = 15  # a third of a worker's share where cores are full
+ROLLOUT_NICENESS = 10  # if all cores are busy, learner and inference workers come first: all workers wait for them
+EVALUATION_NICENESS = 15  # a third of a worker's share if all cores are busy
 LAST_EVALUATION_S = 900.0
 LEARNER = "learner"
 EVALUATION = "evaluation"
 
 Send = Callable[[Report], None]
-Turn = Callable[[RunControl], bool]
-"""Called again and again with the run's words; returns whether the run is to finish."""
+ControlCallback = Callable[[RunControl], None]
+"""Called a few times a second with the words of the run, in which it may request a stop and more."""
 
 log = logging.getLogger(__name__)
 
 
-def run_serial(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome:
-    """All roles in this process, in a fixed order.
+def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOutcome:
+    """Runs all roles in this process, in a fixed order.
 
-    With `checkpoint_resets` the run goes on from each checkpoint as a resumed run does, everything recreated; so one
-    that is resumed from it repeats it to the bit.
+    With `checkpoint_resets` everything is recreated at each checkpoint, as for a resumed run, so that a run resumed
+    from there repeats this one to the bit.
 
     Args:
-        setup: the run.
-        send: takes the roles' reports.
-        turn: called again and again; returns whether the run is to finish.
+        setup: the run; its arena is closed at the end.
+        send: receives the roles' reports.
+        steer: called in each iteration, and a few times a second during an update.
+
+    Raises:
+        RunFailed: an environment failed. The learner has saved.
     """
     part = setup
     try:
-        result = _run_serial_part(part, send, turn)
+        result = _run_serial_part(part, send, steer)
         while isinstance(result, Path):
             pending, info = part.control.take_hyperparameters(), part.control.newest_training_info
-            part.arena.close()  # each part has one of its own
+            part.arena.close()
             part = setup.continued(result)
             if pending is not None:
                 part.control.set_hyperparameters(pending)
             if info is not None:
                 part.control.send_training_info(RunControl.pack_training_info(info))
-            result = _run_serial_part(part, send, turn)
+            result = _run_serial_part(part, send, steer)
         return result
     finally:
         part.arena.close()
 
 
-def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome | Path:
-    """Runs to the end, or to the checkpoint that is returned."""
+def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOutcome | Path:
+    """Runs to the end, or with `checkpoint_resets` to the next checkpoint, whose path is returned."""
     torch.set_num_threads(setup.plan.learner_threads)
-    control, waker = setup.control, Waker()
-
-    def look() -> None:
-        if turn(control):
-            control.request_stop()
-
-    learner, exchange, workers = build_serial(setup, waker, look)
+    config, control, waker = setup.config, setup.control, Waker()
+    steer_run = functools.partial(steer, control)
+    learner, exchange, workers = build_serial(setup, waker, steer_run)
     evaluation: EvaluationWorker | None = None
-
-    def evaluate_if_due() -> None:
-        nonlocal evaluation
-        if evaluation is None and (setup.config.eval_every_env_steps is not None or control.num_evaluations > 0):
-            evaluation = build_evaluation_worker(setup)
-        if evaluation is not None and evaluation.is_due and not control.stop_requested:
-            for report in evaluation.run(look):
-                send(report)
-
+    reset_at: Path | None = None
+    outcome: LearnerOutcome | None = None
     try:
-        boundary: Path | None = None
-        while not learner.is_over and boundary is None:
-            if exchange is not None:
-                exchange.poll()
-            try:
+        while True:
+            if learner.is_over:
                 for worker in workers:
-                    with _environment_errors(worker.worker_idx):
+                    send(worker.report())
+                outcome = learner.finish(send)
+                control.end()
+            else:
+                if exchange is not None:
+                    exchange.poll()
+                try:
+                    for worker in workers:
                         worker.take_training_info()
                         worker.poll()
-                    _report_if_due(worker, send)
-            except RunFailed:
-                control.request_stop()
-                learner.finish(send)
-                raise
-            saved = learner.advance(0.0, send)
-            look()
-            evaluate_if_due()
-            if setup.config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
-                boundary = Path(saved.path)
-        for worker in workers:
-            send(worker.report())
-        if boundary is not None:
-            learner.save_best_if_asked(send)
-            return boundary
-        outcome = learner.finish(send)
-        control.end()
-        evaluate_if_due()
-        return outcome
+                        if worker.report_age_s >= REPORT_EVERY_S:
+                            send(worker.report())
+                except (EnvironmentTrouble, EnvironmentsKeepFailing, RunFailed) as error:
+                    control.request_stop()
+                    learner.finish(send)
+                    if isinstance(error, RunFailed):
+                        raise
+                    raise _environment_failure(worker.worker_idx, error) from error
+                saved = learner.advance(0.0, send)
+                steer(control)
+                if config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
+                    reset_at = Path(saved.path)
+            if evaluation is None and (config.eval_every_env_steps is not None or control.num_evaluations > 0):
+                evaluation = build_evaluation_worker(setup)
+            if evaluation is not None and evaluation.is_due and not control.stop_requested:
+                for report in evaluation.run(steer_run):
+                    send(report)
+            if outcome is not None:
+                return outcome
+            if reset_at is not None:
+                for worker in workers:
+                    send(worker.report())
+                learner.save_best_if_asked(send)
+                return reset_at
     finally:
         for worker in workers:
             worker.close()
@@ -136,50 +141,72 @@ def _run_serial_part(setup: RunSetup, send: Send, turn: Turn) -> LearnerOutcome 
 
 
 def run_parallel(
-    setup: RunSetup, context: BaseContext, log_path: Callable[[str], Path], send: Send, turn: Turn
+    setup: RunSetup, context: BaseContext, log_path: Callable[[str], Path], send: Send, steer: ControlCallback
 ) -> LearnerOutcome:
-    """Each role in its own process, watched from here until training is over.
+    """Runs each role in its own process and watches the processes until training has ended.
 
     Args:
         setup: the run.
         context: start method of the processes.
-        log_path: gives the log file of a role.
-        send: takes the roles' reports.
-        turn: called again and again; returns whether the run is to finish.
+        log_path: maps the name of a role to its log file.
+        send: receives the roles' reports.
+        steer: called after each wait, every `WATCH_S` seconds or sooner.
 
     Raises:
-        RunFailed: the run cannot go on without a role that failed. The learner has saved before, if it could.
+        RunFailed: the run cannot continue without a role that failed. The learner has saved before, if it could.
     """
-    supervisor = ProcessManager(context, log_path)
-    plan, control = setup.plan, setup.control
+    config, plan, control = setup.config, setup.plan, setup.control
+    processes = ProcessManager(context, log_path)
     learner_waker = Waker()
-    workers = [Waker() for _ in range(plan.num_workers)]
-    servers = [Waker() for _ in range(plan.num_inference_workers)]
-    everyone = [learner_waker, *workers, *servers]
+    worker_wakers = [Waker() for _ in range(plan.num_workers)]
+    server_wakers = [Waker() for _ in range(plan.num_inference_workers)]
+    wakers = [learner_waker, *worker_wakers, *server_wakers]
 
     def wake_all() -> None:
-        for waker in everyone:
+        for waker in wakers:
             waker.wake()
 
     grace_s = GRACE_S
     try:
-        supervisor.start(LEARNER, _learner_main, setup, learner_waker, [*workers, *servers])
+        processes.start(LEARNER, _learner_main, setup, learner_waker, [*worker_wakers, *server_wakers])
         specs = [
-            WorkerSpec(f"inference-{server_idx}", _inference_main, (server_idx, waker, workers))
-            for server_idx, waker in enumerate(servers)
+            WorkerSpec(f"inference-{server_idx}", _inference_main, (server_idx, waker, worker_wakers))
+            for server_idx, waker in enumerate(server_wakers)
         ]
-        for worker_idx, waker in enumerate(workers):
-            server = servers[setup.server_of(worker_idx)] if servers else None
+        for worker_idx, waker in enumerate(worker_wakers):
+            server = server_wakers[setup.server_of(worker_idx)] if server_wakers else None
             args = (worker_idx, waker, learner_waker, server)
             specs.append(WorkerSpec(f"rollout-{worker_idx}", _rollout_main, args, worker_idx))
-        supervision = RestartPolicy(supervisor, setup, specs, wake_all, send)
-        evaluation = _EvaluationProcess(supervisor, setup)
+        restarts = RestartPolicy(processes, setup, specs, wake_all, send)
+        if config.eval_every_env_steps is not None:
+            processes.start(EVALUATION, _evaluation_main, setup)
+        num_evaluations = 0
         try:
-            outcome = _watch(supervisor, supervision, evaluation, control, learner_waker, send, turn)
+            while True:
+                outcome, failures = _wait(processes, send)
+                restarts.handle_failures(failures)
+                restarts.update()
+                if outcome is not None:
+                    break
+                steer(control)
+                if control.stop_requested:
+                    learner_waker.wake()
+                if control.num_evaluations > num_evaluations and EVALUATION not in processes.running:
+                    processes.start(EVALUATION, _evaluation_main, setup)
+                num_evaluations = control.num_evaluations
         except RunFailed:
-            _let_learner_save(supervisor, control, learner_waker)
+            if LEARNER in processes.running:  # it saves, as after Ctrl-C
+                control.request_stop()
+                learner_waker.wake()
+                processes.wait_for(LEARNER, GRACE_S)
             raise
-        _await_last_evaluation(supervisor, control, send, turn)
+        deadline = time.monotonic() + LAST_EVALUATION_S
+        while EVALUATION in processes.running and not control.stop_requested:
+            if time.monotonic() > deadline:
+                send(EvaluationFailed(f"the last evaluation took longer than {LAST_EVALUATION_S:g} s"))
+                break
+            _wait(processes, send)
+            steer(control)
         return outcome
     except StopAtOnce:
         grace_s = 0.0
@@ -188,151 +215,41 @@ def run_parallel(
         control.request_stop()
         control.end()
         wake_all()
-        for name in supervisor.end(grace_s):
+        for name in processes.end(grace_s):
             if grace_s > 0.0:
                 log.warning("%s did not end within %g s and was killed", name, grace_s)
-        for report in supervisor.take_reports():
+        for report in processes.take_reports():
             send(report)
-        for waker in everyone:
+        for waker in wakers:
             waker.close()
 
 
-class _EvaluationProcess:
-    """The process that evaluates: it runs all along, or from the first time that an observer asks for it."""
+def _wait(processes: ProcessManager, send: Send) -> tuple[LearnerOutcome | None, list[ChildFailure]]:
+    """Waits until a process ends, at most `WATCH_S`, and sends all reports.
 
-    def __init__(self, supervisor: ProcessManager, setup: RunSetup) -> None:
-        self._supervisor, self._setup = supervisor, setup
-        self._has_ended = False
-        self._num_asked = 0
-        if setup.config.eval_every_env_steps is not None:
-            supervisor.start(EVALUATION, _evaluation_main, setup)
-
-    def note_end(self) -> None:
-        """It has failed; the next request starts another one."""
-        self._has_ended = True
-
-    def start_if_asked(self) -> None:
-        """Starts it if an observer has asked for an evaluation since the last call, and it does not run."""
-        num_asked = self._setup.control.num_evaluations
-        if num_asked > self._num_asked and EVALUATION not in self._supervisor.running:
-            if self._has_ended:
-                self._supervisor.bury(EVALUATION)
-                self._has_ended = False
-            self._supervisor.start(EVALUATION, _evaluation_main, self._setup)
-        self._num_asked = num_asked
+    Returns:
+        The learner's outcome if it has ended, and the failures of processes other than the evaluation's.
+    """
+    outcome, failures = None, []
+    ended = processes.wait(WATCH_S)
+    for report in processes.take_reports():
+        send(report)
+    for child in ended:
+        if isinstance(child, ChildFailure) and child.child == EVALUATION:
+            processes.bury(EVALUATION)  # a later request starts another one
+            send(EvaluationFailed(child.summary))
+        elif isinstance(child, ChildFailure):
+            failures.append(child)
+        elif isinstance(child.value, LearnerOutcome):
+            outcome = child.value
+    return outcome, failures
 
 
-def _watch(
-    supervisor: ProcessManager,
-    supervision: RestartPolicy,
-    evaluation: _EvaluationProcess,
-    control: RunControl,
-    learner: Waker,
-    send: Send,
-    turn: Turn,
-) -> LearnerOutcome:
-    while True:
-        outcomes = supervisor.wait(WATCH_S)
-        for report in supervisor.take_reports():
-            send(report)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, ChildFailure)]
-        for failure in [failure for failure in failures if failure.child == EVALUATION]:
-            failures.remove(failure)
-            evaluation.note_end()
-            send(EvaluationFailed(failure.summary))
-        supervision.take(failures)
-        supervision.look()
-        for outcome in outcomes:
-            if isinstance(outcome, ChildResult) and isinstance(outcome.value, LearnerOutcome):
-                return outcome.value
-        if turn(control) and not control.stop_requested:
-            control.request_stop()
-            learner.wake()
-        evaluation.start_if_asked()
-
-
-def _await_last_evaluation(supervisor: ProcessManager, control: RunControl, send: Send, turn: Turn) -> None:
-    """Lets the evaluation of the trained policy end, unless the user wants the run to."""
-    deadline = time.monotonic() + LAST_EVALUATION_S
-    while EVALUATION in supervisor.running and not control.stop_requested and time.monotonic() < deadline:
-        outcomes = supervisor.wait(WATCH_S)
-        for report in supervisor.take_reports():
-            send(report)
-        for outcome in outcomes:
-            if isinstance(outcome, ChildFailure) and outcome.child == EVALUATION:
-                send(EvaluationFailed(outcome.summary))
-        if turn(control):
-            control.request_stop()
-    if EVALUATION in supervisor.running and not control.stop_requested:
-        send(EvaluationFailed(f"the last evaluation took longer than {LAST_EVALUATION_S:g} s"))
-
-
-def _let_learner_save(supervisor: ProcessManager, control: RunControl, learner: Waker) -> None:
-    """Asks the learner to end as at Ctrl-C, before a failure ends the run."""
-    if LEARNER in supervisor.running:
-        control.request_stop()
-        learner.wake()
-        supervisor.wait_for(LEARNER, GRACE_S)
-
-
-@contextlib.contextmanager
-def _environment_errors(worker_idx: int) -> Iterator[None]:
-    """Says where an environment's exception came from, and keeps only the environment's own traceback."""
-    try:
-        yield
-    except EnvironmentTrouble as error:
-        raise RunFailed(f"rollout worker {worker_idx}: {error}", error.traceback, is_final=True) from error
-    except EnvironmentsKeepFailing as error:
-        raise RunFailed(str(error), error.tracebacks, EXIT_FAILED_TOO_OFTEN, is_final=True) from error
-
-
-class _Role(Protocol):
-    """What a rollout and an inference worker have in common."""
-
-    def poll(self) -> float:
-        """Does what can be done; returns for how long to wait, unless woken, before the next time."""
-
-    @property
-    def phases(self) -> PhaseTimer:
-        """Where its time goes."""
-
-    @property
-    def waiting_for(self) -> Phase:
-        """What it waits for."""
-
-    def report(self) -> Report:
-        """What was done since the last report."""
-
-    @property
-    def report_age_s(self) -> float:
-        """Seconds since the last report."""
-
-    def close(self) -> None:
-        """Gives everything back."""
-
-
-def _report_if_due(role: _Role, send: Send) -> None:
-    if role.report_age_s >= REPORT_EVERY_S:
-        send(role.report())
-
-
-def _serve(
-    role: _Role, waker: Waker, control: RunControl, send: Send, note_turn: Callable[[], None] | None = None
-) -> None:
-    log.info("at work")
-    try:
-        role.phases.restart()
-        while not control.ended:
-            wait_s = role.poll()
-            if note_turn is not None:
-                note_turn()
-            if wait_s > 0.0:
-                waker.wait(wait_s)
-                role.phases.charge(role.waiting_for)
-            _report_if_due(role, send)
-        send(role.report())
-    finally:
-        role.close()
+def _environment_failure(worker_idx: int, error: EnvironmentTrouble | EnvironmentsKeepFailing) -> RunFailed:
+    """The failure of the run for an environment's exception, with the environment's own traceback only."""
+    if isinstance(error, EnvironmentTrouble):
+        return RunFailed(f"rollout worker {worker_idx}: {error}", error.traceback, is_final=True)
+    return RunFailed(str(error), error.tracebacks, EXIT_FAILED_TOO_OFTEN, is_final=True)
 
 
 def _rollout_main(
@@ -340,23 +257,45 @@ def _rollout_main(
 ) -> None:
     torch.set_num_threads(1)
     os.nice(ROLLOUT_NICENESS)
-    with _environment_errors(worker_idx):
-        worker = build_rollout_worker(setup, worker_idx, learner, server)
-        control = setup.control
-
-        def note_turn() -> None:
-            control.count_turn(worker_idx)
-            worker.take_training_info()
-
-        _serve(worker, waker, control, reports.send, note_turn)
+    try:
+        worker, control = build_rollout_worker(setup, worker_idx, learner, server), setup.control
+        log.info("at work")
+        try:
+            worker.phases.restart()
+            while not control.ended:
+                wait_s = worker.poll()
+                control.count_turn(worker_idx)
+                worker.take_training_info()
+                if wait_s > 0.0:
+                    waker.wait(wait_s)
+                    worker.phases.charge(worker.waiting_for)
+                if worker.report_age_s >= REPORT_EVERY_S:
+                    reports.send(worker.report())
+            reports.send(worker.report())
+        finally:
+            worker.close()
+    except (EnvironmentTrouble, EnvironmentsKeepFailing) as error:
+        raise _environment_failure(worker_idx, error) from error
 
 
 def _inference_main(
     setup: RunSetup, server_idx: int, waker: Waker, workers: Sequence[Waker], reports: ReportSender
 ) -> None:
     torch.set_num_threads(1)
-    worker = build_inference_worker(setup, server_idx, workers)
-    _serve(worker, waker, setup.control, reports.send)
+    server, control = build_inference_worker(setup, server_idx, workers), setup.control
+    log.info("at work")
+    try:
+        server.phases.restart()
+        while not control.ended:
+            wait_s = server.poll()
+            if wait_s > 0.0:
+                waker.wait(wait_s)
+                server.phases.charge(server.waiting_for)
+            if server.report_age_s >= REPORT_EVERY_S:
+                reports.send(server.report())
+        reports.send(server.report())
+    finally:
+        server.close()
 
 
 def _evaluation_main(setup: RunSetup, reports: ReportSender) -> None:
@@ -371,10 +310,10 @@ def _evaluation_main(setup: RunSetup, reports: ReportSender) -> None:
             time.sleep(POLL_S)
 
 
-def _learner_main(setup: RunSetup, waker: Waker, everyone: Sequence[Waker], reports: ReportSender) -> LearnerOutcome:
+def _learner_main(setup: RunSetup, waker: Waker, others: Sequence[Waker], reports: ReportSender) -> LearnerOutcome:
     torch.set_num_threads(setup.plan.learner_threads)
     control = setup.control
-    learner, exchange = build_learner(setup, waker, everyone[: setup.plan.num_workers])
+    learner, exchange = build_learner(setup, waker, others[: setup.plan.num_workers])
     exchange_thread: threading.Thread | None = None
     if exchange is not None:
         exchange_thread = threading.Thread(
@@ -388,7 +327,7 @@ def _learner_main(setup: RunSetup, waker: Waker, everyone: Sequence[Waker], repo
         return learner.finish(reports.send)
     finally:
         control.end()
-        for other in [waker, *everyone]:
+        for other in [waker, *others]:
             other.wake()
         if exchange_thread is not None:
             exchange_thread.join(5.0)

@@ -1,6 +1,12 @@
-"""One start of a run: settings checked, resumed or new, trained until it ends, started again if its learner dies.
+"""One start of a run, from its settings to its result; the command line and `Trainer` share it.
 
-Prints nothing and ends no process: what there is to say goes to the observers, what goes wrong is raised.
+    read_settings   rank 0 reads the settings, other ranks receive them
+    check           settings, environment and memory; nothing has started yet
+    train           opens the folder, then trains; trains again from the last checkpoint if the learner dies
+      _train_once   finds the checkpoint and tells the observers that the run starts
+      _run_roles    runs all roles, steers them between two waits of the runner, and writes the summary
+
+A session prints nothing and does not exit: messages go to the observers, failures are raised.
 """
 
 from __future__ import annotations
@@ -10,8 +16,6 @@ import gc
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing.context import BaseContext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,9 +26,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
-from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.loading import load_callbacks
@@ -58,7 +60,7 @@ _LATE = (
     "over its samples. Smaller updates end sooner (--batch_size, --num_batches_per_epoch)."
 )
 
-_OF_OTHER_RANKS: dict[str, Any] = {
+_SETTINGS_OF_OTHER_RANKS: dict[str, Any] = {
     "quiet": True,
     "eval_every_env_steps": None,
     "save_best_metric": "none",
@@ -66,22 +68,26 @@ _OF_OTHER_RANKS: dict[str, Any] = {
     "init_from": None,
     "callbacks": [],
 }
-"""Settings of all ranks except the first, which shows progress, evaluates, saves and initializes for all."""
+"""Only rank 0 shows progress, evaluates, saves and initializes the weights of all ranks."""
 
 
 class EndedByFirstRank(RunFailed):
-    """Rank 0 has nothing to train, or wrong settings, and says so; `exit_code` is what it ends with."""
+    """Rank 0 does not start the run and reports the reason; `exit_code` is that of rank 0."""
 
 
 class Session:
-    """One start of a run, alone or as one of several ranks: rank 0 sends its settings to the others.
+    """One start of a run, alone or as one of several ranks.
 
     Attributes:
-        run: what observers see of it.
-        folder: its folder, once `train` has begun.
-        summary: how it ended, also where `train` raised.
-        exit_code: what the other ranks are told, and a command returns, where nothing is raised.
+        run: the run as observers see it.
+        is_first_rank: whether this process trains alone or is rank 0.
+        loaded: the settings and their sources, after `read_settings`.
+        folder: the run's folder; None before `train`.
+        summary: how the run ended, also after `train` raised.
+        exit_code: for the other ranks, and of the command, if nothing is raised.
     """
+
+    loaded: LoadedConfig
 
     def __init__(
         self,
@@ -96,21 +102,21 @@ class Session:
 
         Args:
             load: reads the settings, on rank 0.
-            observers: observers of rank 0, besides those that write the run's files.
-            env_maker: makes environments on all ranks, where the settings name a callable.
-            started_at: when the command was given (`time.monotonic`); now if None.
-            answers_signals: whether Ctrl-C is answered on the terminal.
+            observers: observers of rank 0, in addition to those that write the run's files.
+            env_maker: makes environments on all ranks, if the settings name a callable.
+            started_at: time at which the command was given (`time.monotonic`); now if None.
+            answers_signals: whether the first Ctrl-C is answered on the terminal, and not by a message to observers.
         """
         refuse_to_run_while_imported()
         self._load = load
-        self._loaded: LoadedConfig | None = None
         self._observers = list(observers)
         self._env_maker = env_maker
         self._started_at = time.monotonic() if started_at is None else started_at
         self._answers_signals = answers_signals
-        self._peers: Peers | None = None
-        self._first_env_steps: int | None = None  # that the run has trained before, from rank 0
-        self._hyperparameters = Hyperparameters()
+        self._first_env_steps: int | None = None  # of the whole run so far; on other ranks received from rank 0
+        self._hyperparameters = Hyperparameters()  # changes made by observers before the checkpoint
+        self._num_restarts = 0  # of processes in earlier attempts, including the learner's
+        self._says_stopping = False
         self.exit_code = 0
         self.folder: RunFolder | None = None
         self.summary: Summary | None = None
@@ -118,157 +124,241 @@ class Session:
     def __enter__(self) -> Session:
         """Connects to the other ranks, if there are any."""
         address = next_rank()
-        if address is not None:
-            self._peers = Peers(address)
+        self._peers = None if address is None else Peers(address)
+        self.is_first_rank = self._peers is None or self._peers.is_first
         self.run = Run([JsonLines(), TensorBoard(), *(self._observers if self.is_first_rank else ())])
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Tells the other ranks how this one has ended."""
+        """Reports to the other ranks how this one has ended."""
         if self._peers is None:
             return
         code = self.exit_code if error is None else exit_code_of(error)
         if self.is_first_rank:
-            self._peers.send_settings({"exit_code": code})  # unless there was something to run
+            self._peers.send_settings({"exit_code": code})  # has no effect if the settings were sent
         self._peers.note_exit_code(code)
         self._peers.__exit__(kind, error if isinstance(error, RunFailed) else None, trace)
 
-    @property
-    def is_first_rank(self) -> bool:
-        """Whether this process trains alone or is rank 0."""
-        return self._peers is None or self._peers.is_first
-
-    @property
-    def loaded(self) -> LoadedConfig:
-        """The settings, and where each came from."""
-        assert self._loaded is not None
-        return self._loaded
-
     def read_settings(self) -> LoadedConfig:
         """Reads the settings, or receives those of rank 0."""
-        self._loaded = self._load() if self.is_first_rank else self._receive()
-        return self._loaded
-
-    def check(self, *, is_to_train: bool = True) -> preflight.Preflight:
-        """Looks at everything before anything starts; `train` needs a result without problems.
-
-        Args:
-            is_to_train: whether `train` is to follow; processes begin to load their modules.
-        """
-        loaded = self._loaded or self.read_settings()
-        self._context = process_context(() if self._peers is None else ("asyncrl.runtime.own_group",))
-        if is_to_train and not loaded.problems and not loaded.config.serial_mode:
-            start_loading_modules(self._context)
-        self._checked = preflight.run(loaded, self._machine(), is_first_rank=self.is_first_rank)
-        if not self.is_first_rank:
-            self._checked = dataclasses.replace(self._checked, warnings=())  # those of the first rank are shown
-        self._loaded = dataclasses.replace(loaded, config=self._checked.config)
-        return self._checked
+        self.loaded = self._load() if self.is_first_rank else self._receive()
+        return self.loaded
 
     def _receive(self) -> LoadedConfig:
         assert self._peers is not None
-        told = self._peers.receive_settings()
-        if "exit_code" in told:
-            raise EndedByFirstRank("rank 0 has not started the run", exit_code=int(told["exit_code"]))
-        self._first_env_steps = told["env_steps"]
-        self._hyperparameters = Hyperparameters(**told["hyperparameters"])
-        config = TrainConfig.from_saved(told["config"]).model_copy(update=_OF_OTHER_RANKS)
+        received = self._peers.receive_settings()
+        if "exit_code" in received:
+            raise EndedByFirstRank("rank 0 has not started the run", exit_code=int(received["exit_code"]))
+        self._first_env_steps = received["env_steps"]
+        self._hyperparameters = Hyperparameters(**received["hyperparameters"])
+        config = TrainConfig.from_saved(received["config"]).model_copy(update=_SETTINGS_OF_OTHER_RANKS)
         if self._env_maker is not None and config.env == self._env_maker:
             config = config.model_copy(update={"env": self._env_maker})
         return LoadedConfig(config, dict.fromkeys(type(config).model_fields, "rank 0"))
 
-    def _machine(self) -> Machine:
+    def check(self, *, is_to_train: bool = True) -> preflight.Preflight:
+        """Checks the settings that were read, environment and memory; `train` needs a result without problems.
+
+        Args:
+            is_to_train: whether `train` follows; the fork server then loads its modules during the checks.
+        """
+        loaded = self.loaded
+        self._context = process_context(() if self._peers is None else ("asyncrl.runtime.own_group",))
+        if is_to_train and not loaded.problems and not loaded.config.serial_mode:
+            start_loading_modules(self._context)
         machine = Machine.detect()
-        if self._peers is None:
-            return machine
-        address = self._peers.address
-        return dataclasses.replace(
-            machine,
-            num_ranks=address.num_ranks,
-            num_local_ranks=address.num_local_ranks,
-            local_rank=address.local_rank,
-        )
+        if self._peers is not None:
+            address = self._peers.address
+            ranks = {name: getattr(address, name) for name in ("num_ranks", "num_local_ranks", "local_rank")}
+            machine = dataclasses.replace(machine, **ranks)
+        self._checked = preflight.run(loaded, machine, is_first_rank=self.is_first_rank)
+        if not self.is_first_rank:
+            self._checked = dataclasses.replace(self._checked, warnings=())  # rank 0 shows its own
+        self.loaded = dataclasses.replace(loaded, config=self._checked.config)
+        return self._checked
 
     def train(self) -> RunResult:
-        """Trains, and starts again from the last checkpoint when the learner's process has died.
+        """Trains, and trains again from the last checkpoint when the learner's process has died.
 
         Raises:
             UsageError: the run's folder, checkpoint or callbacks cannot be used.
             CheckpointError: no checkpoint of a resumed run can be used.
             RunFailed: the run could not continue.
-            StopAtOnce: the user asked a second time.
+            StopAtOnce: the user asked for a stop a second time.
         """
-        spec = self._checked.spec
-        assert spec is not None
-        config = self.loaded.config
+        config, peers = self.loaded.config, self._peers
         if config.experiment is None:
-            config = config.model_copy(update={"experiment": self._new_experiment(config)})
-        self._loaded = dataclasses.replace(self.loaded, config=config)
+            config = config.model_copy(update={"experiment": _unused_experiment(config)})
+            self.loaded = dataclasses.replace(self.loaded, config=config)
         for observer in load_callbacks(config.callbacks):
             self.run.add(observer)
-        is_silent = not (self._answers_signals and self.is_first_rank)
-        with self._open_folder(config) as folder, StopSignals(is_silent) as stop:
-            self.folder = folder
-            attempt = _Attempt(
-                self.run,
-                self.loaded,
-                self._checked.plan,
-                spec,
-                self._context,
-                folder,
-                stop,
-                self._peers,
-                self._first_env_steps,
-                self._hyperparameters,
-                says_stop=self.is_first_rank and not self._answers_signals,
-            )
-            started_at, num_deaths = self._started_at, 0
+        self._says_stopping = self.is_first_rank and not self._answers_signals
+        is_silent = self._says_stopping or not self.is_first_rank
+        started_at, num_deaths = self._started_at, 0
+        with self._open_folder(config) as self.folder, StopSignals(is_silent) as stop:
             while True:
                 try:
-                    result = attempt.train(started_at)
-                    self.summary = attempt.summary
+                    result = self._train_once(config, self.folder, stop, started_at)
                     self.exit_code = 0 if result.stop_signal is None else 128 + result.stop_signal
                     return result
                 except RunFailed as failure:
-                    self.summary = attempt.summary
-                    died = isinstance(failure, LearnerDied) and not stop.was_asked
-                    if not died or num_deaths == config.max_learner_restarts:
-                        if self._peers is not None:
-                            failure = self._peers.explain(failure)
+                    is_death = isinstance(failure, LearnerDied) and not stop.was_asked
+                    if not is_death or num_deaths == config.max_learner_restarts:
+                        failure = failure if peers is None else peers.explain(failure)
                         raise failure from failure.__cause__
-                    where = "at step 0" if latest(folder.checkpoints) is None else "from its last checkpoint"
+                    where = "at step 0" if latest(self.folder.checkpoints) is None else "from its last checkpoint"
                     self.run.say(f"{failure.summary}; the run restarts {where}")
-                except StopAtOnce:
-                    self.summary = attempt.summary
-                    raise
                 num_deaths += 1
                 started_at = time.monotonic()
                 gc.collect()  # the shared memory of the attempt that failed
 
-    @staticmethod
-    def _new_experiment(config: TrainConfig) -> str:
-        """A name of environment, algorithm and time that no run has yet: a program may start several in a second."""
-        name = default_experiment(config.env_id, config.algorithm.name)
-        number, unused = 1, name
-        while run_folder.run_path(config.train_dir, unused).exists():
-            number += 1
-            unused = f"{name}_{number}"
-        return unused
-
     def _open_folder(self, config: TrainConfig) -> RunFolder:
-        """The run's folder; that of another rank lies in it, on whatever machine."""
+        """The run's folder; other ranks have a folder inside it, on their own machine."""
         assert config.experiment is not None
-        if self._peers is None or self._peers.is_first:
+        if self._peers is None or self.is_first_rank:
             return RunFolder.create(config.train_dir, config.experiment, config.restart_behavior)
         folder = run_folder.run_path(config.train_dir, config.experiment) / run_folder.RANKS
         behavior: run_folder.RestartBehavior = "overwrite" if self._first_env_steps is None else "resume"
         return RunFolder.create(str(folder), str(self._peers.address.rank), behavior)
 
+    def _train_once(self, config: TrainConfig, folder: RunFolder, stop: StopSignals, started_at: float) -> RunResult:
+        """Starts, or resumes from the newest checkpoint, and trains until a limit, an observer, a user or a failure."""
+        run, plan, spec, peers = self.run, self._checked.plan, self._checked.spec, self._peers
+        assert spec is not None
+        self.summary = None
+        run.config, run.plan, run.spec, run.folder = config, plan, spec, folder.path
+        if self.is_first_rank:
+            resumption = resuming.find_checkpoint(folder.checkpoints, spec, plan)
+            for sentence in () if resumption is None else resumption.skipped:
+                run.say(f"warning: {sentence}")
+            if resumption is not None:
+                if (limit := _reached_limit(config, resumption)) is not None:
+                    return RunResult(_saved_summary(folder, resumption), config, folder.path, nothing_to_do=limit)
+                self._hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
+            run.start = self._start_point(config, folder, resumption)
+            if peers is not None:
+                env_steps = None if resumption is None else resumption.env_steps
+                settings = {"config": config.model_dump(mode="json"), "env_steps": env_steps}
+                peers.send_settings({**settings, "hyperparameters": self._hyperparameters.changes()})
+        elif (env_steps := self._first_env_steps) is None:
+            run.start = StartPoint()
+        else:  # the checkpoint of this rank has its own samples only
+            run.start = StartPoint(checkpoint_of(folder.checkpoints, env_steps), ResumedTotals(env_steps))
+        run.config = self._hyperparameters.apply_to(config)
+        folder.forget_after(-1 if run.start.before is None else run.start.env_steps)
+        folder.write_config(config)
+        folder.write_environment({**describe(plan.device), "num_ranks": plan.num_ranks})
+        monitor = Monitor(
+            run,
+            started_at=started_at,
+            restarts=self._num_restarts,
+            training_returns_mislead=preflight.training_returns_mislead(config, spec),
+        )
+        try:
+            run.notify(Observer.on_start)
+            if run.failure is not None:
+                raise run.failure
+            return self._run_roles(config, folder, stop, monitor)
+        except StopAtOnce:
+            self.summary = monitor.finish("interrupted", error="stopped at once, without saving")
+            raise
+        except RunFailed as failure:
+            if self.summary is None:
+                self.summary = monitor.finish("failed", error=failure.summary)
+            self._num_restarts = monitor.num_restarts + 1
+            raise
+
+    def _start_point(
+        self, config: TrainConfig, folder: RunFolder, resumption: resuming.Resumption | None
+    ) -> StartPoint:
+        saved = self.loaded.saved
+        changes = () if saved is None else tuple(map(str, resuming.changes(saved, config)))
+        if resumption is None:
+            return StartPoint(is_known=saved is not None, changed_settings=changes)
+        best = best_return(folder.checkpoints)
+        before = ResumedTotals(resumption.env_steps, resumption.elapsed_s, best, resumption.worker_env_steps)
+        return StartPoint(resumption.checkpoint, before, True, changes)
+
+    def _run_roles(self, config: TrainConfig, folder: RunFolder, stop: StopSignals, monitor: Monitor) -> RunResult:
+        # The runner needs torch, whose import takes a second: mistakes are reported before.
+        from asyncrl.run import runner
+        from asyncrl.run.setup import RunSetup
+
+        run, peers = self.run, self._peers
+        setup = RunSetup.create(
+            config,
+            run.plan,
+            run.spec,
+            folder.checkpoints,
+            run.start.checkpoint,
+            rank=None if peers is None else peers.address,
+            first_env_steps=run.start.env_steps,
+            hyperparameters=self._hyperparameters,
+        )
+
+        has_stepped = False
+
+        def steer(control: RunControl) -> None:
+            nonlocal has_stepped
+            if not has_stepped and (first_step_at := control.first_step_at) is not None:
+                has_stepped = True
+                monitor.mark_first_step(first_step_at)
+            monitor.tick(control.activity)
+            if self.is_first_rank and (new_best := monitor.take_new_best()) is not None:
+                control.ask_for_best(new_best)
+            is_asked_to_stop = stop.check()
+            if is_asked_to_stop and self._says_stopping:
+                self._says_stopping = False
+                run.say("stopping after the current update, then saving")
+            run.carry_out_requests(control)
+            if peers is not None:
+                peers.check()
+                run.training_info = peers.share(run.training_info)
+            if is_asked_to_stop or run.stop_reason is not None or run.failure is not None:
+                control.request_stop()
+
+        try:
+            run.carry_out_requests(setup.control)  # requests of on_start, before an environment is reset
+            if run.plan.serial_mode:
+                outcome = runner.run_serial(setup, monitor.handle, steer)
+            else:
+                outcome = runner.run_parallel(setup, self._context, folder.log, monitor.handle, steer)
+        except (RunFailed, StopAtOnce):
+            raise
+        except Exception as error:
+            raise explain("runner", error) from error
+        finally:
+            setup.arena.close()
+        best = monitor.best_so_far if self.is_first_rank else None
+        if best is not None and outcome.checkpoint is not None:
+            _save_best(Path(outcome.checkpoint), outcome.env_steps, folder, best, monitor)
+        limit_s, error_text = config.train_for_seconds, outcome.error
+        if limit_s is not None and outcome.is_complete and outcome.env_steps == 0:
+            error_text = error_text or _NOTHING_TRAINED.format(limit_s)
+        elif limit_s is not None and outcome.elapsed_s > 1.1 * limit_s + 1.0 and self.is_first_rank:
+            run.say(_LATE.format(limit_s, outcome.elapsed_s))
+        if run.failure is not None:
+            error_text = run.failure.summary
+        was_stopped = run.stop_reason is not None and not stop.was_asked
+        status: RunStatus = "completed" if outcome.is_complete else "stopped" if was_stopped else "interrupted"
+        self.summary = monitor.finish(
+            status if error_text is None else "failed",
+            env_steps=outcome.env_steps,
+            checkpoint=outcome.checkpoint,
+            error=error_text,
+        )
+        if run.failure is not None:
+            raise run.failure
+        if error_text is not None:
+            raise RunFailed(error_text, is_final=True)
+        stop_signal = None if outcome.is_complete or not stop.was_asked else stop.exit_code - 128
+        return RunResult(self.summary, run.config, folder.path, run.stop_reason, stop_signal)
+
 
 def exit_code_of(error: BaseException) -> int:
-    """What a command returns for an exception: 2 for the user's mistakes, that of the run's failure, or 1."""
+    """The exit code of a command for an exception: 2 for a mistake of the user, that of the failed run, or 1."""
     if isinstance(error, UsageError):
         return 2
     if isinstance(error, (RunFailed, StopAtOnce)):
@@ -276,173 +366,14 @@ def exit_code_of(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-@dataclass
-class _Attempt:
-    """Everything that a run is started with, and restarted from its last checkpoint when its learner has died.
-
-    `num_restarts` counts restarts of processes in the earlier attempts, those of the learner included.
-    `hyperparameters` are the changes that an observer made before the checkpoint from which the run resumes.
-    `says_stop`: observers hear of the first Ctrl-C, which nobody answers on the terminal.
-    """
-
-    run: Run
-    loaded: LoadedConfig
-    plan: ResourcePlan
-    spec: EnvSpec
-    context: BaseContext
-    folder: RunFolder
-    stop: StopSignals
-    peers: Peers | None
-    first_env_steps: int | None
-    hyperparameters: Hyperparameters
-    says_stop: bool
-    num_restarts: int = 0
-    summary: Summary | None = None
-
-    def train(self, started_at: float) -> RunResult:
-        """Resumes from the newest checkpoint, or starts.
-
-        Raises:
-            RunFailed: the run could not continue.
-            StopAtOnce: the user asked a second time.
-        """
-        self.summary = None
-        config, folder, run = self.loaded.config, self.folder, self.run
-        run.config, run.plan, run.spec, run.folder = config, self.plan, self.spec, folder.path
-        if self._is_told:
-            run.start = self._start_as_told()
-        else:
-            resumption = self._find_checkpoint()
-            if resumption is not None and (limit := _reached_limit(config, resumption)) is not None:
-                return RunResult(_saved_summary(folder, resumption), config, folder.path, nothing_to_do=limit)
-            run.start = self._start_from(resumption)
-            if resumption is not None:
-                self.hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
-            if self.peers is not None:
-                env_steps = None if resumption is None else resumption.env_steps
-                told = {"config": config.model_dump(mode="json"), "env_steps": env_steps}
-                self.peers.send_settings({**told, "hyperparameters": self.hyperparameters.changes()})
-        run.config = self.hyperparameters.apply_to(config)
-        folder.forget_after(-1 if run.start.before is None else run.start.env_steps)
-        folder.write_config(config)
-        folder.write_environment({**describe(self.plan.device), "num_ranks": self.plan.num_ranks})
-        monitor = Monitor(
-            run,
-            started_at=started_at,
-            restarts=self.num_restarts,
-            training_returns_mislead=preflight.training_returns_mislead(config, self.spec),
-        )
-        try:
-            run.notify(Observer.on_start)
-            return self._train(monitor)
-        except StopAtOnce:
-            self.summary = monitor.finish("interrupted", error="stopped at once, without saving")
-            raise
-        except RunFailed as failure:
-            if self.summary is None:
-                self.summary = monitor.finish("failed", error=failure.summary)
-            self.num_restarts = monitor.num_restarts + 1
-            raise
-
-    @property
-    def _is_told(self) -> bool:
-        return self.peers is not None and not self.peers.is_first
-
-    def _find_checkpoint(self) -> resuming.Resumption | None:
-        resumption = resuming.find_checkpoint(self.folder.checkpoints, self.spec)
-        resuming.check_replay(resumption, self.plan)
-        for sentence in () if resumption is None else resumption.skipped:
-            self.run.say(f"warning: {sentence}")
-        return resumption
-
-    def _start_from(self, resumption: resuming.Resumption | None) -> StartPoint:
-        saved = self.loaded.saved
-        changes = () if saved is None else tuple(map(str, resuming.changes(saved, self.loaded.config)))
-        if resumption is None:
-            return StartPoint(is_known=saved is not None, changed_settings=changes)
-        best = best_return(self.folder.checkpoints)
-        before = ResumedTotals(resumption.env_steps, resumption.elapsed_s, best, resumption.worker_env_steps)
-        return StartPoint(resumption.checkpoint, before, True, changes)
-
-    def _start_as_told(self) -> StartPoint:
-        """Starts where rank 0 does; a checkpoint of this rank has its own samples only."""
-        env_steps = self.first_env_steps
-        if env_steps is None:
-            return StartPoint()
-        return StartPoint(checkpoint_of(self.folder.checkpoints, env_steps), ResumedTotals(env_steps))
-
-    def _train(self, monitor: Monitor) -> RunResult:
-        # The runner needs torch, whose import is slow: whatever ends a command before this point ends it quickly.
-        from asyncrl.run import runner
-        from asyncrl.run.setup import RunSetup
-
-        run, config, plan, folder = self.run, self.loaded.config, self.plan, self.folder
-        stop, peers = self.stop, self.peers
-        setup = RunSetup.create(
-            config,
-            plan,
-            self.spec,
-            folder.checkpoints,
-            run.start.checkpoint,
-            rank=None if peers is None else peers.address,
-            first_env_steps=run.start.env_steps,
-            hyperparameters=self.hyperparameters,
-        )
-
-        def turn(control: RunControl) -> bool:
-            first_step_at = control.first_step_at
-            if first_step_at is not None:
-                monitor.mark_first_step(first_step_at)
-            monitor.tick(control.activity)
-            new_best = None if self._is_told else monitor.take_new_best()
-            if new_best is not None:
-                control.ask_for_best(new_best)
-            if stop.was_asked and self.says_stop:
-                self.says_stop = False
-                run.say("stopping after the current update, then saving")
-            run.carry_out_requests(control)
-            if peers is not None:
-                peers.check()
-                run.training_info = peers.share(run.training_info)
-            return stop.check() or run.is_to_stop
-
-        try:
-            run.carry_out_requests(setup.control)  # those of on_start, before an environment is reset
-            if plan.serial_mode:
-                outcome = runner.run_serial(setup, monitor.handle, turn)
-            else:
-                outcome = runner.run_parallel(setup, self.context, folder.log, monitor.handle, turn)
-        except (RunFailed, StopAtOnce):
-            raise
-        except Exception as error:
-            raise explain("runner", error) from error
-        finally:
-            setup.arena.close()
-        best = None if self._is_told else monitor.best_so_far
-        if best is not None and outcome.checkpoint is not None:
-            _save_best(Path(outcome.checkpoint), outcome.env_steps, folder, best, monitor)
-        limit_s = config.train_for_seconds
-        mistake = outcome.error
-        if limit_s is not None and outcome.is_complete and outcome.env_steps == 0:
-            mistake = mistake or _NOTHING_TRAINED.format(limit_s)
-        elif limit_s is not None and outcome.elapsed_s > 1.1 * limit_s + 1.0 and not self._is_told:
-            monitor.say(_LATE.format(limit_s, outcome.elapsed_s))
-        was_stopped = run.stop_reason is not None and not stop.was_asked
-        status: RunStatus = "completed" if outcome.is_complete else "stopped" if was_stopped else "interrupted"
-        if run.failure is not None:
-            mistake = run.failure.summary
-        self.summary = monitor.finish(
-            status if mistake is None else "failed",
-            env_steps=outcome.env_steps,
-            checkpoint=outcome.checkpoint,
-            error=mistake,
-        )
-        if run.failure is not None:
-            raise run.failure
-        if mistake is not None:
-            raise RunFailed(mistake, is_final=True)
-        interrupting = None if outcome.is_complete or not stop.was_asked else stop.exit_code - 128
-        return RunResult(self.summary, run.config, folder.path, run.stop_reason, interrupting)
+def _unused_experiment(config: TrainConfig) -> str:
+    """A name of environment, algorithm and time that no run has: a program may start several runs in one second."""
+    name = unused = default_experiment(config.env_id, config.algorithm.name)
+    number = 1
+    while run_folder.run_path(config.train_dir, unused).exists():
+        number += 1
+        unused = f"{name}_{number}"
+    return unused
 
 
 def _saved_summary(folder: RunFolder, resumption: resuming.Resumption) -> Summary:
@@ -454,7 +385,7 @@ def _saved_summary(folder: RunFolder, resumption: resuming.Resumption) -> Summar
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:
-    """The limit that a run has already reached, with the flag that extends it; None if training is left to do."""
+    """The limit that the run has already reached, with the flag that extends it; None if it can train on."""
     if resumption.env_steps >= config.train_for_env_steps and resumption.updates_due == 0:
         return f"{resumption.env_steps:,} steps. Give a larger --train_for_env_steps"
     if config.train_for_seconds is not None and resumption.elapsed_s >= config.train_for_seconds:
@@ -463,7 +394,7 @@ def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str 
 
 
 def _save_best(path: Path, env_steps: int, folder: RunFolder, mean_return: float, monitor: Monitor) -> None:
-    """Keeps the last checkpoint as the best if the last training episodes are the best."""
+    """Keeps the last checkpoint as the best: the last training episodes have the best mean return."""
     try:
         best = copy_as_best(path, folder.checkpoints, mean_return)
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""What every role of a run is built from: settings, plan, spaces, and shared memory."""
+"""The input of every role: settings, plan, spaces, and shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,17 @@ from asyncrl.runtime.torchrun import RankAddress
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What every role is built from. Crosses to children with their start-up arguments."""
+    """The input of every role: settings, plan, spaces and the arena. Children receive it as a start-up argument.
+
+    Attributes:
+        checkpoints: the run's folder of checkpoints.
+        resume_from: the checkpoint from which the run resumes; None for a new run.
+        first_env_steps: environment steps of the run before this start.
+        rank: address of this rank; None without torchrun.
+        hyperparameters: changes that observers made before this start, in a resumed run.
+        steps_at_restart: environment steps since this start when the process that gets this was restarted; None if it
+            was not.
+    """
 
     config: TrainConfig
     plan: ResourcePlan
@@ -35,9 +45,7 @@ class RunSetup:
     first_env_steps: int
     rank: RankAddress | None = None
     hyperparameters: Hyperparameters = NO_CHANGES
-    """Changes that an observer has made before, in a resumed run."""
     steps_at_restart: int | None = None
-    """Environment steps of the run, since it was started, when the process that gets this was started again."""
 
     @classmethod
     def create(
@@ -55,17 +63,17 @@ class RunSetup:
 
         Args:
             config: the run's settings.
-            plan: what they were resolved to.
-            spec: what the environment is.
+            plan: the resources resolved from them.
+            spec: the environment's spaces.
             checkpoints: the run's folder of checkpoints.
-            resume_from: the checkpoint that the run resumes from.
-            rank: address of this rank; None for a run without torchrun.
-            first_env_steps: environment steps of the run before; those of the checkpoint if not given.
-            hyperparameters: changes that are in effect; those of the checkpoint if not given.
+            resume_from: the checkpoint from which the run resumes.
+            rank: address of this rank; None without torchrun.
+            first_env_steps: environment steps of the run before; by default those of the checkpoint.
+            hyperparameters: changes that are in effect; by default those of the checkpoint.
         """
         if hyperparameters is None:
             state = None if resume_from is None else checkpoint.load_state(resume_from)
-            hyperparameters = Hyperparameters() if state is None else saved_hyperparameters(state, config)
+            hyperparameters = NO_CHANGES if state is None else saved_hyperparameters(state, config)
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         shared = None if plan.hogwild is None else shared_sizes(spec, config)
@@ -80,17 +88,17 @@ class RunSetup:
         return cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank, hyperparameters)
 
     def continued(self, resume_from: Path) -> RunSetup:
-        """The setup to continue the same run from a checkpoint, with a new arena."""
+        """The setup that continues the same run from a checkpoint, with a new arena."""
         return RunSetup.create(self.config, self.plan, self.spec, self.checkpoints, resume_from)
 
     @property
     def learner_config(self) -> TrainConfig:
-        """The settings with the changes that are in effect when training begins."""
+        """The settings, with the hyperparameters that are in effect when training begins."""
         return self.hyperparameters.apply_to(self.config)
 
     @property
     def control(self) -> RunControl:
-        """The run's stop and progress words."""
+        """The words of requests and progress."""
         return RunControl(self.arena, self.plan.num_workers)
 
     def for_restart(self) -> RunSetup:
@@ -104,7 +112,7 @@ class RunSetup:
 
     @property
     def seed_steps(self) -> int:
-        """Steps that seeds also depend on, so that no process repeats the random numbers of another."""
+        """Environment steps from which seeds are derived too, so that a successor repeats no random numbers."""
         return self.first_env_steps + (self.steps_at_restart or 0)
 
     @property
@@ -114,18 +122,18 @@ class RunSetup:
         return WorkerDeaths(self.arena, has_server=self.plan.num_inference_workers > 0, has_slots=has_slots)
 
     def server_of(self, worker_idx: int) -> int:
-        """The inference worker that serves a rollout worker: one for all its splits."""
+        """Index of the inference worker that serves a rollout worker with all its splits."""
         return worker_idx % self.plan.num_inference_workers
 
     def served_by(self, server_idx: int) -> list[int]:
-        """The rollout workers that an inference worker serves."""
+        """Indices of the rollout workers that an inference worker serves."""
         return [worker for worker in range(self.plan.num_workers) if self.server_of(worker) == server_idx]
 
 
 def state_to_begin_with(setup: RunSetup) -> LearnerState | None:
-    """The learner's state from a checkpoint of this run, or from the one that `init_from` names.
+    """The learner's state at the start, from a checkpoint of this run or from `init_from`; None without either.
 
-    A resumed run keeps its current learning rate, unless the user changes the rate or the schedule. A new run takes
+    A resumed run keeps its current learning rate, unless the user has changed the rate or the schedule. A new run takes
     everything except the learning rate.
     """
     config = setup.config

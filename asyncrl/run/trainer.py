@@ -1,13 +1,12 @@
-"""A run that a program starts: settings and callbacks in, a result out."""
+"""The public interface to a run: settings and callbacks in, a result out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from asyncrl.config.env_maker import EnvMaker
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.loading import load_given
-from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.observers.observer import Observer
@@ -19,23 +18,34 @@ from asyncrl.runtime.run_folder import find_saved_config
 
 
 class Trainer:
-    """Trains a policy, as `python -m asyncrl.train` does.
+    """Trains a policy, like `python -m asyncrl.train`, but from Python: in a script, a notebook or a thread.
+
+    It prints nothing and reads no `sys.argv`. Messages go to the callbacks, and to the logger `asyncrl` if none of them
+    is a `ProgressBar`.
 
     Example:
-        result = Trainer(TrainConfig(env="CartPole-v1", train_for_env_steps=100_000)).run()
+        if __name__ == "__main__":
+            config = TrainConfig(env="CartPole-v1", train_for_env_steps=100_000)
+            result = Trainer(config, callbacks=[ProgressBar()]).run()
+            print(result.status, result.summary.ep_rew_mean)
+            policy = result.policy()
 
-    A script that starts a run in several processes calls `run` under `if __name__ == "__main__":`, because each
-    process imports the script.
+    The processes of a run import the script that started it, so the call must be under `if __name__ == "__main__":`.
+    A notebook, and a run with `serial_mode=True`, need no such line.
     """
 
     def __init__(self, config: TrainConfig, callbacks: Sequence[Observer] = (), *, preset: str | None = None) -> None:
-        """Starts nothing.
+        """Starts nothing; `run` does.
 
         Args:
-            config: settings. Those that it was not given come from the run of that name if it is resumed, else from
-                the preset for the environment and the defaults of the algorithm.
-            callbacks: watch and steer the run; called in their order. Of several ranks, rank 0 calls its own.
-            preset: name of another preset; `none` for none.
+            config: settings. A setting that it was not given comes from the saved run if `experiment` names one, else
+                from the preset for the environment and from the defaults of the algorithm.
+            callbacks: observers that watch and steer the run, called in this order. With several ranks only those of
+                rank 0 are called.
+            preset: name of a preset to use instead of the one for the environment; `none` for no preset.
+
+        Raises:
+            UsageError: a callback is not an `Observer`.
         """
         wrong = [callback for callback in callbacks if not isinstance(callback, Observer)]
         if wrong:
@@ -46,18 +56,18 @@ class Trainer:
         self._session: Session | None = None
 
     def run(self) -> RunResult:
-        """Trains until a limit, a callback or Ctrl-C ends the run.
+        """Trains until a limit is reached, a callback stops the run, or the user presses Ctrl-C.
 
-        It may be called again: a run with a name (`experiment`) then resumes, others begin again in a new folder.
+        It may be called again: with `experiment` the run resumes, without it a new run starts in a new folder.
 
         Returns:
             How the run ended, its records and the policy.
 
         Raises:
-            UsageError: something is wrong with the settings; a `ConfigError` has every problem.
-            asyncrl.envs.errors.EnvironmentFailed: the environment raised when it was first tried.
-            asyncrl.runtime.checkpoint.CheckpointError: no checkpoint of a resumed run can be used.
-            asyncrl.runtime.processes.RunFailed: the run could not continue; the exception of a callback is its cause.
+            UsageError: settings are wrong; a `ConfigError` has every problem. Nothing has started.
+            asyncrl.EnvironmentFailed: the environment raised when it was made and stepped once.
+            asyncrl.runtime.checkpoint.CheckpointError: no checkpoint of the resumed run can be used.
+            asyncrl.RunFailed: the run could not continue; if a callback raised, its exception is the cause.
             KeyboardInterrupt: Ctrl-C was pressed twice.
         """
         shows_messages = any(isinstance(callback, ProgressBar) for callback in self._callbacks)
@@ -66,6 +76,7 @@ class Trainer:
         session = Session(lambda: load_given(self._config, self._preset, find_saved_config), observers, maker)
         with session:
             self._session = session
+            session.read_settings()
             checked = session.check()
             for warning in checked.warnings:
                 session.run.say(f"warning: {warning.sentence('Better')}")
@@ -76,6 +87,6 @@ class Trainer:
             return session.train()
 
     def stop(self, reason: str = "") -> None:
-        """Asks a run to end and save, from another thread."""
+        """Asks the run to end after the current update and to save; may be called from any thread."""
         if self._session is not None:
             self._session.run.stop(reason)

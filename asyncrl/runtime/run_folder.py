@@ -182,8 +182,8 @@ class RunFolder:
             return TrainConfig.from_saved(yaml.safe_load(self.config.read_text(encoding="utf-8")))
         except OSError as error:
             raise UsageError(f"Cannot read the settings of the run: {self.config}: {error.strerror}.") from error
-        except (ValueError, yaml.YAMLError) as error:
-            raise UsageError(f"{self.config} does not hold the settings of a run: {error}.") from error
+        except (UsageError, ValueError, yaml.YAMLError) as error:
+            raise UsageError(f"{self.config} does not hold the settings of a run: {str(error).rstrip('.')}.") from error
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Writes what `asyncrl.runtime.provenance.describe` returned.

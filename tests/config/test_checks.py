@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from asyncrl.config.checks import find_problems, find_warnings
+from asyncrl.config.errors import Problem
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
-from asyncrl.config.problems import Problem
 from asyncrl.config.schema import TrainConfig
 
 CPU = Machine(cores=16)

@@ -9,14 +9,13 @@ import pytest
 import yaml
 
 from asyncrl.config.checks import find_problems, find_warnings
-from asyncrl.config.errors import UsageError
+from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, SAMPLE_FACTORY, STABLE_BASELINES
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
-from asyncrl.config.problems import ConfigError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.settings import all_settings
 
@@ -66,7 +65,7 @@ def test_a_preset_has_values_for_some_of_its_environments(argv: list[str], gamma
 def test_every_shipped_preset_is_valid_for_every_algorithm(name: str) -> None:
     for algo in ("ppo", "a2c", "sac"):
         load([f"--preset={name}", f"--algo={algo}"])
-    assert bool(read_preset(name, all_settings()).envs) == (name != "humanoid_hogwild")  # taken by its name only
+    assert bool(read_preset(name).envs) == (name != "humanoid_hogwild")  # taken by its name only
 
 
 def test_an_algorithm_has_defaults_of_its_own_below_presets_and_flags() -> None:

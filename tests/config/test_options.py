@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, PositiveInt
 
-from asyncrl.config.options import option, option_flags, parse_options
+from asyncrl.config.flags import option, option_flags, parse_options
 
 
 class Own(BaseModel):
@@ -41,5 +41,5 @@ def test_each_text_that_is_refused_is_one_sentence_with_what_was_expected() -> N
     assert problems == [
         "--json=maybe is not possible: expected True or False.",
         "--count=0 is not possible: expected a whole number greater than 0.",
-        "--names=['c'] is not possible: expected names, separated by commas.",
+        "--names=c is not possible: expected names, separated by commas.",
     ]

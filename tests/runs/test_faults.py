@@ -81,7 +81,7 @@ def test_a_segmentation_fault_is_named_and_traced(start: Callable[..., Command],
     training = train(start, "Crashes", "--train_for_env_steps=3000", *backend, only=4)
     code, _, stderr = training.finish()
     assert code == 0, stderr
-    assert "rollout worker 1 died: SIGSEGV; it is started again" in stderr
+    assert "rollout worker 1 died: SIGSEGV; it is restarted" in stderr
     trace = (training.folder / "logs" / "rollout-1.log").read_text()
     assert "Fatal Python error: Segmentation fault" in trace
     assert "_misbehave" in trace

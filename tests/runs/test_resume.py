@@ -108,13 +108,12 @@ def assert_the_trained_policy_was_evaluated(run: run_helper.FinishedRun) -> None
 def test_the_best_training_return_is_saved_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def turn(control: RunControl) -> bool:
+    def steer(control: RunControl) -> None:
         if not asked:
             asked.append(control.ask_for_best(42.0))
-        return False
 
     run_serial = runner.run_serial
-    monkeypatch.setattr(runner, "run_serial", lambda setup, send, _: run_serial(setup, send, turn))
+    monkeypatch.setattr(runner, "run_serial", lambda setup, send, _: run_serial(setup, send, steer))
     run_helper.run(tmp_path, "serial", "CartPole-v1")
     assert checkpoint.best_return(tmp_path / "checkpoints") == 42.0
 

@@ -18,6 +18,8 @@ from told_env import Told
 
 import asyncrl
 from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
+from asyncrl.config.errors import ConfigError
+from asyncrl.config.loading import load
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {
@@ -194,6 +196,22 @@ def test_mistakes_are_exceptions_with_the_sentences_of_the_command_line(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_settings_that_are_not_possible_are_one_error_with_the_sentences_of_the_command_line() -> None:
+    with pytest.raises(asyncrl.UsageError) as raised:
+        TrainConfig(gamma=2.0, algo="pp0", num_workers=0, lr=1e-3, lerning_rate=1e-3, env=5)  # type: ignore[call-arg,arg-type]
+    with pytest.raises(ConfigError) as of_flags:
+        load(["--gamma=2.0", "--num_workers=0"])
+    found = str(raised.value).splitlines()
+    assert len(found) == 6
+    assert set(str(of_flags.value).splitlines()) < set(found)
+    assert "--gamma=2 is not possible: expected a number at least 0 and at most 1." in found
+    assert any(line.startswith("--algo=pp0 is not possible: ") and "nearest is ppo" in line for line in found)
+    assert "There is no setting lr: PyTorch's lr is --learning_rate." in found
+    assert "There is no setting lerning_rate; the nearest is learning_rate." in found
+    assert [problem.settings for problem in raised.value.problems][1:3] == [("algo",), ("num_workers",)]  # type: ignore[attr-defined]
+    assert TrainConfig(gamma="0.5").gamma == 0.5  # type: ignore[arg-type]
+
+
 def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> None:
     fast = {"env": "CartPole-v1", "train_dir": str(tmp_path), "experiment": "run", "serial_mode": True}
     preset = Trainer(TrainConfig(**fast, train_for_env_steps=256, batch_size=64)).run()
@@ -231,7 +249,7 @@ def test_an_observer_is_told_what_happens_and_stops_the_run(tmp_path: Path, mode
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("event", ["start", "episode", "end"])
-def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_a_checkpoint(
+def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_after_the_start_with_a_checkpoint(
     tmp_path: Path, mode: dict[str, Any], event: str
 ) -> None:
     def fail(run: asyncrl.Run, _: Any) -> None:
@@ -245,7 +263,11 @@ def test_an_observer_that_raises_ends_the_run_with_its_traceback_and_a_checkpoin
     assert len(failing.of(event)) == 1, "it is not called again"
     assert len(other.of("end")) == 1
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
-    assert asyncrl.load_policy(tmp_path / "run").act(np.zeros(4)) in (0, 1)
+    if event == "start":
+        folders = (tmp_path / "run" / name for name in ("logs", "checkpoints"))
+        assert [path for folder in folders for path in folder.iterdir()] == [], "no process was started"
+    else:
+        assert asyncrl.load_policy(tmp_path / "run").act(np.zeros(4)) in (0, 1)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -312,7 +334,7 @@ def test_hyperparameters_that_cannot_be_taken_are_refused(tmp_path: Path) -> Non
 
     train(tmp_path, Noting(start=ask), serial_mode=True, train_for_env_steps=64)
     assert refused == [
-        "gamma=2.0 is not possible: expected a number at least 0 and at most 1.",
+        "--gamma=2 is not possible: expected a number at least 0 and at most 1.",
         "A new tau would have no effect: only algo=sac reads it.",
     ]
 

@@ -11,11 +11,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from asyncrl.analysis.benchmark.variants import Mode
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import split_flags
-from asyncrl.config.options import option, option_flags, parse_options
+from asyncrl.config.flags import option, option_flags, parse_options, split_flags
 from asyncrl.config.schema import NonNegativeFloat, PositiveFloat
-from asyncrl.config.settings import all_settings
-from asyncrl.config.yaml_values import read_mapping
+from asyncrl.config.settings import all_settings, read_mapping
 from asyncrl.runtime.locating import locate
 
 INSTEAD = {
@@ -152,7 +150,7 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
     if own.from_run is not None:
         path = own.from_run / "config.yaml"
         # A run that has no unit of actions among its settings acts in the environment's own.
-        unit = [] if "action_unit" in read_mapping(path, settings) else ["--action_unit=raw"]
+        unit = [] if "action_unit" in read_mapping(path) else ["--action_unit=raw"]
         passed = [f"--config={path}", "--preset=none", *unit, *passed]
     return BenchmarkOptions(own, int(seed), learns, tuple(passed))
 

@@ -16,8 +16,8 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.monitoring.reports import RestartReport
-from asyncrl.run import supervision
-from asyncrl.run.supervision import SETTLE_TIMEOUT_S, RestartPolicy, WorkerSpec
+from asyncrl.run import restart_policy
+from asyncrl.run.restart_policy import CLEAN_UP_TIMEOUT_S, RestartPolicy, WorkerSpec
 from asyncrl.runtime.processes import ChildFailure, ChildResult, LearnerDied, RunFailed
 
 WORKERS = ("rollout-0", "rollout-1")
@@ -56,7 +56,7 @@ class Run:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.now = 1000.0
         clock = types.SimpleNamespace(monotonic=self._read_clock)
-        monkeypatch.setattr(supervision, "time", clock)
+        monkeypatch.setattr(restart_policy, "time", clock)
         config = TrainConfig(env="A-v0", num_workers=2, num_envs_per_worker=2, rollout=4, batch_size=16, **settings)
         plan = resolve(config, Machine(cores=2))
         spec = EnvSpec("A-v0", vector_observation(2), DiscreteAction(2, 0), None)
@@ -67,7 +67,7 @@ class Run:
         setup.for_restart = lambda: setup
         self.manager, self.reports = FakeProcessManager(), []
         specs = [WorkerSpec(name, print, (), worker_idx) for worker_idx, name in enumerate(WORKERS)]
-        self.supervision = RestartPolicy(self.manager, setup, specs, wake_all=self._settle, send=self.reports.append)
+        self.restarts = RestartPolicy(self.manager, setup, specs, wake_all=self._settle, send=self.reports.append)
         self.settles = True
 
     def _read_clock(self) -> float:
@@ -80,7 +80,7 @@ class Run:
 
     def look_after(self, seconds: float) -> None:
         self.now += seconds
-        self.supervision.look()
+        self.restarts.update()
 
 
 @pytest.fixture
@@ -99,19 +99,19 @@ def died(child: str) -> ChildFailure:
 def test_what_all_raise_before_an_episode_was_finished_is_one_failure(run: Run) -> None:
     run.manager.later = [raised("rollout-1")]
     with pytest.raises(RunFailed) as caught:
-        run.supervision.take([raised("rollout-0")])
+        run.restarts.handle_failures([raised("rollout-0")])
     assert caught.value.summary == "rollout-0 failed: boom (2 workers failed the same way)"
     assert (caught.value.exit_code, caught.value.details.count("boom")) == (1, 1)
 
 
 def test_who_fails_in_another_way_is_not_counted(run: Run) -> None:
     with pytest.raises(RunFailed) as caught:
-        run.supervision.take([raised("rollout-0"), raised("rollout-1", "crash")])
+        run.restarts.handle_failures([raised("rollout-0"), raised("rollout-1", "crash")])
     assert caught.value.summary == "rollout-0 failed: boom"
 
 
 def test_a_death_before_an_episode_was_finished_may_be_the_machines_doing(run: Run) -> None:
-    run.supervision.take([died("rollout-0")])
+    run.restarts.handle_failures([died("rollout-0")])
     run.look_after(1.0)
     assert run.manager.started == [*WORKERS, "rollout-0"]
 
@@ -120,7 +120,7 @@ def test_who_raises_later_is_started_again_after_a_while_that_grows(run: Run) ->
     run.control.has_finished_episode = True
     for delay_s in (0.1, 0.2):
         before = len(run.manager.started)
-        run.supervision.take([raised("rollout-0")])
+        run.restarts.handle_failures([raised("rollout-0")])
         run.look_after(delay_s - 0.09)
         assert len(run.manager.started) == before
         run.look_after(0.2)
@@ -130,10 +130,10 @@ def test_who_raises_later_is_started_again_after_a_while_that_grows(run: Run) ->
 
 def test_used_up_restarts_end_the_run_with_the_first_and_the_last_traceback(run: Run) -> None:
     run.control.has_finished_episode = True
-    run.supervision.take([raised("rollout-0", "first")])
-    run.supervision.take([raised("rollout-1", "second")])
+    run.restarts.handle_failures([raised("rollout-0", "first")])
+    run.restarts.handle_failures([raised("rollout-1", "second")])
     with pytest.raises(RunFailed) as caught:
-        run.supervision.take([raised("rollout-0", "third")])
+        run.restarts.handle_failures([raised("rollout-0", "third")])
     assert caught.value.exit_code == 3
     assert "max_restarts=2 in 600 s" in caught.value.summary
     assert "first: Traceback\nValueError: first" in caught.value.details
@@ -144,7 +144,7 @@ def test_used_up_restarts_end_the_run_with_the_first_and_the_last_traceback(run:
 def test_what_a_worker_cannot_be_helped_with_ends_the_run(run: Run) -> None:
     run.control.has_finished_episode = True
     with pytest.raises(RunFailed) as caught:
-        run.supervision.take([raised("rollout-0", exit_code=3, is_final=True)])
+        run.restarts.handle_failures([raised("rollout-0", exit_code=3, is_final=True)])
     assert caught.value.exit_code == 3
 
 
@@ -152,14 +152,14 @@ def test_what_a_worker_cannot_be_helped_with_ends_the_run(run: Run) -> None:
 def test_nothing_goes_on_without_the_learner(run: Run, failure: ChildFailure, kind: type[RunFailed]) -> None:
     run.control.has_finished_episode = True
     with pytest.raises(RunFailed) as caught:
-        run.supervision.take([failure])
+        run.restarts.handle_failures([failure])
     assert type(caught.value) is kind
 
 
 def test_nobody_follows_before_all_is_settled_and_that_is_not_waited_for_without_an_end(run: Run) -> None:
     run.settles = False
-    run.supervision.take([died("rollout-1")])
-    run.look_after(SETTLE_TIMEOUT_S - 1.0)
+    run.restarts.handle_failures([died("rollout-1")])
+    run.look_after(CLEAN_UP_TIMEOUT_S - 1.0)
     assert run.manager.started == list(WORKERS)
     with pytest.raises(RunFailed, match="rollout worker 1 could not be started again"):
         run.look_after(2.0)
@@ -168,15 +168,15 @@ def test_nobody_follows_before_all_is_settled_and_that_is_not_waited_for_without
 def test_a_process_that_the_kernel_does_not_let_go_of_has_no_successor(run: Run) -> None:
     run.manager.lets_go = False
     with pytest.raises(RunFailed, match="its process does not end"):
-        run.supervision.take([died("rollout-0")])
+        run.restarts.handle_failures([died("rollout-0")])
 
 
 @pytest.mark.parametrize("end", ["request_stop", "end"])
 def test_nobody_is_started_while_the_run_ends(run: Run, end: str) -> None:
-    run.supervision.take([died("rollout-0")])
+    run.restarts.handle_failures([died("rollout-0")])
     getattr(run.control, end)()
-    run.supervision.take([raised("rollout-1")])
-    run.look_after(SETTLE_TIMEOUT_S + 1.0)
+    run.restarts.handle_failures([raised("rollout-1")])
+    run.look_after(CLEAN_UP_TIMEOUT_S + 1.0)
     assert run.manager.started == list(WORKERS)
     assert [report.child for report in run.reports] == ["rollout-0"], "nobody is told of a restart that does not come"
 
