@@ -7,7 +7,7 @@ import sys
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Run
-from asyncrl.observers.progress import ProgressBar, QuietProgress
+from asyncrl.observers.progress import ProgressBar, print_line
 from asyncrl.run.preflight import Preflight
 from asyncrl.runtime.checkpoint import BEST, latest, newest_first
 from asyncrl.runtime.command_text import command_text, run_flags, shown_path
@@ -32,14 +32,14 @@ class Console(ProgressBar):
         if start.changed_settings:
             lines.append("Settings that change for this run from now on:")
         for line in (*lines, *(f"  {change}" for change in start.changed_settings)):
-            QuietProgress.print(line, sys.stdout)
+            print_line(line, sys.stdout)
         self.on_message(run, f"run {run.folder}")
 
     def on_end(self, run: Run, summary: Summary) -> None:
         """Gives the terminal back, and shows where the time went with `profile`."""
         super().on_end(run, summary)
         if run.config.profile:
-            QuietProgress.print(run.time_table, sys.stdout)
+            print_line(run.time_table, sys.stdout)
 
 
 def print_findings(result: Preflight) -> int:

@@ -390,10 +390,7 @@ class _Attempt:
         )
 
         def turn(control: RunControl) -> bool:
-            first_step_at = control.first_step_at
-            if first_step_at is not None:
-                monitor.mark_first_step(first_step_at)
-            monitor.tick(control.activity)
+            monitor.tick(control)
             new_best = None if self._is_told else monitor.take_new_best()
             if new_best is not None:
                 control.ask_for_best(new_best)
@@ -404,7 +401,7 @@ class _Attempt:
             if peers is not None:
                 peers.check()
                 run.training_info = peers.share(run.training_info)
-            return stop.check() or run.is_to_stop
+            return stop.check() or run.is_stopping
 
         try:
             run.carry_out_requests(setup.control)  # those of on_start, before an environment is reset
