@@ -29,7 +29,7 @@ from command_line import names_in
 from peer_environments import DRIVERS, Peer, python_of, versions_of
 from rounds import Row, carry_out, parser
 
-from asyncrl.analysis.benchmark.figures import ThroughputFigures
+from asyncrl.analysis.benchmark.results import ThroughputFigures
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
 from asyncrl.analysis.benchmark.tasks import TaskFailed, Workshop
 from asyncrl.analysis.benchmark.variants import Task

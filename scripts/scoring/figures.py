@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from asyncrl.analysis.comparison import Comparison, Group, Metric, XAxis
 from asyncrl.analysis.curves import Curve, make_curve, mean_band
 from asyncrl.analysis.drawing import draw_comparison
+from asyncrl.analysis.figures import Comparison, Group, Metric, XAxis
 from scoring.records import Record
 from scoring.systems import System
 from scoring.tasks import Task

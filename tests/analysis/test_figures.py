@@ -1,6 +1,6 @@
 import pytest
 
-from asyncrl.analysis.benchmark.figures import NothingMeasured, learning_figures, throughput_figures
+from asyncrl.analysis.benchmark.results import NothingMeasured, learning_figures, throughput_figures
 from asyncrl.analysis.benchmark.watch import Usage
 from asyncrl.analysis.records import read_records
 
