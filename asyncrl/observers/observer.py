@@ -66,7 +66,7 @@ class Observer:
         """One sentence for the user, such as a warning about a damaged checkpoint. It may come before `on_start`."""
 
     def on_end(self, run: Run, summary: Summary) -> None:
-        """The run has ended, with whatever status."""
+        """The run has ended; `summary.status` says how."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: one live line on a terminal, otherwise a plain line every few seconds."""
+"""Progress of a run for a person: one live line on a terminal, otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 

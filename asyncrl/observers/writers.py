@@ -24,7 +24,7 @@ class RecordWriter(Observer, abc.ABC):
         """Writes one record; any exception means that it could not."""
 
     def close(self) -> None:
-        """Writes what is buffered and closes the file."""
+        """Flushes and closes the file."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Times Stable-Baselines3's SAC: its updates alone, or training at one update a step. Runs in its own environment.
+"""Times Stable-Baselines3's SAC: its updates alone, or training at one update a step. Runs in a virtual environment.
 
 Usage: stable_baselines3_sac.py OPTIONS, JSON: env, what ("updates" or "run"), threads, seconds, warm_up_s, seed. Prints
 one line of JSON: {"per_s": ...}, updates or environment steps a second.
@@ -17,10 +17,9 @@ NUM_RANDOM_STEPS = 5000
 
 
 class Stopwatch(BaseCallback):
-    """Counts steps from the end of the warm-up, and stops after a time."""
+    """Counts steps from the end of a warm-up, which begins with the first update, and stops after a time."""
 
     def __init__(self, warm_up_s: float, seconds: float) -> None:
-        """Times begin with the first step that is followed by an update."""
         super().__init__()
         self._warm_up_s, self._seconds = warm_up_s, seconds
         self._began_at: float | None = None
@@ -44,7 +43,6 @@ class Stopwatch(BaseCallback):
 
 
 def main() -> int:
-    """Runs the command line."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options["threads"])
     model = SAC(

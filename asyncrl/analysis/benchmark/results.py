@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from asyncrl.analysis.benchmark.variants import Task, TaskKind, Unit, Variant, layouts_of
-from asyncrl.analysis.benchmark.watch import Usage
+from asyncrl.analysis.benchmark.watch import TaskFailed, Usage
 from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, Record, append_json_line, read_json_lines
 from asyncrl.analysis.statistics import Spread, first_reached, spread, uniform_lag
 
@@ -21,10 +21,6 @@ Value = TypeVar("Value")
 
 _SHARE_PREFIXES = ("perf/", "profile/", "replay/")
 _LAG_FIGURES = ("lag/mean", "lag/p95", "lag/max")
-
-
-class NothingMeasured(Exception):
-    """A run ended without the records that a figure needs; the message says what to change."""
 
 
 @dataclass(frozen=True)
@@ -161,13 +157,13 @@ def throughput_figures(
         replay_batch_size: samples of an update from a replay; `num_epochs` is not used then.
 
     Raises:
-        NothingMeasured: no dataset was trained in the window.
+        TaskFailed: no dataset was trained in the window.
     """
     begin_s = startup_s + warm_up_s
     # A window begins at its first record.
     windows = [[each for each in records[:-1] if each[ELAPSED] >= begin_s] for records in records_of_ranks]
     if not any(record.get("time/fps") for record in windows[0][1:]):
-        raise NothingMeasured(
+        raise TaskFailed(
             f"the run trained on nothing between {warm_up_s:g} s after its first step and its end: raise --measure_s"
         )
     first, last = windows[0][0], windows[0][-1]

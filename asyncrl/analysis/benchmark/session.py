@@ -21,7 +21,7 @@ from asyncrl.analysis.benchmark.options import BenchmarkOptions
 from asyncrl.analysis.benchmark.report import draw_plots, to_markdown
 from asyncrl.analysis.benchmark.results import About, ResultStore, summarize
 from asyncrl.analysis.benchmark.simulation import record
-from asyncrl.analysis.benchmark.tasks import TaskFailed, Workshop
+from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import (
     Layout,
     Protocol,
@@ -32,6 +32,7 @@ from asyncrl.analysis.benchmark.variants import (
     mode_flags,
     ordered_tasks,
 )
+from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine

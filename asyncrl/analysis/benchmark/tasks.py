@@ -13,7 +13,6 @@ from typing import Any
 from asyncrl.analysis.benchmark.results import (
     Figures,
     LearningFigures,
-    NothingMeasured,
     SimulationFigures,
     ThroughputFigures,
     learning_figures,
@@ -21,7 +20,7 @@ from asyncrl.analysis.benchmark.results import (
 )
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
 from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG, Layout, Task
-from asyncrl.analysis.benchmark.watch import CommandTimedOut, Finished, run_watched
+from asyncrl.analysis.benchmark.watch import Finished, TaskFailed, run_watched
 from asyncrl.analysis.records import read_records
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
@@ -29,10 +28,6 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.runtime.run_folder import RunFolder
 
 _START_AND_END_S = 300.0
-
-
-class TaskFailed(Exception):
-    """A measurement failed; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +65,7 @@ class Workshop:
             if task.kind == "simulation":
                 return self._simulate(self.layouts[task.name])
             return self._throughput(task) if task.kind == "throughput" else self._learning(task)
-        except (CommandTimedOut, EnvironmentFailed, NothingMeasured, UsageError) as error:
+        except (EnvironmentFailed, UsageError) as error:
             raise TaskFailed(str(error)) from error
 
     def _simulate(self, layout: Layout) -> SimulationFigures:

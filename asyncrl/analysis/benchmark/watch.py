@@ -52,8 +52,8 @@ class Finished:
     usage: Usage
 
 
-class CommandTimedOut(Exception):
-    """A command exceeded its time limit and was ended."""
+class TaskFailed(Exception):
+    """A measurement failed; the message says why, and what to change."""
 
 
 class ProcessTreeWatch:
@@ -102,7 +102,7 @@ def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) 
     If an exception such as KeyboardInterrupt ends the wait, all processes of the command are ended first.
 
     Raises:
-        CommandTimedOut: the command took longer than `timeout_s`.
+        TaskFailed: the command took longer than `timeout_s`.
     """
     with log.open("wb") as output:
         # In a separate session, so that Ctrl-C reaches it once and only through `_end`.
@@ -115,7 +115,7 @@ def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) 
         while process.poll() is None:
             now = time.monotonic()
             if now - started > timeout_s:
-                raise CommandTimedOut(f"did not end within {timeout_s:g} s (output: {log})")
+                raise TaskFailed(f"did not end within {timeout_s:g} s (output: {log})")
             if now >= look_at:
                 watch.look()
                 look_at = now + _LOOK_EVERY_S
