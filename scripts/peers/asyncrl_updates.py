@@ -9,12 +9,12 @@ A2C includes the exchange of weights in its backend: the learner publishes after
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import torch
+from learning_log import calls_per_s
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.layout import arena_specs
@@ -59,14 +59,7 @@ def main() -> int:
     spec = read_spec(gymnasium.make(config.env), config.env)
     make = make_sac_updates if algo == "sac" else make_a2c_updates
     update, at_once = make(config, spec, is_shared)
-    started, count = time.monotonic(), 0
-    while time.monotonic() - started < options["warm_up_s"]:
-        update()
-    started = time.monotonic()
-    while time.monotonic() - started < options["seconds"]:
-        update()
-        count += at_once
-    print(json.dumps({"per_s": count / (time.monotonic() - started)}))
+    print(json.dumps({"per_s": at_once * calls_per_s(update, options["warm_up_s"], options["seconds"])}))
     return 0
 
 

@@ -1,8 +1,8 @@
-"""The records of other libraries' drivers during training, and the times to save. Needs no package."""
+"""Shared parts of the drivers: records during training, times to save, timing. Needs no package."""
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 RECORD_EVERY_S = 1.0
@@ -59,6 +59,16 @@ class LearningLog:
         self._file.write(
             json.dumps({"time_s": self._noted_at, "env_steps": env_steps, "mean_return": mean_return}) + "\n"
         )
+
+
+def calls_per_s(call: Callable[[], object], warm_up_s: float, seconds: float) -> float:
+    """Returns how often a function can be called per second, after a warm-up."""
+    for duration_s in (warm_up_s, seconds):
+        count, started = 0, time.monotonic()
+        while (elapsed_s := time.monotonic() - started) < duration_s or count == 0:
+            call()
+            count += 1
+    return count / elapsed_s
 
 
 def write_evaluation(path: Path, policy: str, mean_return: float) -> None:

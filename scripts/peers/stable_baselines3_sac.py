@@ -4,12 +4,14 @@ Usage: stable_baselines3_sac.py OPTIONS, JSON: env, what ("updates" or "run"), t
 one line of JSON: {"per_s": ...}, updates or environment steps a second.
 """
 
+import functools
 import json
 import sys
 import time
 
 import gymnasium
 import torch
+from learning_log import calls_per_s
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -58,15 +60,8 @@ def main() -> int:
         print(json.dumps({"per_s": stopwatch.per_s}))
         return 0
     model.learn(NUM_RANDOM_STEPS)
-    count, started = 0, time.monotonic()
-    model.train(gradient_steps=50, batch_size=256)
-    while time.monotonic() - started < options["warm_up_s"]:
-        model.train(gradient_steps=50, batch_size=256)
-    started = time.monotonic()
-    while time.monotonic() - started < options["seconds"]:
-        model.train(gradient_steps=50, batch_size=256)
-        count += 50
-    print(json.dumps({"per_s": count / (time.monotonic() - started)}))
+    train = functools.partial(model.train, gradient_steps=50, batch_size=256)
+    print(json.dumps({"per_s": 50 * calls_per_s(train, options["warm_up_s"], options["seconds"])}))
     return 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,12 @@ class Results:
         return {system.name: self.of(task, system) for system in self.systems if self.of(task, system)}
 
     @property
+    def measured(self) -> list[tuple[Task, System, Sequence[Record]]]:
+        """Every task and system with results."""
+        pairs = itertools.product(self.tasks, self.systems)
+        return [(task, system, self.of(task, system)) for task, system in pairs if self.of(task, system)]
+
+    @property
     def peers(self) -> list[str]:
         return [system.name for system in self.systems if system.is_peer]
 
@@ -99,12 +107,7 @@ def to_json(results: Results) -> dict[str, Any]:
     return {
         "provenance": results.provenance,
         "tasks": [dataclasses.asdict(task) for task in results.tasks],
-        "summaries": [
-            _summary(task, system, results.of(task, system))
-            for task in results.tasks
-            for system in results.systems
-            if results.of(task, system)
-        ],
+        "summaries": [_summary(*measured) for measured in results.measured],
         "interquartile_means": {
             "tasks": [task.env for task in results.common_tasks],
             "systems": {
@@ -245,15 +248,13 @@ def _times(results: Results, way: str, time_to: Callable[[Sequence[Record], floa
 
 def _marks(results: Results) -> str:
     rows = []
-    for task in results.tasks:
-        for system in results.systems:
-            records = results.of(task, system)
-            if not records:
-                continue
-            cells = [
-                rounded(median) if (median := _median_at(records, mark)) is not None else UNKNOWN for mark in _MARKS
-            ]
-            rows.append([task.env, system.label, *cells])
+    for task, system, records in results.measured:
+        cells = []
+        for mark in _MARKS:
+            scores = [snapshot.mean_return for record in records if (snapshot := record.at_mark(mark)) is not None]
+            has_half = scores and 2 * len(scores) >= len(records)
+            cells.append(rounded(statistics.median_low(scores)) if has_half else UNKNOWN)
+        rows.append([task.env, system.label, *cells])
     note = (
         "Median scores of the first policy that was saved at or after each mark. Here seconds count from the first "
         f"environment step, and percentages are of the task's steps; `{UNKNOWN}` where fewer than half of the seeds "
@@ -262,27 +263,17 @@ def _marks(results: Results) -> str:
     return section("Scores on the way", note, ["task", "system", *_MARKS], rows)
 
 
-def _median_at(records: Sequence[Record], mark: str) -> float | None:
-    found = sorted(snapshot.mean_return for record in records if (snapshot := record.at_mark(mark)) is not None)
-    return found[(len(found) - 1) // 2] if found and 2 * len(found) >= len(records) else None
-
-
 def _speed(results: Results) -> str:
-    def median(values: Sequence[float]) -> float:
-        return sorted(values)[(len(values) - 1) // 2]
-
     rows = [
         [
             task.env,
             system.label,
-            f"{median([record.env_steps for record in records]):,.0f}",
-            f"{median([record.seconds for record in records]):.1f}",
-            f"{median([record.startup_s for record in records]):.1f}",
-            f"{median([record.steps_per_s for record in records]):,.0f}",
+            f"{statistics.median_low(record.env_steps for record in records):,.0f}",
+            f"{statistics.median_low(record.seconds for record in records):.1f}",
+            f"{statistics.median_low(record.startup_s for record in records):.1f}",
+            f"{statistics.median_low(record.steps_per_s for record in records):,.0f}",
         ]
-        for task in results.tasks
-        for system in results.systems
-        if (records := results.of(task, system))
+        for task, system, records in results.measured
     ]
     header = ["task", "system", "steps trained", "seconds", "of them start-up", "steps/s after it"]
     return section("Speed", "Medians over seeds.", header, rows)
