@@ -1,8 +1,8 @@
-"""`python -m asyncrl.benchmark`: sync against async, in environment steps, returns, lag, time, CPU and memory.
+"""`python -m asyncrl.benchmark`: compares sync and async in speed, returns, lag, time, CPU and memory.
 
     python -m asyncrl.benchmark --env=Humanoid-v5 --modes=sync,async --seeds=3
 
-measures pure simulation and then each variant, in rounds. When it is stopped, the same command continues it.
+measures pure simulation and then each variant, in rounds. After a stop, the same command continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DESCRIPTION = (
 
 
 class _Terminated(Exception):
-    """SIGTERM arrived."""
+    """The process received SIGTERM."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Command line: draw a run, compare runs, or show how much faster more workers or ranks are, from what runs recorded.
+"""`python -m asyncrl.plot`: draws a run, compares runs, or shows the speed-up of more workers or ranks.
 
     python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png|.pdf|.svg]
     python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|wall_time [--metric=eval]

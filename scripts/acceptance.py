@@ -1,12 +1,12 @@
-"""Runs a list of (environment, mode, seed, steps, threshold), one after the other, and says which were reached.
+"""Runs a list of cases (environment, flags, seeds, threshold) and reports which thresholds were reached.
 
-    python scripts/acceptance.py core                 # run what has no result yet
+    python scripts/acceptance.py core                 # run the cases without a result
     python scripts/acceptance.py core --only CartPole # those whose name contains a text
-    python scripts/acceptance.py core --table         # show what was measured, run nothing
+    python scripts/acceptance.py core --table         # show the results, run nothing
 
-It can be stopped at any time and continued: each result is appended to a JSON-lines file as soon as it is there, a case
-with a result is not run again, and a run that was stopped goes on from its newest checkpoint. Presets are used as
-shipped; only what a case names is set on the command line.
+The script can be stopped at any time and continued: each result is appended to a JSON-lines file at once, a case with a
+result is not run again, and a stopped run resumes from its newest checkpoint. Presets are used as shipped; a case sets
+only its own flags.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RETURNS = (350, 1000, 2000, 3000, 4000)
 """Training returns whose first steps and seconds are recorded."""
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
-"""Where the environments of some cases lie."""
+"""Folder with the environments of some cases."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +40,18 @@ class Case:
     """One claim: these flags reach `threshold` in at least `needed` of the seeds, or stay below it.
 
     Attributes:
-        name: of the case and of its runs' folders.
-        flags: what is set apart from the preset.
-        threshold: return to reach; a share of `compared_to`'s value where that is set.
-        seeds: one run each.
-        needed: how many of them have to reach it.
-        measure: mean return of evaluation episodes with drawn actions, of the final policy (`evaluated`) or the best
+        name: name of the case, and part of the names of its runs' folders.
+        flags: flags that differ from the preset.
+        threshold: return to reach; with `compared_to`, a share of that case's value.
+        seeds: seeds of the runs.
+        needed: number of seeds that have to reach the threshold.
+        measure: mean return of evaluation episodes with sampled actions, of the final policy (`evaluated`) or the best
             checkpoint (`best`), or the mean return of the last 100 training episodes.
-        episodes: of the evaluation.
-        is_killed: the run is killed at half of its steps and goes on.
-        compared_to: name of a case whose value with the same seed is the measure of this one's.
-        stays_below: the threshold is not to be reached.
-        num_ranks: learners that train together, started by torchrun if there are several.
+        episodes: evaluation episodes.
+        is_killed: whether the run is killed at half of its steps and resumed.
+        compared_to: name of a case; its value with the same seed is the reference.
+        stays_below: whether the threshold must not be reached.
+        num_ranks: learners that train together; torchrun starts several.
     """
 
     name: str
@@ -116,7 +116,7 @@ def _memory() -> Iterator[Case]:
 
 
 def _spaces() -> Iterator[Case]:
-    # An image says which choice is right, a number which continuous action; each step is a task of its own. Best: 1.
+    # An image shows the right choice, a number the right continuous action. A step is a task; the best return is 1.
     # The preset's learning rate is too large for convolutions (docs/results.md).
     task = ("--preset=classic_control", "--learning_rate=0.0003", "--num_epochs=2", "--gamma=0", "--initial_stddev=0.2")
     flags = _flags("space_envs:SeeAndTell-v0", 60_000, *task, "--encoder_conv_mlp_layers=[64]")
@@ -124,8 +124,8 @@ def _spaces() -> Iterator[Case]:
 
 
 def _vtrace() -> Iterator[Case]:
-    # Synchronous, so that each sample is 20 versions old: no more, and after the first 20 no less. 20 steps of the
-    # preset's size make another policy, of which old samples say little: smaller steps, and smaller batches for more.
+    # Synchronous, so that after the first 20 versions each sample is exactly 20 versions old. After 20 steps with the
+    # preset's learning rate the policy differs too much from the old samples: smaller steps, from smaller batches.
     small = ("--rollout=16", "--batch_size=64", "--learning_rate=0.0003", "--entropy_loss_coeff=0.01")
     flags = _flags("CartPole-v1", 500_000, "--algo=a2c", "--async_rl=False", "--debug_forced_lag=20", *small)
     yield Case("IMPALA CartPole-v1 500k lag 20", (*flags, "--with_vtrace=True"), 400.0)
@@ -133,7 +133,7 @@ def _vtrace() -> Iterator[Case]:
 
 
 def _ranks() -> Iterator[Case]:
-    # The bars of one rank. Batches and rates are the presets', so each step is of twice as many samples.
+    # The thresholds are those of one rank. The presets stay, so each optimizer step has twice as many samples.
     yield Case("CartPole-v1 100k 2 ranks", _flags("CartPole-v1", 100_000), 450.0, num_ranks=2)
     sac = _flags("Pendulum-v1", 20_000, "--algo=sac")
     yield Case("SAC Pendulum-v1 20k 2 ranks", sac, -200.0, needed=3, num_ranks=2)
@@ -156,51 +156,19 @@ SUITES: dict[str, list[Case]] = {
         Case("Humanoid-v5 3M sync", _flags("Humanoid-v5", 3_000_000, "--async_rl=False"), 4000.0),
     ],
     "humanoid10": [
-        Case(
-            "Humanoid-v5 10M async",
-            _flags("Humanoid-v5", 10_000_000),
-            5000.0,
-            seeds=(0,),
-            needed=1,
-            measure="best",
-            episodes=50,
-        )
+        Case("Humanoid-v5 10M async", _flags("Humanoid-v5", 10_000_000), 5000.0, (0,), 1, measure="best", episodes=50)
     ],
     "atari": [
-        Case(
-            "Pong 30 minutes",
-            ("--env=ALE/Pong-v5", "--train_for_seconds=1800"),
-            -19.5,
-            seeds=(0,),
-            needed=1,
-            measure="training",
-        )
+        Case("Pong 30 minutes", ("--env=ALE/Pong-v5", "--train_for_seconds=1800"), -19.5, (0,), 1, measure="training")
     ],
-    "mujoco": list(
-        _control(
-            1,
-            {
-                "Hopper-v5": 3000.0,
-                "Walker2d-v5": 3700.0,
-                "HalfCheetah-v5": 6500.0,
-                "Ant-v5": 3000.0,
-                "Swimmer-v5": 110.0,
-                "Humanoid-v5": 2500.0,
-            },
-        )
-    ),
-    "mujoco3": list(
-        _control(
-            3,
-            {
-                "Hopper-v5": 3300.0,
-                "Walker2d-v5": 5000.0,
-                "HalfCheetah-v5": 8000.0,
-                "Ant-v5": 4500.0,
-                "Humanoid-v5": 5500.0,
-            },
-        )
-    ),
+    "mujoco": [
+        *_control(1, {"Hopper-v5": 3000.0, "Walker2d-v5": 3700.0, "HalfCheetah-v5": 6500.0}),
+        *_control(1, {"Ant-v5": 3000.0, "Swimmer-v5": 110.0, "Humanoid-v5": 2500.0}),
+    ],
+    "mujoco3": [
+        *_control(3, {"Hopper-v5": 3300.0, "Walker2d-v5": 5000.0, "HalfCheetah-v5": 8000.0}),
+        *_control(3, {"Ant-v5": 4500.0, "Humanoid-v5": 5500.0}),
+    ],
     "box2d": list(_control(1, {"LunarLander-v3": 270.0, "LunarLanderContinuous-v3": 270.0, "BipedalWalker-v3": 295.0})),
     "halfcheetah": [Case("HalfCheetah-v5 3M async", _flags("HalfCheetah-v5", 3_000_000), 4000.0)],
     "a2c": [
@@ -282,14 +250,14 @@ def _session_lives(session: int) -> bool:
 
 
 def first_at(metrics: Path) -> dict[str, list[float]]:
-    """Environment steps and seconds at which the mean training return first reached each of `RETURNS`."""
+    """Returns environment steps and seconds at which the mean training return first reached each of `RETURNS`."""
     records = [record for record in read_records(metrics) if record.get(TRAIN_RETURN) is not None]
     reached = {str(each): next((r for r in records if r[TRAIN_RETURN] >= each), None) for each in RETURNS}
     return {name: [first[STEPS], first[ELAPSED]] for name, first in reached.items() if first is not None}
 
 
 def outcomes(cases: list[Case], records: list[dict[str, Any]]) -> str:
-    """What was measured, as Markdown."""
+    """Returns the table of results, as Markdown."""
     rows = []
     for case in cases:
         values = _values(case.name, records)
@@ -303,7 +271,7 @@ def outcomes(cases: list[Case], records: list[dict[str, Any]]) -> str:
 
 
 def milestones(cases: list[Case], records: list[dict[str, Any]]) -> str:
-    """Median steps and seconds to each training return, as Markdown; `-` where not every seed reached it."""
+    """Returns median steps and seconds to each training return, as Markdown."""
     rows = []
     for case in cases:
         found = [record["first_at"] for record in records if record["case"] == case.name and "first_at" in record]
@@ -320,7 +288,7 @@ def milestones(cases: list[Case], records: list[dict[str, Any]]) -> str:
 
 
 def has_reached(case: Case, seed: int, records: list[dict[str, Any]]) -> bool:
-    """Whether one seed of a case did what it should; False where a figure is missing."""
+    """Returns whether a seed of a case met its condition; False if a figure is missing."""
     value = _values(case.name, records).get(seed)
     threshold: float | None = case.threshold
     if case.compared_to is not None:
@@ -336,7 +304,7 @@ def _values(name: str, records: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def main() -> int:
-    """Runs the command line; 0 if every case with all its results reached its threshold."""
+    """Runs the command line; returns 0 if every case with all its results met its condition."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
@@ -348,7 +316,7 @@ def main() -> int:
     cases = [case for case in SUITES[options.suite] if options.only in case.name]
     records = read_json_lines(options.results)
     done = {(record["case"], record["seed"]) for record in records}
-    # All cases with their first seed, then with their second: what is stopped early has compared something.
+    # All cases with their first seed, then with their second: a suite that is stopped early has results of all cases.
     in_turn = sorted((idx, order, case) for order, case in enumerate(cases) for idx in range(len(case.seeds)))
     todo = [(case, case.seeds[idx]) for idx, _, case in in_turn if (case.name, case.seeds[idx]) not in done]
     for case, seed in [] if options.table else todo:

@@ -1,12 +1,12 @@
-"""Checks that every row that is trained on is one step of one environment, in every way to run.
+"""Checks that every row that is trained on is one step of one environment, with all combinations of settings.
 
-    python scripts/check_rows.py                      # all cases that are not recorded as passed
+    python scripts/check_rows.py                      # all cases without a recorded pass
     python scripts/check_rows.py --only=SAME_STEP     # those whose name contains this
-    python scripts/check_rows.py --list               # show the names and what is recorded, run nothing
+    python scripts/check_rows.py --list               # show the names and the recorded outcomes, run nothing
 
-Each case is a run of about two seconds on environments that keep a ledger of their steps (`tests/ledger_envs.py`);
-`tests/row_checks.py` says what is compared with it. Outcomes are appended to a JSON-lines file as soon as they are
-known, so the script can be stopped at any time and continued. It returns 1 if a case failed.
+Each case is a run of about two seconds on environments that record their steps (`tests/ledger_envs.py`);
+`tests/row_checks.py` has the comparisons. Outcomes are appended to a JSON-lines file at once, so the script can be
+stopped at any time and continued. It returns 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
-# Processes that are started find modules where this one does.
+# Child processes find modules in the same places.
 sys.path[:0] = [str(_REPOSITORY), str(_REPOSITORY / "tests")]
 
 from row_cases import Case, all_cases, run_case  # noqa: E402
@@ -31,7 +31,6 @@ from asyncrl.analysis.records import append_json_line, read_json_lines  # noqa: 
 
 
 def outcome_of(case: Case) -> dict[str, Any]:
-    """Runs a case and says what came of it."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="asyncrl_rows_") as folder:
         try:
@@ -43,12 +42,12 @@ def outcome_of(case: Case) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Runs what is left to run; returns 1 if the last outcome of a case is a failure."""
+    """Runs the missing cases; returns 1 if the last outcome of a case is a failure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--output", type=Path, default=Path("check_rows.jsonl"), help="where outcomes are recorded")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no case after this time")
-    parser.add_argument("--list", action="store_true", help="show the cases and what is recorded, run nothing")
+    parser.add_argument("--list", action="store_true", help="show the cases and the recorded outcomes, run nothing")
     options = parser.parse_args()
     outcomes = {outcome["case"]: outcome for outcome in read_json_lines(options.output)}
     cases = {str(case): case for case in all_cases() if options.only in str(case)}

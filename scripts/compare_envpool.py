@@ -1,12 +1,12 @@
 """Measures EnvPool's environments stepped by asyncrl beside EnvPool alone, alternating, and writes one table.
 
     python scripts/compare_envpool.py --work_dir=peers            # about 6 minutes; needs envpool
-    python scripts/compare_envpool.py --work_dir=peers --table    # only the table of what was measured
+    python scripts/compare_envpool.py --work_dir=peers --table    # only the table of the results
 
-Nobody trains: asyncrl's policy chooses the actions, and its learner takes the trajectories and throws them away
-(--debug_skip_training). EnvPool alone steps as many environments with as many threads, with random actions: one pool
-that is stepped as a whole, and one that takes whichever half is ready first. Results are appended to envpool.jsonl, and
-a measurement that has one is not made again.
+No system trains: asyncrl's policy chooses the actions, its learner drops the trajectories (--debug_skip_training).
+EnvPool alone steps as many environments with as many threads and random actions: one pool that is stepped as a whole,
+and one that steps the half that is ready first. Results are appended to envpool.jsonl; a measurement with a result is
+not repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
-    """All that is measured."""
     num_envs = options.num_workers * options.num_envs_per_worker
     group = f"{options.env} of EnvPool, environment steps/s, {num_envs} environments, {options.num_workers} threads"
     return [
@@ -35,20 +34,19 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 
 def alone(options: argparse.Namespace, batch_size: int, round_idx: int) -> float:
-    """Steps a second of a pool that nothing waits for."""
+    """Returns steps per second of a pool alone."""
     command = [sys.executable, str(DRIVERS / "envpool_alone.py")]
     sizes = {"num_envs": options.num_workers * options.num_envs_per_worker, "num_threads": options.num_workers}
     return run_peer(command, options, round_idx, **sizes, env=options.env, batch_size=batch_size)
 
 
 def through(options: argparse.Namespace, round_idx: int) -> float:
-    """Steps a second of a run that samples and does not train."""
+    """Returns steps per second of a run that samples and does not train."""
     flags = (f"--env={options.env}", "--env_backend=envpool", SAMPLING_FLAG)
     return run_asyncrl(f"envpool {options.env}", flags, options, round_idx)
 
 
 def main() -> int:
-    """Runs the command line; 0 if everything was measured."""
     flags = parser(__doc__, rounds=3, warm_up_s=8.0, measure_s=20.0)
     flags.add_argument("--env", default="HalfCheetah-v5", help="EnvPool's id")
     flags.add_argument("--num_workers", type=int, default=2)

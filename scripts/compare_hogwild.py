@@ -1,13 +1,13 @@
 """Measures what sharing parameters costs Hogwild workers, alternating, and writes one table.
 
     python scripts/compare_hogwild.py --work_dir=peers            # about 30 minutes
-    python scripts/compare_hogwild.py --work_dir=peers --table    # only the table of what was measured
+    python scripts/compare_hogwild.py --work_dir=peers --table    # only the table of the results
 
-Two workers of one run against two runs of one worker each that share nothing, at the same time on the same cores: SAC
-in updates, A3C in environment steps. The update of a worker that is alone against that of the learner of the
-actor/learner backend, one thread each. And SAC of two workers against Stable-Baselines3's with two threads. SAC has
-256-256 networks and batches of 256 everywhere, A3C its presets. Results are appended to hogwild.jsonl, and a
-measurement that has one is not made again.
+Two workers of one run are compared with two runs of one worker each on the same cores: SAC in updates, A3C in
+environment steps. The update of a single worker is compared with that of the learner of the actor/learner backend, with
+one thread each; and SAC with two workers is compared with Stable-Baselines3's with two threads. SAC has 256-256
+networks and batches of 256 everywhere, A3C its presets. Results are appended to hogwild.jsonl; a measurement with a
+result is not repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ LIGHT_ENV = "CartPole-v1"
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
-    """All that is measured."""
     found = []
     for what, algo, env in ((UPDATES, "sac", ENV), (STEPS, "a3c", ENV), (STEPS, "a3c", LIGHT_ENV)):
         for system, num_runs, num_workers in (
@@ -53,14 +52,13 @@ def rows(options: argparse.Namespace) -> list[Row]:
 def workers(
     options: argparse.Namespace, algo: str, env: str, num_runs: int, num_workers: int, precision: str = "float32"
 ) -> Callable[[int], float]:
-    """What measures Hogwild workers at work."""
+    """Returns the measurement of runs of Hogwild workers."""
     command = [sys.executable, str(DRIVERS / "asyncrl_hogwild.py")]
     settings = {"algo": algo, "env": env, "num_runs": num_runs, "num_workers": num_workers, "precision": precision}
     return functools.partial(run_peer, command, options, **settings)
 
 
 def main() -> int:
-    """Runs the command line; 0 if everything was measured."""
     options = parser(__doc__, rounds=5, warm_up_s=5.0, measure_s=15.0).parse_args()
     about = f"{ENV} where nothing else is said, {STABLE_BASELINES3.packages[0]}."
     return 0 if carry_out("hogwild", about, rows(options), options) else 1

@@ -4,13 +4,13 @@
     python scripts/compare_peers.py --tasks=HalfCheetah --systems=asyncrl_async,sample_factory_async
     python scripts/compare_peers.py --prepare_only                  # only make the virtual environments
 
-Each peer gets a virtual environment of its own under --work_dir, which is used again as long as its packages are what
-is asked for here. PyTorch is installed there first, as pip is set up to find it. Pure simulation and the systems are
-measured in turn forwards and backwards. Results are appended to peers.jsonl as they come, and a measurement that has
-one is not made again. Needs `pip install -e ".[mujoco]"` where it is started from.
+Each peer has a virtual environment in --work_dir, which is kept while its packages match those listed here. PyTorch is
+installed there first, from the index that pip is configured for. Every second round measures the rows in reverse order.
+Results are appended to peers.jsonl at once; a measurement with a result is not repeated. Needs
+`pip install -e ".[mujoco]"` in the environment that starts it.
 
-All train the same: 4096 samples a dataset, minibatches of 1024, 2 epochs, a 64-64 network, on the CPU, with a learning
-rate that changes nothing, so that the bodies move as under random actions throughout.
+All systems train the same: 4096 samples per dataset, minibatches of 1024, 2 epochs, a 64-64 network, on the CPU, with a
+learning rate that changes nothing, so that the bodies always move as under random actions.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from command_line import names_in
 from peer_environments import DRIVERS, Peer, python_of, versions_of
-from rounds import Row, carry_out, parser
+from rounds import Row, carry_out, names_in, parser
 
-from asyncrl.analysis.benchmark.figures import ThroughputFigures
+from asyncrl.analysis.benchmark.results import ThroughputFigures
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
-from asyncrl.analysis.benchmark.tasks import TaskFailed, Workshop
+from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import Task
-from asyncrl.analysis.benchmark.watch import CommandTimedOut, run_watched
+from asyncrl.analysis.benchmark.watch import TaskFailed, run_watched
 from asyncrl.analysis.records import read_json_lines
 from asyncrl.config.schema import TrainConfig
 
@@ -59,7 +58,7 @@ ASYNCRL_SETTINGS = (
 
 @dataclass(frozen=True)
 class System:
-    """One row of the table: asyncrl (`peer` is None) or a peer, in one mode."""
+    """One row of the table: asyncrl (`peer` is None) or another library, in one mode."""
 
     name: str
     label: str
@@ -70,7 +69,6 @@ class System:
 
     @property
     def title(self) -> str:
-        """For the table."""
         return f"{self.label}, {self.setting}, -{self.env_version}"
 
 
@@ -89,7 +87,6 @@ STABLE_BASELINES3 = Peer(
 
 
 def systems(workers: int, envs: int) -> dict[str, System]:
-    """All rows by name."""
     layout = f"{workers} x {envs}"
     rows = [
         System("asyncrl_async", "asyncrl", None, "async", f"async, {layout}", "v5"),
@@ -104,16 +101,16 @@ def systems(workers: int, envs: int) -> dict[str, System]:
 
 
 def simulate(task: str, options: argparse.Namespace, round_idx: int) -> float:
-    """Environment steps a second without a policy."""
+    """Returns environment steps per second without a policy."""
     config = TrainConfig(env=f"{task}-v5")
     return measure_pure_simulation(config, options.num_workers, options.num_envs_per_worker, options.simulate_s)
 
 
 def run_asyncrl(name: str, flags: tuple[str, ...], options: argparse.Namespace, round_idx: int) -> float:
-    """Environment steps a second of a run with `ASYNCRL_SETTINGS` and these flags, the first of which is --env.
+    """Returns environment steps per second of a run with `ASYNCRL_SETTINGS` and these flags, the first being --env.
 
     Raises:
-        TaskFailed: it could not be measured.
+        TaskFailed: the measurement failed.
     """
     common = (
         *ASYNCRL_SETTINGS,
@@ -130,7 +127,7 @@ def run_asyncrl(name: str, flags: tuple[str, ...], options: argparse.Namespace, 
 
 
 def rate_after(progress: Path, warm_up_s: float) -> float:
-    """Environment steps a second from the first dataset's end after the warm-up to the last dataset's end.
+    """Returns environment steps per second from the first end of a dataset after the warm-up to the last.
 
     Raises:
         TaskFailed: fewer than two datasets were trained after the warm-up.
@@ -144,10 +141,10 @@ def rate_after(progress: Path, warm_up_s: float) -> float:
 
 
 def run_peer(system: System, peer: Peer, task: str, options: argparse.Namespace, round_idx: int) -> float:
-    """Environment steps a second of a run of another library.
+    """Returns environment steps per second of a run of another library.
 
     Raises:
-        TaskFailed: it could not be measured.
+        TaskFailed: the measurement failed.
     """
     folder = options.work_dir.resolve()
     name = f"{system.name}_{task}_{round_idx}"
@@ -165,17 +162,14 @@ def run_peer(system: System, peer: Peer, task: str, options: argparse.Namespace,
     }
     driver = (str(python_of(peer, folder)), str(DRIVERS / peer.driver))
     command = [*driver, str(progress), str(folder / "runs" / name), json.dumps(settings)]
-    try:
-        finished = run_watched(command, log, timeout_s=settings["seconds"] + START_TIMEOUT_S)
-    except CommandTimedOut as error:
-        raise TaskFailed(str(error)) from error
+    finished = run_watched(command, log, timeout_s=settings["seconds"] + START_TIMEOUT_S)
     if finished.exit_code != 0:
         raise TaskFailed(f"exit code {finished.exit_code} (output: {log})")
     return rate_after(progress, options.warm_up_s)
 
 
 def rows(options: argparse.Namespace, chosen: Sequence[System]) -> Iterator[Row]:
-    """All that is measured; pure simulation is what the systems are compared with."""
+    """Returns all measurements; the first of a group is pure simulation."""
     for task in options.tasks:
         yield Row(task, "pure simulation", functools.partial(simulate, task, options))
         for system in chosen:
@@ -188,7 +182,6 @@ def rows(options: argparse.Namespace, chosen: Sequence[System]) -> Iterator[Row]
 
 
 def main() -> int:
-    """Runs the command line; 0 if everything was measured."""
     options = _parse()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = options.work_dir.resolve()

@@ -1,11 +1,11 @@
 """Measures asyncrl's SAC beside Stable-Baselines3's on HalfCheetah-v5, alternating, and writes one table.
 
     python scripts/compare_sac.py --rounds=3 --work_dir=peers     # about 4 minutes a round
-    python scripts/compare_sac.py --work_dir=peers --table        # only the table of what was measured
+    python scripts/compare_sac.py --work_dir=peers --table        # only the table of the results
 
-Updates alone, batches drawn from a replay included, with one thread and with two; and whole runs at one update a step
-with two threads. All train the same: 256-256 networks, batches of 256, on the CPU. Results are appended to sac.jsonl,
-and a measurement that has one is not made again.
+It measures updates alone, with the sampling of their batches, with one thread and with two; and whole runs at one
+update per step with two threads. All systems train 256-256 networks with batches of 256 on the CPU. Results are
+appended to sac.jsonl; a measurement with a result is not repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ TIMEOUT_S = 300.0
 
 
 def rows(options: argparse.Namespace) -> list[Row]:
-    """All that is measured."""
     found = []
     for threads in (1, 2):
         group = f"updates/s, {threads} thread{'s' * (threads > 1)}"
@@ -45,7 +44,7 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 
 def stable_baselines3(what: str, threads: int, options: argparse.Namespace) -> Callable[[int], float]:
-    """What measures Stable-Baselines3's "updates" or "run"; makes its virtual environment when it is first called."""
+    """Returns the measurement of Stable-Baselines3's "updates" or "run"; its first call creates the environment."""
 
     def measure(round_idx: int) -> float:
         python = python_of(STABLE_BASELINES3, options.work_dir.resolve())
@@ -58,14 +57,14 @@ def stable_baselines3(what: str, threads: int, options: argparse.Namespace) -> C
 def asyncrl_updates(
     options: argparse.Namespace, threads: int, algo: str = "sac", storage: str = "own", precision: str = "float32"
 ) -> Callable[[int], float]:
-    """What measures updates alone; `storage` is a learner's own or that of a Hogwild worker."""
+    """Returns the measurement of updates alone; `storage` is "own" for a learner, "shared" for a Hogwild worker."""
     command = [sys.executable, str(DRIVERS / "asyncrl_updates.py")]
     settings = {"threads": threads, "algo": algo, "storage": storage, "precision": precision}
     return functools.partial(run_peer, command, options, **settings)
 
 
 def run_peer(command: list[str], options: argparse.Namespace, round_idx: int, **settings: object) -> float:
-    """Runs a script of `peers` that times something, and returns what it did a second."""
+    """Runs a timing script of `peers` and returns its rate per second."""
     common = {"env": ENV, "seconds": options.measure_s, "warm_up_s": options.warm_up_s, "seed": round_idx}
     done = subprocess.run(
         [*command, json.dumps({**common, **settings})], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -76,7 +75,7 @@ def run_peer(command: list[str], options: argparse.Namespace, round_idx: int, **
 
 
 def run_asyncrl(options: argparse.Namespace, precision: str, round_idx: int) -> float:
-    """Trains for a while and returns environment steps a second after its warm-ups, from the run's own records."""
+    """Trains for a while and returns environment steps per second after the warm-ups, from the run's records."""
     experiment = f"sac_{precision}_{round_idx}"
     flags = [
         f"--env={ENV}",
@@ -101,7 +100,6 @@ def run_asyncrl(options: argparse.Namespace, precision: str, round_idx: int) -> 
 
 
 def main() -> int:
-    """Runs the command line; 0 if everything was measured."""
     options = parser(__doc__, rounds=3, warm_up_s=5.0, measure_s=15.0).parse_args()
     about = f"{ENV}, {STABLE_BASELINES3.packages[0]}."
     return 0 if carry_out("sac", about, rows(options), options) else 1

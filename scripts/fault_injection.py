@@ -1,12 +1,12 @@
-"""Kills random processes of training runs at random moments, and says what came of it.
+"""Kills random processes of training runs at random times and reports the consequences.
 
     python scripts/fault_injection.py                    # until 200 kills are recorded
     python scripts/fault_injection.py --kills=20 --only=Hogwild
-    python scripts/fault_injection.py --table            # show what was recorded, run nothing
+    python scripts/fault_injection.py --table            # show the recorded results, run nothing
 
-Each kill and each run is appended to a JSON-lines file as soon as it is over, so the script can be stopped at any time
-and continued. A run has to end by itself with exit code 0; one that has not after its time limit counts as hung. After
-each run no process of it may live and no new entry may be in /dev/shm.
+Each kill and each run is appended to a JSON-lines file at its end, so the script can be stopped at any time and
+continued. A run has to end by itself with exit code 0; a run that exceeds its time limit counts as hung. After each run
+no process of it may live and /dev/shm may have no new entry.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ AT_WORK = re.compile(r"at work")
 
 @dataclass(frozen=True)
 class Case:
-    """Runs of one kind: their flags, and the logs of the processes that may be killed."""
+    """Runs of one kind: their flags, and a pattern of the logs of processes that may be killed."""
 
     name: str
     flags: tuple[str, ...]
@@ -68,10 +68,9 @@ CASES = (
 
 
 class Run(WatchedRun):
-    """A run of a case, whose standard error is read with the times at which lines came."""
+    """A run whose standard error is read, each line with its time."""
 
     def __init__(self, flags: Sequence[str], place: Path) -> None:
-        """Starts it with these flags, in a folder of `place`."""
         super().__init__(place, ("--max_restarts=1000", "--preset=none", *flags), subprocess.PIPE)
         self.lines: list[tuple[float, str]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -83,23 +82,22 @@ class Run(WatchedRun):
             self.lines.append((time.monotonic(), line.rstrip()))
 
     def noticed_at(self, role: str, since: float) -> float | None:
-        """When it said that a process of that log died, since then."""
+        """Returns the time after `since` at which the run reported the death of a process; None if it did not."""
         name = re.sub(r"-(\d+)$", r" worker \1", role)
         return next((at for at, line in list(self.lines) if at >= since and f"{name} died: SIGKILL" in line), None)
 
     def end(self) -> None:
-        """Kills what is left, and reads the last lines."""
         super().end()
         self._reader.join(5.0)
 
 
 def count(log: Path, pattern: re.Pattern[str]) -> int:
-    """How often a pattern is found in a log; 0 if there is none."""
+    """Returns how often a pattern occurs in a log; 0 without the log."""
     return len(pattern.findall(log.read_text())) if log.exists() else 0
 
 
 def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | None:
-    """Kills a random victim, waits until its successor is at work; None if the run ended before."""
+    """Kills a random process and waits until its successor works; returns None if the run ended before."""
     time.sleep(chance.uniform(0.0, 1.5))
     log = chance.choice([log for log in sorted(run.logs.glob(case.victims)) if count(log, STARTED)])
     num_at_work = count(log, AT_WORK)
@@ -107,7 +105,7 @@ def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | No
     killed_at = time.monotonic()
     try:
         if os.getsid(pid) != run.process.pid:
-            return None  # the number is another program's by now
+            return None  # another program has the id now
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         return None
@@ -115,7 +113,7 @@ def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | No
     noticed_at = run.noticed_at(log.stem, killed_at)
     recovered = await_condition(lambda: run.is_over or count(log, AT_WORK) > num_at_work, RECOVER_LIMIT_S)
     if run.is_over and noticed_at is None:
-        return None  # it was done when the kill came
+        return None  # the process had finished before the kill
     return {
         "victim": log.stem,
         "noticed_s": None if noticed_at is None else round(noticed_at - killed_at, 3),
@@ -124,7 +122,7 @@ def kill_one(run: Run, case: Case, chance: random.Random) -> dict[str, Any] | No
 
 
 def run_case(case: Case, most_kills: int, seed: int, record: Callable[[dict[str, Any]], None]) -> int:
-    """One run with kills; returns how many there were."""
+    """Makes one run with kills and returns their number."""
     chance, num_kills = random.Random(seed), 0
     with tempfile.TemporaryDirectory(prefix="asyncrl_faults_") as folder:
         run = Run(case.flags, Path(folder))
@@ -157,7 +155,7 @@ HEADER = (
 
 
 def summarize(records: list[dict[str, Any]]) -> str:
-    """A line for each case, as Markdown."""
+    """Returns a Markdown table with a line for each case."""
     rows = []
     for name in dict.fromkeys(record["case"] for record in records):
         kills = [each for each in records if each["kind"] == "kill" and each["case"] == name]
@@ -177,7 +175,7 @@ def summarize(records: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Runs until the kills are recorded; returns 1 if anything hung, leaked or failed."""
+    """Makes runs until enough kills are recorded; returns 1 if a run hung, leaked or failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="number of kills to record over all cases")
     parser.add_argument("--only", default="", help="cases whose name contains this")

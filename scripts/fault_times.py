@@ -1,9 +1,9 @@
-"""Measures faults that are no random kills: how long until they are noticed, and until all is over or at work again.
+"""Measures faults other than random kills: the time until they are reported, and until the run is over or works again.
 
     python scripts/fault_times.py                # about three minutes; prints one table
 
-Each fault is brought about several times, each time in a run of its own: `reset` raises in all workers, a segmentation
-fault in a worker, SIGKILL of the runner, of the fork server (and then of a worker).
+Each fault is caused several times, each time in a new run: `reset` raises in all workers, a segmentation fault in a
+worker, SIGKILL of the runner, SIGKILL of the fork server and then of a worker.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ TESTS = Path(__file__).resolve().parents[1] / "tests"
 _RUN = ("--env=CartPole-v1", "--num_workers=2", "--num_envs_per_worker=4", "--train_for_env_steps=100000000")
 
 Start = Callable[..., Run]
-"""Starts a run with these flags."""
+"""Starts a run with the given flags."""
 
 Times = tuple[float | None, float | None]
-"""Seconds from a fault until it was said, and until it was over."""
+"""Seconds from a fault until it was reported, and until it was over; None if that was not seen."""
 
 
 def all_resets_raise(start: Start) -> Times:
-    """From the start of the command, so start-up is in it."""
+    """Times from the start of the command, so the start-up is included."""
     started = time.monotonic()
     run = start("--env=faulty_envs:FailsToReset-v0", "--num_workers=2", "--num_envs_per_worker=4")
     return _times(run, started, "workers failed the same way", lambda: run.is_over and not run.processes())
 
 
 def segmentation_fault(start: Start) -> Times:
-    """Until the successor of a worker works."""
+    """Times until the successor of a worker works."""
     run = _at_work(start)
     log = run.logs / "rollout-1.log"
     faulty_at = _send(_pid(log), signal.SIGSEGV)
@@ -49,13 +49,13 @@ def segmentation_fault(start: Start) -> Times:
 
 
 def runner_is_killed(start: Start) -> Times:
-    """Until none of its processes is left; nobody is there to say anything."""
+    """Times until no process is left; there is no process that could report it."""
     run = _at_work(start)
     return _times(run, _send(run.process.pid, signal.SIGKILL), None, lambda: not run.processes())
 
 
 def fork_server_is_killed(start: Start) -> Times:
-    """And a worker after it, until a successor of that works."""
+    """Kills a worker too, and times until its successor works."""
     run = _at_work(start)
     log = run.logs / "rollout-0.log"
     worker = _pid(log)
@@ -74,7 +74,6 @@ FAULTS: dict[str, Callable[[Start], Times]] = {
 
 
 def main() -> None:
-    """Brings about each fault and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=5, help="repetitions of each fault")
     options = parser.parse_args()

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What only a machine with a GPU can show: the tests marked `gpu`, and benchmarks with CUDA graphs, without, and on a CPU.
+# Checks a machine with a GPU: the tests marked `gpu`, and benchmarks with CUDA graphs, without them, and on the CPU.
 #
 #     scripts/gpu_check.sh [OUTPUT]          # default gpu_check; takes about a quarter of an hour
 #
-# Exit code 3 if there is no CUDA device; otherwise that of the first thing that fails.
+# Exit code 3 if there is no CUDA device; otherwise that of the first command that fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 output=${1:-gpu_check}

@@ -1,4 +1,4 @@
-"""Other libraries, each in a virtual environment of its own."""
+"""Other libraries, each in its own virtual environment."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ DRIVERS = Path(__file__).resolve().parent / "peers"
 
 @dataclass(frozen=True)
 class Peer:
-    """A package in a virtual environment of its own.
+    """A library in a separate virtual environment.
 
     Attributes:
-        name: of its folder.
-        packages: what is installed after PyTorch; `{mujoco}` is the MuJoCo that asyncrl runs with.
-        shown: packages whose versions go into the table.
-        driver: name of the script in `peers` that trains and writes down its progress.
+        name: name of its folder.
+        packages: installed after PyTorch; `{mujoco}` is the version of MuJoCo that asyncrl runs with.
+        shown: packages whose versions are shown in tables.
+        driver: script in `peers` that trains and records its progress.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Peer:
 
 
 def python_of(peer: Peer, work_dir: Path) -> Path:
-    """The interpreter of a peer's virtual environment in `work_dir`, made or completed if need be."""
+    """Returns the interpreter of a peer's virtual environment, which is created or completed in `work_dir`."""
     folder = work_dir / "venvs" / peer.name
     mujoco = importlib.metadata.version("mujoco")
     wanted = [TORCH, *(package.format(mujoco=mujoco) for package in peer.packages)]
@@ -48,7 +48,7 @@ def python_of(peer: Peer, work_dir: Path) -> Path:
 
 
 def versions_of(peer: Peer, work_dir: Path) -> str:
-    """Versions of what a peer runs with."""
+    """Returns the versions of a peer's packages."""
     program = "import importlib.metadata as m, sys; print(', '.join(f'{n} {m.version(n)}' for n in sys.argv[1:]))"
     command = [str(python_of(peer, work_dir)), "-c", program, *peer.shown]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Measurements that scripts make in rounds: each once, its result kept as a line of JSON, all shown as one table."""
+"""Measurements in rounds: each result is a line of JSON, all results are one table."""
 
 from __future__ import annotations
 
@@ -10,24 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.analysis.records import append_json_line, read_json_lines
 from asyncrl.analysis.statistics import spread
 from asyncrl.analysis.tables import cell, digits, table
 from asyncrl.runtime.provenance import describe
 
 Results = dict[tuple[str, int], float]
-"""What was done a second, by the key of a row and the number of the round."""
+"""Rates per second, by the key of a row and the index of the round."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One system in one group. Rows of a group do the same; the first is what the others are compared with.
+    """One system in a group of systems that do the same; the first of a group is the reference of the others.
 
-    Attributes:
-        group: what is measured.
-        system: who does it.
-        measure: from the number of the round to what was done a second.
+    `measure` takes the index of the round and returns a rate per second.
     """
 
     group: str
@@ -36,12 +33,23 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Name in the results."""
         return f"{self.group}, {self.system}"
 
 
+def names_in(text: str, known: Sequence[str]) -> list[str]:
+    """Splits the value of a flag at its commas.
+
+    Raises:
+        argparse.ArgumentTypeError: a name is unknown.
+    """
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known are {', '.join(known)}")
+    return names
+
+
 def parser(description: str | None, rounds: int, warm_up_s: float, measure_s: float) -> argparse.ArgumentParser:
-    """The flags that all have; the numbers are their defaults."""
+    """Returns a parser with the common flags; the arguments are their defaults."""
     found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--work_dir", type=Path, default=Path("peers"), help="environments, runs, results, table")
     found.add_argument("--rounds", type=int, default=rounds)
@@ -65,20 +73,20 @@ def carry_out(
     compared: Sequence[str] = (),
     **more_conditions: Any,
 ) -> bool:
-    """Measures what has no result yet, the rows in turn forwards and backwards, and writes and shows the table.
+    """Makes the missing measurements, every second round in reverse order, and always writes and prints the table.
 
-    A measurement that fails is told and leaves no result. However it ends, the table is written.
+    A failed measurement is reported and leaves no result.
 
     Args:
-        name: of the files in `work_dir`: results in `NAME.jsonl`, the table in `NAME.md`.
+        name: name of the files in `work_dir`: results in `NAME.jsonl`, the table in `NAME.md`.
         about: a sentence above the table.
-        rows: what is measured.
+        rows: the measurements of a round.
         options: from `parser`.
-        compared: systems that get a column each: how many times as fast as the row they are in its group.
-        more_conditions: what a result depends on besides warm-up and length of the measurement.
+        compared: systems with a column each: their rate divided by that of the row, in the same group.
+        more_conditions: conditions of a result besides warm-up and length of the measurement.
 
     Returns:
-        Whether everything has a result.
+        Whether all measurements have a result.
     """
     options.work_dir.mkdir(parents=True, exist_ok=True)
     path = options.work_dir / f"{name}.jsonl"

@@ -1,15 +1,15 @@
-"""Trains for long, and looks from outside whether memory and descriptors of any process grow.
+"""Trains for a long time and checks from outside that memory and descriptors of all processes do not grow.
 
     python scripts/soak.py                                       # an hour of PPO, async, central
     python scripts/soak.py --minutes=20 --algo=sac --env=Pendulum-v1
-    python scripts/soak.py --table --output=soak.jsonl           # show what was recorded, run nothing
+    python scripts/soak.py --table --output=soak.jsonl           # show the recorded samples, run nothing
 
-Flags that are not its own go to `asyncrl.train`. Every `--every_s` a line of JSON is appended to the output: memory and
-open descriptors of each process, and the run's environment steps. Memory is the proportional set size without mapped
-files: shared pages count once, and other programs that load the same libraries change nothing (resident set size where
-the system does not tell that). After the warm-up, memory of all processes together may
-grow by less than 1 MB per million environment steps (least squares), descriptors and entries of /dev/shm not at all.
-Fewer than a few million steps say nothing of memory.
+Other flags go to `asyncrl.train`. Every `--every_s` a line of JSON is appended to the output: memory and open
+descriptors of each process, and the run's environment steps. Memory is the proportional set size without mapped files,
+in which shared pages count once and other programs with the same libraries make no difference; it is the resident set
+size if the system does not report the other. After the warm-up, the memory of all processes together may grow by less
+than 1 MB per million environment steps (least squares), descriptors and entries of /dev/shm not at all. A result about
+memory needs at least a few million steps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PART = re.compile(r"^Pss_(Anon|Shmem): +(\d+) kB$", re.MULTILINE)
 
 
 def main() -> int:
-    """Trains and looks; returns 1 if a bound is broken or the run did not end as it should."""
+    """Trains and samples; returns 1 if a bound is broken or the run did not end normally."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every_s", type=float, default=10.0)
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def soak(minutes: float, every_s: float, flags: Sequence[str], output: Path) -> None:
-    """Trains for so long, and appends what it sees to the output."""
+    """Trains for some seconds and appends samples to the output."""
     with tempfile.TemporaryDirectory(prefix="asyncrl_soak_") as place:
         limits = (f"--train_for_seconds={60.0 * minutes}", "--train_for_env_steps=1000000000000", "--report_every_s=5")
         with Path(place, "stderr").open("w+") as errors:
@@ -85,13 +85,12 @@ def soak(minutes: float, every_s: float, flags: Sequence[str], output: Path) -> 
 
 
 def newest_steps(run: WatchedRun) -> int:
-    """Environment steps of the newest record, 0 before there is one."""
     records = read_records(run.folder / "metrics.jsonl")
     return int(records[-1][STEPS]) if records else 0
 
 
 def look(run: WatchedRun) -> dict[str, Any]:
-    """Memory and descriptors of each process, by role; a role of several processes gets the sum."""
+    """Returns memory and descriptors by role, summed over the processes of a role."""
     roles = run.roles()
     processes: dict[str, dict[str, float]] = {}
     for process in run.processes():
@@ -104,7 +103,7 @@ def look(run: WatchedRun) -> dict[str, Any]:
 
 
 def memory_mb(process: psutil.Process) -> float:
-    """What a process takes; see above."""
+    """Returns the memory of a process, as the module's docstring defines it."""
     rollup = Path(f"/proc/{process.pid}/smaps_rollup")
     parts = dict(_PART.findall(rollup.read_text())) if rollup.exists() else {}
     if parts.keys() >= {"Anon", "Shmem"}:
@@ -113,13 +112,13 @@ def memory_mb(process: psutil.Process) -> float:
 
 
 def of_the_whole_run(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leaves out those that saw the run while it began or ended: the roles are those that most samples saw."""
+    """Returns the samples with the usual roles, without those of the start and the end of the run."""
     usual = statistics.mode(frozenset(each["processes"]) for each in samples) if samples else frozenset()
     return [each for each in samples if each["processes"].keys() == usual]
 
 
 def summarize(samples: Sequence[dict[str, Any]]) -> str:
-    """A line for each role, and one for all, as Markdown."""
+    """Returns a Markdown table with a line for each role and one for all."""
     header = ("process", "MB, first and last", "MB per million steps", "descriptors, first and last")
     rows, steps = [], millions_of_steps(samples)
     for role in roles_of(samples):
@@ -137,7 +136,7 @@ def summarize(samples: Sequence[dict[str, Any]]) -> str:
 
 
 def find_broken(samples: Sequence[dict[str, Any]], outcome: dict[str, Any]) -> list[str]:
-    """A sentence for each bound that is broken."""
+    """Returns a sentence for each bound that is broken."""
     broken = []
     if outcome["kind"] != "run":
         return ["the run was not watched to its end"]
@@ -162,24 +161,22 @@ def find_broken(samples: Sequence[dict[str, Any]], outcome: dict[str, Any]) -> l
 
 
 def roles_of(samples: Sequence[dict[str, Any]]) -> list[str]:
-    """The roles, and all of them together."""
     return [*samples[0]["processes"], ALL] if samples else []
 
 
 def series(samples: Sequence[dict[str, Any]], role: str, what: str) -> list[float]:
-    """One figure of a role over time; of all roles their sum."""
+    """Returns a figure of a role over time; of all roles, their sum."""
     if role == ALL:
         return [sum(process[what] for process in each["processes"].values()) for each in samples]
     return [each["processes"][role][what] for each in samples]
 
 
 def millions_of_steps(samples: Sequence[dict[str, Any]]) -> list[float]:
-    """The axis over which things may grow."""
     return [each["env_steps"] / 1e6 for each in samples]
 
 
 def slope(steps: Sequence[float], values: Sequence[float]) -> float:
-    """How much values grow with each step; 0 where that cannot be said."""
+    """Returns the growth of values per step by linear regression; 0 with fewer than two different steps."""
     return statistics.linear_regression(steps, values).slope if len(set(steps)) > 1 else 0.0
 
 

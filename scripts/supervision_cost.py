@@ -1,11 +1,11 @@
-"""Measures what supervision takes of a run's speed, in percent.
+"""Measures the cost of supervision in percent of a run's processor time.
 
     python scripts/supervision_cost.py           # about two minutes
 
-Runs beside one another differ by more than supervision costs, so its two parts are measured by themselves. In a worker:
-rollouts with what supervision adds to each step (a look at every number that an environment gives, the words of
-progress) and without, in turns within one process. In the runner, which watches the others: its processor time beside
-that of the whole run, monitoring and all, so more than supervision alone.
+Whole runs differ by more than supervision costs, so its two parts are measured separately. In a worker: rollouts with
+the additions of supervision to each step (a check of every number from the environment, the words of progress) and
+without, alternating in one process. In the runner, which watches the other processes: its processor time as a share of
+the whole run's, monitoring included, so more than supervision alone.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SLOT = 0
 
 
 def of_a_worker(env: str, num_rounds: int) -> Spread:
-    """Percent by which rollouts with supervision took longer than those before or after them without."""
+    """Returns the percentages by which rollouts with supervision took longer than the neighbouring ones without."""
     collect = make_collector(env)
     collect(True)
     ratios = []
@@ -55,7 +55,7 @@ def of_a_worker(env: str, num_rounds: int) -> Spread:
 
 
 def make_collector(env: str) -> Callable[[bool], float]:
-    """A function that collects one rollout as a worker does, and returns the processor seconds that it took."""
+    """Returns a function that collects one rollout as a worker does and returns its processor seconds."""
     config = load([f"--env={env}", "--num_workers=1"]).config
     spec, plan = read_spec(gymnasium.make(env), env), resolve(config)
     arena = Arena.create(arena_specs(spec, plan, num_weights=1))
@@ -94,7 +94,7 @@ def _looks_at_nothing(numbers: object) -> bool:
 
 
 def of_the_runner(env: str, seconds: float) -> float:
-    """Percent of a run's processor time that its runner takes, once it is at work."""
+    """Returns the percentage of a run's processor time that its runner takes after the start-up."""
     with tempfile.TemporaryDirectory(prefix="asyncrl_supervision_") as folder:
         run = WatchedRun(Path(folder), (f"--env={env}",), subprocess.DEVNULL)
         try:
@@ -113,7 +113,6 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def main() -> None:
-    """Measures both and prints them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="HalfCheetah-v5")
     parser.add_argument("--rounds", type=int, default=200, help="pairs of rollouts")

@@ -1,18 +1,18 @@
-"""Measures how long asyncrl and other libraries take to reach a score, and how good they end, and writes one report.
+"""Measures the time that asyncrl and other libraries need to reach a score, and their final scores; writes one report.
 
     python scripts/time_to_score.py --suite=quick --compare_to=docs/time_to_score_quick.json  # before each release
-    python scripts/time_to_score.py --suite=quick --outcome=docs/time_to_score_quick.json     # what to compare with
+    python scripts/time_to_score.py --suite=quick --outcome=docs/time_to_score_quick.json     # store the reference
     python scripts/time_to_score.py --suite=full --work_dir=scores/full                       # hours
     python scripts/time_to_score.py --suite=full --tasks=Hopper-v5 --variant small='--batch_size=256 --num_epochs=4'
     python scripts/time_to_score.py --suite=full --work_dir=scores/full --table               # only the report
 
-Each system trains each task with each seed: all systems of one task and seed, then the next task; all tasks with one
-seed, then the next seed. Training only saves policies; they are evaluated after it has ended. Other libraries get a
-virtual environment each under --work_dir. The script can be stopped and continued: each result is appended to
-results.jsonl as soon as it is there, and a run with a result is not made again, unless its settings differ or, for
-asyncrl, the commit does. A run that was stopped begins again.
+Each system trains each task with each seed: all systems with one task and seed, then the next task; all tasks with one
+seed, then the next seed. Training only saves policies; they are evaluated after it. Each other library has a virtual
+environment in --work_dir. The script can be stopped and continued: each result is appended to results.jsonl at once,
+and a run with a result is not made again unless its settings or, for asyncrl, the commit differ. A stopped run begins
+again.
 
-Exit code: 0 if all runs have a result and, with --compare_to, no task fell behind; 1 otherwise; 130 after Ctrl-C.
+Exit code: 0 if all runs have a result and, with --compare_to, no task is worse; 1 otherwise; 130 after Ctrl-C.
 Needs `pip install -e ".[mujoco,atari,plot]" "gymnasium[box2d]"`; Atari for Pong only.
 """
 
@@ -29,8 +29,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from command_line import names_in
-from scoring import figures, report
+from rounds import names_in
+from scoring import report
 from scoring.analysis import outcome, regressions
 from scoring.records import Record
 from scoring.report import OWN, Results
@@ -38,7 +38,7 @@ from scoring.running import conditions, run
 from scoring.systems import Job, System, known_systems, variant
 from scoring.tasks import SUITES, Task
 
-from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.analysis.drawing import check_can_draw
 from asyncrl.analysis.records import append_json_line, read_json_lines
 from asyncrl.config.errors import UsageError
@@ -49,10 +49,9 @@ Key = tuple[str, str, int]
 
 
 class Session:
-    """The runs of one suite: those that have a result, and those that still need one."""
+    """The runs of one suite: those with a result, and those that are still missing."""
 
     def __init__(self, options: argparse.Namespace, tasks: Sequence[Task], systems: Sequence[System]) -> None:
-        """Reads the results that are there."""
         self._options = options
         self._folder: Path = options.work_dir.resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -62,11 +61,10 @@ class Session:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all runs have a result."""
         return not list(self._todo())
 
     def measure(self) -> None:
-        """Makes the runs that have no result; one that fails is told and leaves none."""
+        """Makes the missing runs; a failed run is reported and leaves no result."""
         for system in self.systems:
             system.prepare()
         for task, system, seed in self._todo():
@@ -80,7 +78,6 @@ class Session:
             print(f"{task.env} {system.name} seed {seed}: {record.score:.1f} after {record.seconds:.1f} s", flush=True)
 
     def results(self) -> Results:
-        """Returns everything that has been measured."""
         options = self._options
         return Results(
             tasks=self.tasks,
@@ -99,7 +96,7 @@ class Session:
     def _todo(self) -> Iterator[tuple[Task, System, int]]:
         for seed in range(self._options.seeds):
             for task in self.tasks:
-                # Turned around for every second seed, so that no system always follows the same other one.
+                # In reverse order for every second seed, so that no system always follows the same other system.
                 for system in self.systems if seed % 2 == 0 else reversed(self.systems):
                     if system.env_of(task) is not None and (task.env, system.name, seed) not in self._records:
                         yield task, system, seed
@@ -110,7 +107,7 @@ class Session:
         return Job(task, seed, self._folder / "runs" / name, options.limit_s, options.num_cores)
 
     def _read(self) -> dict[Key, Record]:
-        """Results of these runs under these conditions."""
+        """Returns the saved results of these runs under these conditions."""
         tasks = {task.env: task for task in self.tasks}
         systems = {system.name: system for system in self.systems}
         found = {}
@@ -125,14 +122,13 @@ class Session:
 
 
 def write_report(session: Session, folder: Path) -> None:
-    """Writes report.md, report.json and the figures."""
     results = session.results()
     plots: list[str] = []
     without_plots = None
     try:
         check_can_draw()
         for task in results.tasks:
-            drawn = figures.draw(task, results.of_task(task), results.systems, folder / "plots")
+            drawn = report.draw(task, results.of_task(task), results.systems, folder / "plots")
             plots += [str(path.relative_to(folder)) for path in drawn]
     except UsageError as error:
         without_plots = f"There are no plots: {error}"
@@ -144,15 +140,10 @@ def write_report(session: Session, folder: Path) -> None:
 
 
 def check_and_store(session: Session, compare_to: Path | None, store: Path | None) -> bool:
-    """Compares asyncrl's scores with a stored outcome, and stores them if none fell behind and none is missing.
-
-    Args:
-        session: the results.
-        compare_to: file with the stored outcome.
-        store: file for the new one.
+    """Compares asyncrl's scores with a stored outcome and stores them if no task is worse and none is missing.
 
     Returns:
-        Whether no task fell behind.
+        Whether no task is worse.
     """
     results = session.results()
     now = outcome(session.tasks, OWN, {task.env: results.of_task(task).get(OWN, ()) for task in session.tasks})
@@ -171,7 +162,6 @@ def check_and_store(session: Session, compare_to: Path | None, store: Path | Non
 
 
 def main() -> int:
-    """Runs the command line."""
     options = _parse()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     session = Session(options, options.tasks, options.systems)
@@ -213,15 +203,13 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--limit_s", type=float, default=600.0, help="most seconds of training in a run [default 600]")
     parser.add_argument("--compare_to", type=Path, help="stored outcome that asyncrl must not fall behind")
     parser.add_argument("--outcome", type=Path, help="file to store asyncrl's scores in, if all is well")
-    parser.add_argument(
-        "--table", action="store_true", help="measure nothing; report the newest commit that has results"
-    )
+    parser.add_argument("--table", action="store_true", help="measure nothing; report the newest commit with results")
     parser.add_argument("--prepare_only", action="store_true", help="make the virtual environments and stop")
     return _completed(parser, parser.parse_args())
 
 
 def _completed(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
-    """Fills in what follows from other flags, and replaces names by what they mean."""
+    """Adds the values that follow from other flags, and replaces names by objects."""
     suite = SUITES[options.suite]
     options.work_dir = options.work_dir or Path("scores") / options.suite
     options.num_cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""A training run in a session of its own, and what can be seen of it from outside."""
+"""Starts a training run in a separate session and observes it from outside."""
 
 from __future__ import annotations
 
@@ -21,15 +21,10 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 class WatchedRun:
-    """One run of `python -m asyncrl.train`.
-
-    Attributes:
-        folder: the run's.
-        process: its main process.
-    """
+    """One run of `python -m asyncrl.train` in a separate session; `process` is its main process."""
 
     def __init__(self, place: Path, flags: Sequence[str], stderr: int | IO[str]) -> None:
-        """Starts it with these flags; its folder is made in `place`, what it says goes to `stderr`."""
+        """Starts the run in a folder of `place`; its messages go to `stderr`."""
         self.folder = place / "runs" / "run"
         self._entries_before = _shared_memory_entries()
         self.process = subprocess.Popen(
@@ -43,16 +38,14 @@ class WatchedRun:
 
     @property
     def logs(self) -> Path:
-        """Folder of the logs, one for each role."""
         return self.folder / "logs"
 
     @property
     def is_over(self) -> bool:
-        """Whether its main process has ended."""
         return self.process.poll() is not None
 
     def processes(self) -> list[psutil.Process]:
-        """Its processes that live."""
+        """Returns the live processes of the run."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -61,23 +54,23 @@ class WatchedRun:
         return found
 
     def roles(self) -> dict[int, str]:
-        """Names of its processes by their numbers, those that have ended among them."""
+        """Returns names of processes by their ids, ended processes included."""
         found = {self.process.pid: "runner"}
         for log in self.logs.glob("*.log"):
             found |= {int(pid): log.stem for pid in STARTED.findall(log.read_text(errors="replace"))}
         return found
 
     def new_shared_memory(self) -> list[str]:
-        """Entries of /dev/shm that were not there before it was started."""
+        """Returns the entries of /dev/shm that were created since the start of the run."""
         return sorted(_shared_memory_entries() - self._entries_before)
 
     def num_left(self, limit_s: float = GONE_S) -> int:
-        """How many of its processes live after `limit_s`; does not wait as long if none does."""
+        """Returns the number of processes that still live after `limit_s`, or 0 as soon as none does."""
         await_condition(lambda: not self.processes(), limit_s)
         return len(self.processes())
 
     def end(self) -> None:
-        """Kills what is left."""
+        """Kills the remaining processes."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
@@ -85,14 +78,14 @@ class WatchedRun:
 
 
 def median_and_largest(seconds: Sequence[float | None]) -> str:
-    """For a table: None stands for what was not seen."""
+    """Returns the text of a table's cell; None stands for a time that was not seen."""
     known = [each for each in seconds if each is not None]
     unknown = f", {len(seconds) - len(known)} not seen" if len(known) < len(seconds) else ""
     return f"{statistics.median(known):.2f} ({max(known):.2f}){unknown}" if known else "-"
 
 
 def await_condition(condition: Callable[[], Any], limit_s: float, poll_s: float = 0.005) -> bool:
-    """Waits until a condition is met, at most `limit_s`; returns whether it was."""
+    """Waits until a condition is true, at most `limit_s`; returns whether it is."""
     deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
-"""Benchmarks, learning curves, speed-ups and reports, from what runs recorded.
+"""Learning curves, speed-ups and benchmarks, from the records of runs.
 
-records (metrics.jsonl, config.yaml) -> curves, statistics, speedup -> drawing, tables
+records (metrics.jsonl, config.yaml) -> curves -> figures -> drawing      `python -m asyncrl.plot` (`plot_command`)
+records, statistics -> benchmark.results -> drawing, tables               `python -m asyncrl.benchmark` (`benchmark`)
 
-`plot_command` is `python -m asyncrl.plot`, `benchmark` is `python -m asyncrl.benchmark`. Only `drawing` knows
-matplotlib.
+Only `drawing` imports matplotlib.
 """

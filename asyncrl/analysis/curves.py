@@ -1,4 +1,4 @@
-"""Curves over a common axis: interpolation, mean and standard deviation over several, and a moving average."""
+"""Curves on a common axis: interpolation, mean and standard deviation over several, moving average."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Band:
-    """A mean over several curves, [G], and one standard deviation over them; None where one curve stands alone."""
+    """Mean over several curves, [G], and standard deviation over them; None for a single curve."""
 
     positions: Array
     mean: Array
@@ -33,7 +33,7 @@ class Band:
 
 
 def make_curve(points: Iterable[tuple[float, float]], keep: Literal["first", "last"] = "last") -> Curve:
-    """Orders points by position; of several at one position the first or the last that was given stays."""
+    """Sorts points by position; of several points at one position, the first or the last given point is kept."""
     found = list(points)
     by_position = sorted(dict(found if keep == "last" else reversed(found)).items())
     positions, values = np.array(by_position, dtype=np.float64).reshape(-1, 2).T
@@ -41,10 +41,9 @@ def make_curve(points: Iterable[tuple[float, float]], keep: Literal["first", "la
 
 
 def common_grid(curves: Sequence[Curve]) -> Array:
-    """Returns every position of any curve within the range that all curves have, and the ends of that range.
+    """Returns the positions of all curves within their common range, with its ends; empty without a common range.
 
-    Between two neighbours of it each curve is a straight line, so their mean over it is exact. Empty if the curves have
-    no range in common.
+    Between two neighbours of the grid each curve is a straight line, so the mean over the curves is exact there.
     """
     low = max(curve.positions[0] for curve in curves)
     high = min(curve.positions[-1] for curve in curves)
@@ -54,16 +53,16 @@ def common_grid(curves: Sequence[Curve]) -> Array:
 
 
 def interpolate(curves: Sequence[Curve], grid: Array) -> Array:
-    """Returns each curve's values at each position of a grid, by straight lines between its points: [C, G] float64."""
+    """Returns each curve's values at the positions of a grid, by linear interpolation: [C, G] float64."""
     return np.stack([np.interp(grid, curve.positions, curve.values) for curve in curves])
 
 
 def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1]) -> Band:
-    """Returns mean and standard deviation over at least one curve, where all of them have values.
+    """Returns mean and standard deviation over curves, where all of them have values.
 
     Args:
-        curves: each with at least one point.
-        ddof: 0 where the curves are all that there are, as a run's workers; 1 where they are a sample, as some seeds.
+        curves: at least one, each with at least one point.
+        ddof: 0 if the curves are the whole population, such as a run's workers; 1 if they are a sample, such as seeds.
     """
     grid = common_grid(curves)
     values = interpolate(curves, grid)
@@ -72,10 +71,7 @@ def mean_band(curves: Sequence[Curve], ddof: Literal[0, 1]) -> Band:
 
 
 def moving_average(values: Array, window: int) -> Array:
-    """Returns the mean of each value and the `window - 1` before it, [N] float64.
-
-    At the start, where there are fewer, it is the mean of those that there are: the first result is the first value.
-    """
+    """Returns the mean of each value and the `window - 1` before it, or of the fewer there are: [N] float64."""
     if window < 1:
         raise ValueError(f"a moving average needs a window of at least 1 value, not {window}")
     ends = range(1, len(values) + 1)

@@ -1,4 +1,4 @@
-"""PNG, PDF and SVG figures, through matplotlib's object interface: no window system, no state left behind."""
+"""Draws PNG, PDF and SVG files with matplotlib's object interface: no window system, no global state."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncrl.analysis.comparison import Comparison, Metric, XAxis
 from asyncrl.analysis.curves import Band
-from asyncrl.analysis.speedup import Speedup
-from asyncrl.analysis.trial import Trial
+from asyncrl.analysis.figures import Comparison, Metric, Speedup, Trial, XAxis
 from asyncrl.config.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito, "Color Universal Design": told apart with any colour vision. Yellow is too faint on white.
+# Okabe and Ito, "Color Universal Design": distinct for every kind of colour vision. Yellow is too faint on white.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _STYLES = ("solid", "dashed", "dotted", "dashdot")
 _X_LABELS: dict[XAxis, str] = {
@@ -31,7 +29,7 @@ _Y_LABELS: dict[Metric, str] = {
 }
 _DPI = 120
 FORMATS = (".png", ".pdf", ".svg")
-"""Ends of file names that say the format."""
+"""Suffixes of the possible file formats."""
 
 
 def check_can_draw() -> None:
@@ -41,7 +39,7 @@ def check_can_draw() -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure of so many inches."""
+    """Returns an empty figure; sizes are in inches."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -51,12 +49,12 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def color(number: int) -> str:
-    """Returns the colour of the line with this number."""
+    """Returns the colour of a line by its number."""
     return _COLORS[number % len(_COLORS)]
 
 
 def finish(axes: Axes) -> None:
-    """Gives axes their grid, and a legend where something has a label."""
+    """Adds a grid to axes, and a legend if something has a label."""
     axes.grid(color="0.9", lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -65,7 +63,7 @@ def finish(axes: Axes) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure in the format that the file's name ends with; its folder is made if missing.
+    """Writes a figure in the format of the file's suffix, and creates the folder if it is missing.
 
     Raises:
         UsageError: the file cannot be written.
@@ -78,7 +76,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
-    """Draws mean and deviation over workers or ranks in one panel, the moving average in another below it."""
+    """Draws mean and standard deviation over workers or ranks in the upper panel, the moving average in the lower."""
     figure = new_figure(8.0, 7.0)
     upper, lower = figure.subplots(2, 1, sharex=True)
     count = len(trial.members)
@@ -89,7 +87,7 @@ def draw_trial(trial: Trial, path: Path) -> None:
     upper.set_title(trial.run)
     steps, average = trial.returns.positions, trial.average
     lower.plot(steps, trial.returns.mean, color=color(0), lw=0.8, alpha=0.35, label=label if count else "mean")
-    full = trial.window - 1  # before it, the mean is over fewer records than the label says
+    full = trial.window - 1  # earlier means are over fewer records than the label says
     label = f"moving average of {trial.window:,} records" if trial.window > 1 else "each record (too few to average)"
     lower.plot(steps[full:], average[full:], color=color(1), lw=1.8, label=label, **_marker(len(steps), most=1))
     lower.set_xlabel(_X_LABELS["total_steps"])
@@ -101,7 +99,7 @@ def draw_trial(trial: Trial, path: Path) -> None:
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draws a line and a band for each group, and the runs of a group as thin lines."""
+    """Draws a line and a band for each group, and its runs as thin lines."""
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
     ends = [curve.positions[-1] for group in comparison.groups for curve in group.curves]
@@ -124,7 +122,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
 
 
 def draw_speedup(speedup: Speedup, path: Path) -> None:
-    """Draws the measured speed-up over workers or ranks against the ideal line, with the efficiencies beside it."""
+    """Draws the measured speed-up over workers or ranks with the efficiencies, and the ideal line."""
     figure = new_figure(7.0, 5.0)
     axes = figure.subplots()
     counts = [count.count for count in speedup.counts]
@@ -152,7 +150,7 @@ def draw_speedup(speedup: Speedup, path: Path) -> None:
 def draw_error_bars(
     axes: Axes, positions: list[Any], points: list[tuple[float, float, float]], label: str, number: int
 ) -> None:
-    """Draws a line through points, each a value with the ends of its interval."""
+    """Draws a line through points; each is a value with the ends of its interval."""
     errors = [[value - low for value, low, _ in points], [high - value for value, _, high in points]]
     values = [value for value, _, _ in points]
     axes.errorbar(positions, values, yerr=errors, color=color(number), marker="o", capsize=4, lw=1.8, label=label)
@@ -160,7 +158,7 @@ def draw_error_bars(
 
 def _draw_band(axes: Axes, band: Band, label: str, number: int, band_label: str | None = None) -> None:
     style = _STYLES[number // len(_COLORS) % len(_STYLES)]
-    # Of a mean over curves the points are those of all curves, which say nothing.
+    # A mean over curves has the points of all of them, so their markers would say nothing.
     marker = _marker(len(band.positions), most=20 if band.std is None else 1)
     axes.plot(band.positions, band.mean, color=color(number), ls=style, lw=1.8, label=label, **marker)
     if band.std is not None:
@@ -169,19 +167,19 @@ def _draw_band(axes: Axes, band: Band, label: str, number: int, band_label: str 
 
 
 def _marker(num_points: int, most: int) -> dict[str, Any]:
-    """Points of a curve of few are shown, so that a single one is seen at all."""
+    """Markers for a curve with few points: a single point has no line."""
     return {"marker": "o", "markersize": 3.5} if num_points <= most else {}
 
 
 def _time_unit(longest_s: float) -> tuple[str, float]:
-    """Unit in which a time reads best, and its seconds."""
+    """Returns a readable unit for a time, and its seconds."""
     if longest_s < 300:
         return "s", 1.0
     return ("minutes", 60.0) if longest_s < 3 * 3600 else ("hours", 3600.0)
 
 
 def _count_in_thousands(axes: Axes) -> None:
-    """Shows 2,500,000 steps as 2.5 M."""
+    """Shows 2,500,000 as 2.5 M."""
     from matplotlib.ticker import EngFormatter
 
     axes.xaxis.set_major_formatter(EngFormatter())

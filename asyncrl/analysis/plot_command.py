@@ -1,4 +1,4 @@
-"""`python -m asyncrl.plot`: its command line, and from there to files."""
+"""`python -m asyncrl.plot`: reads the command line, computes the figures and writes them to files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, PositiveInt
 
-from asyncrl.analysis import drawing, speedup, trial
-from asyncrl.analysis.comparison import Metric, XAxis, compare
+from asyncrl.analysis import drawing, figures
+from asyncrl.analysis.figures import Metric, XAxis
 from asyncrl.analysis.records import Run, read_runs
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import (
@@ -35,8 +35,6 @@ _AXES = get_args(XAxis)
 
 @dataclass(frozen=True)
 class _Command:
-    """A command, for --help and for reading its flags."""
-
     description: str
     example: str
     flags: tuple[str, ...]
@@ -65,7 +63,7 @@ _COMMANDS: dict[str, _Command] = {
 
 
 class Options(BaseModel):
-    """What the command line asks for: what to draw, of which runs, and how."""
+    """Values of the command line."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -100,7 +98,7 @@ def read_options(argv: Sequence[str]) -> Options:
     """Reads `COMMAND RUN... [--name=value ...]`.
 
     Raises:
-        UsageError: everything that is wrong with it, one line each.
+        UsageError: every problem of the command line, one line each.
     """
     names = ", ".join(_COMMANDS)
     if not argv:
@@ -138,7 +136,7 @@ def read_options(argv: Sequence[str]) -> Options:
 
 
 def help_text() -> str:
-    """The text of --help."""
+    """Returns the text of --help."""
     width = help_width()
     about = "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training."
     lines = ["usage: python -m asyncrl.plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
@@ -151,48 +149,41 @@ def help_text() -> str:
 
 
 def run_command(options: Options, say: Say) -> dict[str, Any]:
-    """Reads the runs, computes, draws, and tells what it wrote.
+    """Reads the runs, computes and draws the figures.
 
     Args:
         options: the command line.
-        say: shows one line to the user.
+        say: prints one line.
 
     Returns:
-        The numbers behind the figures and the files that show them, for JSON.
+        The numbers and the files of the figures, for JSON.
 
     Raises:
-        UsageError: matplotlib is missing, a run cannot be read or lacks what the figure needs, a file not written.
+        UsageError: matplotlib is missing, a run cannot be read or lacks data, or a file cannot be written.
     """
     drawing.check_can_draw()
     runs = read_runs(options.runs)
     if options.command == "trial":
-        return _draw_trials(runs, options, say)
+        # All trials are computed before the first is drawn: a run without returns leaves no half of the work.
+        trials = [figures.make_trial(run, options.window) for run in runs]
+        numbers = []
+        for run, trial in zip(runs, trials, strict=True):
+            file = _write(options, run, partial(drawing.draw_trial, trial), say)
+            for note in figures.notes(run, trial):
+                say(note)
+            numbers.append({**trial.to_json(), "file": file})
+        return {"trials": numbers}
     if options.command == "compare":
-        comparison = compare(runs, options.x, options.metric, options.group)
+        comparison = figures.compare(runs, options.x, options.metric, options.group)
         for line in comparison.summary():
             say(line)
-        return {
-            **comparison.to_json(),
-            "file": _write(options, runs[0], partial(drawing.draw_comparison, comparison), say),
-        }
-    unit = speedup.unit_of(runs)
-    found = speedup.measure_speedup(speedup.read_paces(runs), unit)
-    if differing := speedup.unexpected_differences(runs):
-        say(f"warning: Besides the number of {unit}s, the runs differ in {', '.join(differing)}.")
-    say(found.table())
-    return {**found.to_json(), "file": _write(options, runs[0], partial(drawing.draw_speedup, found), say)}
-
-
-def _draw_trials(runs: list[Run], options: Options, say: Say) -> dict[str, Any]:
-    # All are computed before the first is drawn: a run without returns leaves no half of the work.
-    trials = [trial.make_trial(run, options.window) for run in runs]
-    found = []
-    for run, item in zip(runs, trials, strict=True):
-        file = _write(options, run, partial(drawing.draw_trial, item), say)
-        for note in trial.notes(run, item):
-            say(note)
-        found.append({**item.to_json(), "file": file})
-    return {"trials": found}
+        file = _write(options, runs[0], partial(drawing.draw_comparison, comparison), say)
+        return {**comparison.to_json(), "file": file}
+    speedup = figures.measure_speedup(runs)
+    if differing := figures.unexpected_differences(runs):
+        say(f"warning: Besides the number of {speedup.unit}s, the runs differ in {', '.join(differing)}.")
+    say(speedup.table())
+    return {**speedup.to_json(), "file": _write(options, runs[0], partial(drawing.draw_speedup, speedup), say)}
 
 
 def _write(options: Options, run: Run, draw: Callable[[Path], None], say: Say) -> str:
@@ -204,7 +195,7 @@ def _write(options: Options, run: Run, draw: Callable[[Path], None], say: Say) -
 
 
 def _separate(tokens: Sequence[str], flags: Sequence[ExtraFlag]) -> tuple[list[str], list[str]]:
-    """Takes folders of runs and flags apart; the word after `--name` is its value where the flag takes one."""
+    """Separates folders of runs from flags; the word after `--name` is its value if the flag takes one."""
     takes_value = {flag.name for flag in flags if not flag.is_bool}
     runs: list[str] = []
     rest: list[str] = []

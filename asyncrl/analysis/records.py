@@ -1,4 +1,4 @@
-"""Reads what runs and measurements recorded. The writer may still run, or was killed in the middle of a line."""
+"""Reads the records of runs and measurements. Their writer may be at work, or may have been killed within a line."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
 STEPS, ELAPSED = "env_steps", "time/time_elapsed"
 _OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
 
-# What may differ between runs of one experiment.
+# Settings that may differ between runs of one experiment.
 _MAY_DIFFER = frozenset(
     {"seed", "experiment", "train_dir", "train_for_env_steps", "train_for_seconds", "restart_behavior", "quiet"}
 )
 
 Record = Mapping[str, Any]
 Unit = Literal["worker", "rank"]
-"""What a run has several of, each with a curve of its own."""
+"""Parts of a run with separate curves."""
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the objects of a file in their order, none if there is no file; lines that hold no object are skipped."""
+    """Returns the objects of a file, none if there is no file. Other lines, such as a broken last one, are skipped."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [entry for entry in map(_parse, lines) if isinstance(entry, dict)]
 
 
 def append_json_line(path: Path, entry: Mapping[str, Any]) -> None:
-    """Adds an object, which is on the disk when this returns; a last line that was cut off is ended before."""
+    """Appends an object and syncs it to the disk; a broken last line is ended first."""
     is_cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as file:
         file.write("\n" * is_cut_off + json.dumps(entry) + "\n")
@@ -48,7 +48,7 @@ def append_json_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def read_records(path: Path) -> tuple[Record, ...]:
-    """Reads a metrics.jsonl, none if there is no file; raises UsageError as `parse_records` does."""
+    """Reads a metrics.jsonl; no records if there is no file. Raises UsageError as `parse_records` does."""
     try:
         return parse_records(path.read_text(encoding="utf-8", errors="replace"), str(path))
     except FileNotFoundError:
@@ -58,10 +58,10 @@ def read_records(path: Path) -> tuple[Record, ...]:
 
 
 def parse_records(text: str, source: str) -> tuple[Record, ...]:
-    """Reads one record a line. A broken last line is left out: a killed run cut it, or a live one is writing it.
+    """Reads one record per line. A broken last line is left out: the run was killed, or is writing it now.
 
     Raises:
-        UsageError: a line before the last is no record.
+        UsageError: another line is not a record.
     """
     lines = text.splitlines()
     records: list[Record] = []
@@ -76,15 +76,15 @@ def parse_records(text: str, source: str) -> tuple[Record, ...]:
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as recorded.
+    """The files of one run.
 
     Attributes:
-        name: its folder's name, with the folder above where two runs would be called the same.
+        name: name of its folder, with folders above it if two runs have the same name.
         path: its folder.
-        config: settings by name, as config.yaml has them; empty if there is none.
-        records: the records in their order, each with `env_steps`.
-        recorded_workers: number of rollout workers of each rank by summary.json, None if that does not say.
-        other_ranks: the records of each rank but the first, whose are `records`; the steps are those of all ranks.
+        config: settings by name, from config.yaml; empty without the file.
+        records: records of the first rank, each with `env_steps` of all ranks.
+        recorded_workers: number of rollout workers of each rank, from summary.json; None if unknown.
+        other_ranks: records of each other rank.
     """
 
     name: str
@@ -95,21 +95,21 @@ class Run:
     other_ranks: tuple[tuple[Record, ...], ...] = ()
 
     def curve(self, name: str) -> Curve:
-        """A figure over the run's environment steps, of its first rank; empty if it was never recorded."""
+        """Returns a figure of the first rank over the run's environment steps; empty if it was never recorded."""
         return _curve(self.records, name)
 
     def elapsed(self) -> Curve:
-        """Seconds since the command over environment steps: when each total was first recorded."""
+        """Returns seconds since the command over environment steps, at the first record of each total."""
         found = (record for record in self.records if _is_number(record.get(ELAPSED)))
         return make_curve(((record[STEPS], record[ELAPSED]) for record in found), keep="first")
 
     @property
     def unit(self) -> Unit:
-        """What has curves of its own: ranks where there are several, else workers."""
+        """The parts with separate curves: ranks if there are several, otherwise workers."""
         return "rank" if self.other_ranks else "worker"
 
     def returns_by_unit(self) -> dict[int, Curve]:
-        """Returns of each rank or rollout worker over the environment steps of all of them; by its number."""
+        """Returns the return curve of each rank or rollout worker, by its index, over the environment steps of all."""
         if self.other_ranks:
             of_ranks = enumerate((self.records, *self.other_ranks))
             curves = {rank: _curve(records, TRAIN_RETURN) for rank, records in of_ranks}
@@ -118,7 +118,7 @@ class Run:
         return {number: curve for number, curve in curves.items() if len(curve) > 0}
 
     def count(self, unit: Unit, remedy: str) -> int:
-        """How many there are; raises UsageError, which ends with the remedy, if nothing tells."""
+        """Returns the number of workers or ranks; raises UsageError, which ends with the remedy, if it is unknown."""
         count = self.num_workers if unit == "worker" else self.num_ranks
         if count is None:
             raise UsageError(
@@ -129,12 +129,12 @@ class Run:
 
     @property
     def num_ranks(self) -> int:
-        """Learners that trained it together."""
+        """Number of ranks that trained it."""
         return 1 + len(self.other_ranks)
 
     @property
     def num_workers(self) -> int | None:
-        """Rollout workers of all ranks: as set, as planned, or as many as recorded something; None if none tells."""
+        """Rollout workers of all ranks: as set, as planned, or as many as have records; None if unknown."""
         configured = self.config.get("num_workers")
         if not (isinstance(configured, int) and configured > 0):
             configured = self.recorded_workers or len(self._workers())
@@ -146,7 +146,7 @@ class Run:
 
 
 def differing_settings(runs: Iterable[Run]) -> list[str]:
-    """Names of settings, other than seed, length and place, in which those runs differ that have a config."""
+    """Returns the settings, other than seed, length and place, in which runs with known settings differ."""
     configs = [run.config for run in runs if run.config]
     names = {name for config in configs for name in config} - _MAY_DIFFER
     return sorted(name for name in names if len({repr(config.get(name)) for config in configs}) > 1)
@@ -156,7 +156,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     """Reads runs from their folders.
 
     Raises:
-        UsageError: a folder is missing, given twice, or holds no records that can be read.
+        UsageError: a folder is missing, given twice, or has no readable records.
     """
     resolved = [locate(path).resolve() for path in paths]
     for idx, path in enumerate(resolved):
@@ -166,7 +166,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many of the last parts as tell all of them apart."""
+    """Returns the last parts of each path, as many as make all of them different."""
     for count in range(1, max((len(path.parts) for path in paths), default=0)):
         names = ["/".join(path.parts[-count:]) for path in paths]
         if len(set(names)) == len(names):
@@ -188,7 +188,7 @@ def _read_run(path: Path, name: str) -> Run:
     summary = _parse(folder.summary.read_text(encoding="utf-8", errors="replace")) if folder.summary.is_file() else None
     workers = summary.get("num_workers") if isinstance(summary, dict) else None
     workers = workers if isinstance(workers, int) and workers > 0 else None
-    try:  # settings of whatever version wrote them: they are only looked at, not run
+    try:  # settings of any version of asyncrl: they are only compared
         config = yaml.safe_load(folder.config.read_text(encoding="utf-8")) if folder.config.exists() else {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())

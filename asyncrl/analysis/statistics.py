@@ -1,6 +1,6 @@
-"""Figures over seeds and tasks, and how sure they are: medians, interquartile means, bootstrap intervals.
+"""Statistics over seeds and tasks: medians, interquartile means, bootstrap intervals.
 
-A value that was never reached is infinite: it is larger than any other.
+A value that was never reached (censored) is infinite, so it is larger than any other.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Spread:
     Attributes:
         values: one for each seed; infinite where the figure was censored.
         median: their median; infinite if at least half of them are censored.
-        low, high: 95 % bootstrap interval of the median, None for a single value.
+        low, high: 95 % bootstrap interval of the median; None for a single value.
     """
 
     values: tuple[float, ...]
@@ -33,7 +33,7 @@ class Spread:
 
     @property
     def num_censored(self) -> int:
-        """How many values are infinite."""
+        """Number of infinite values."""
         return sum(math.isinf(value) for value in self.values)
 
 
@@ -47,10 +47,9 @@ class Interval:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Sums up one figure over seeds; infinite values stand for what was not reached.
+    """Returns the median of one figure over seeds with its interval, the percentiles of the medians of resamples.
 
-    With an even count the median is the mean of the two in the middle, infinite if the upper one is. So are the ends of
-    the interval, which takes percentiles of the medians of resamples.
+    The median of an even count is the mean of the two values in the middle, infinite if the upper one is.
 
     Raises:
         ValueError: no values.
@@ -66,7 +65,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def interquartile_mean(values: Sequence[float]) -> float:
-    """Returns the mean of the values between the quartiles: a quarter of them is cut off at each end, rounded down.
+    """Returns the mean of the values without a quarter of them, rounded down, at each end.
 
     Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice.
     """
@@ -87,27 +86,24 @@ def interquartile_interval(scores: Sequence[Sequence[float]]) -> Interval:
 
 
 def first_reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
-    """Returns the position at which a curve of (position, value) first comes to a threshold.
-
-    Infinite if the curve ends before, which is all that a censored run tells.
-    """
+    """Returns the first position at which a curve of (position, value) reaches a threshold; infinity if none does."""
     return next((position for position, value in curve if value >= threshold), math.inf)
 
 
 def uniform_lag(num_updates: int) -> tuple[float, float, int]:
-    """Returns mean, 95th percentile and maximum of the versions by which samples age inside one dataset.
+    """Returns mean, 95th percentile and maximum of the policy lag that samples gain inside one dataset.
 
-    Each of the dataset's `num_updates` optimizer steps uses equally many samples, the first after 0 versions.
+    Each of the dataset's `num_updates` optimizer steps uses equally many samples, the first at lag 0.
     """
     ages = np.arange(num_updates)
     return float(ages.mean()), float(np.percentile(ages, 95)), num_updates - 1
 
 
 def _sorted_resamples(groups: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
-    """Draws each group's values with replacement, as many as it has: [NUM_RESAMPLES, all values], each row sorted.
+    """Draws as many values from each group as it has, with replacement: [NUM_RESAMPLES, all values], rows sorted.
 
-    The draws are the same each time, so that a report repeats. Source: Efron and Tibshirani, An Introduction to the
-    Bootstrap, chapter 13.
+    The seed is fixed, so that a report is reproducible. Source: Efron and Tibshirani, An Introduction to the Bootstrap,
+    chapter 13.
     """
     generator = np.random.default_rng(0)
     indices = [generator.integers(0, len(values), size=(NUM_RESAMPLES, len(values))) for values in groups]
@@ -116,7 +112,7 @@ def _sorted_resamples(groups: Sequence[Sequence[float]]) -> npt.NDArray[np.float
 
 
 def _percentiles(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The 95 % interval, by rank: interpolation between a number and infinity has no meaning."""
+    """Returns the 95 % interval by rank: interpolation between a number and infinity has no meaning."""
     ordered = np.sort(estimates)
     low, high = (round((len(ordered) - 1) * share) for share in (0.025, 0.975))
     return float(ordered[low]), float(ordered[high])

@@ -13,32 +13,30 @@ _MEBIBYTE = 1024 * 1024
 
 
 def number(value: float, digits: int = 0) -> str:
-    """Returns a number for a table."""
+    """Returns a number with digits after the point; infinity is `not reached`."""
     return "not reached" if math.isinf(value) else f"{value:,.{digits}f}"
 
 
 def digits(count: int) -> Form:
-    """Returns a form of numbers with so many digits after the point."""
+    """Returns a format with this number of digits after the point."""
     return lambda value: number(value, count)
 
 
 def rounded(value: float) -> str:
-    """Returns a score for a table: whole numbers from 10 on."""
+    """Returns a score: with two digits after the point below 10, without from 10 on."""
     return f"{value:.0f}" if abs(value) >= 10.0 else f"{value:.2f}"
 
 
 def percent(value: float) -> str:
-    """Returns a share for a table."""
     return f"{100 * value:.1f} %"
 
 
 def mebibytes(value: float) -> str:
-    """Returns a number of bytes for a table."""
     return number(value / _MEBIBYTE)
 
 
 def cell(figure: Spread | None, form: Form = number) -> str:
-    """Returns a median with its interval, and how many seeds never reached it."""
+    """Returns a median with its interval and the number of censored seeds."""
     if figure is None:
         return UNKNOWN
     text = form(figure.median)
@@ -56,7 +54,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def section(title: str, note: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a section of a report with one table; empty where the table has no rows."""
+    """Returns a section of a report with one table; empty if the table has no rows."""
     if not rows:
         return ""
     return "\n\n".join(filter(None, [f"## {title}", note, table(header, rows)]))

@@ -11,7 +11,7 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Run
-from asyncrl.observers.progress import ProgressBar, QuietProgress
+from asyncrl.observers.progress import ProgressBar, print_line
 from asyncrl.run.preflight import Preflight, format_bytes
 from asyncrl.runtime.checkpoint import BEST, latest, newest_first
 from asyncrl.runtime.command_text import command_text, run_flags, shown_path
@@ -42,13 +42,13 @@ class Console(ProgressBar):
         if start.changed_settings:
             lines.append("Settings that change for this run from now on:")
         for line in (*lines, *(f"  {change}" for change in start.changed_settings)):
-            QuietProgress.print(line, sys.stdout)
+            print_line(line, sys.stdout)
         self.on_message(run, f"run {run.folder}")
 
     def on_end(self, run: Run, summary: Summary) -> None:
         super().on_end(run, summary)
         if run.config.profile:
-            QuietProgress.print(run.time_table, sys.stdout)
+            print_line(run.time_table, sys.stdout)
 
 
 def print_findings(result: Preflight) -> int:

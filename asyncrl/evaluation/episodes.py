@@ -1,4 +1,4 @@
-"""How good a policy is: a fixed number of episodes, frozen weights and statistics, the environment's own rewards."""
+"""Evaluates a policy: a fixed number of episodes, frozen weights and statistics, the environment's own rewards."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.policy import Policy
 
-# Far from the indices of a run's own environments, so that no episode begins as one that was trained on.
+# Far from the indices of a run's own environments, so that no evaluation episode has the seed of a training episode.
 _FIRST_SEED_IDX = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """Episodes of one policy.
+    """Evaluation episodes of one policy.
 
     Attributes:
         returns: sum of the environment's own rewards in each episode.
         lengths: steps of each episode.
         env_steps: environment steps that the policy was trained for.
-        checkpoint: where it came from.
+        checkpoint: path of the policy's checkpoint.
     """
 
     returns: tuple[float, ...]
@@ -47,14 +47,14 @@ class EvaluationResult:
 
     @property
     def std_reward(self) -> float | None:
-        """Standard deviation of the returns (with n - 1), None for a single episode."""
+        """Standard deviation of the returns (with n - 1); None for a single episode."""
         return statistics.stdev(self.returns) if len(self.returns) > 1 else None
 
     @property
     def ci95(self) -> tuple[float, float] | None:
-        """95 % confidence interval of the mean return by Student's t over episodes, None for a single episode.
+        """95 % confidence interval of the mean return, by Student's t over episodes; None for a single episode.
 
-        It speaks of this policy only; how much policies of different training seeds differ is another question.
+        It is about this policy only: policies of other training seeds may differ by more.
         """
         if self.std_reward is None:
             return None
@@ -99,45 +99,66 @@ def evaluate(
     report_every_s: float = 5.0,
     make: Callable[[int], gymnasium.Env[Any, Any]] | None = None,
 ) -> EvaluationResult:
-    """Plays a policy for a fixed number of episodes, all of which count, however long they take.
+    """Plays a policy for a fixed number of episodes, all of which count.
 
-    Each episode has its own seed and its own environment beforehand. Taking the first episodes that end would favour
-    short ones.
+    The seed and the environment of each episode are fixed beforehand: the first N episodes that end would favour short
+    ones.
 
     Args:
-        policy: the policy; nothing in it changes but its random generator.
-        episodes: how many.
-        num_envs: environments whose actions are chosen in one forward pass.
+        policy: the policy; only its random generator changes.
+        episodes: number of episodes.
+        num_envs: environments whose actions are computed in one forward pass.
         seed: seed of the episodes.
-        deterministic: take the mode of the policy.
-        report: is called now and then with the episodes and steps done; what it raises ends the evaluation.
-        report_every_s: about how often, in seconds.
-        make: makes environment number N, if not as training does.
+        deterministic: take the mode of the action distribution instead of a sample.
+        report: called now and then with the numbers of finished episodes and of steps; an exception that it raises
+            ends the evaluation.
+        report_every_s: seconds between two calls of `report`.
+        make: makes the environment of an index; None makes those of the policy's run.
 
     Raises:
         EnvironmentFailed: the environment's own code raised.
         UsageError: the environment cannot be made.
     """
-    environments: list[gymnasium.Env[Any, Any]] = []
-    config = policy.config
+    layout = policy.spec.observation
+    codec = ObservationCodec(layout)
+    lanes: list[_Lane] = []
     try:
-        for idx in range(min(num_envs, episodes)):
-            environments.append(_made(lambda: make_run_env(config)) if make is None else make(idx))
-        lanes = [_Lane(env, idx, episodes, len(environments), seed) for idx, env in enumerate(environments)]
-        _play(lanes, policy, deterministic, report or _say_nothing, report_every_s)
+        num_lanes = min(num_envs, episodes)
+        for idx in range(num_lanes):
+            env = _make(policy) if make is None else make(idx)
+            lanes.append(_Lane(env, seed, list(range(idx, episodes, num_lanes))))
+        obs = np.zeros((num_lanes, layout.row_size), dtype=layout.row_dtype)
+        state = policy.initial_state(num_lanes)
+        for row, lane in enumerate(lanes):
+            lane.write(lane.reset(), codec, obs[row])
+        playing, reported_at = list(lanes), time.monotonic()
+        while playing:
+            actions, state = policy.step(obs, state, deterministic)
+            for row, lane in enumerate(playing):
+                num_finished = len(lane.finished)
+                next_obs = lane.step(actions[row])
+                if next_obs is not None:
+                    lane.write(next_obs, codec, obs[row])
+                if len(lane.finished) > num_finished:
+                    state[row] = 0.0
+            if not all(lane.episodes for lane in playing):
+                is_playing = [bool(lane.episodes) for lane in playing]
+                obs, state = obs[is_playing], state[is_playing]
+                playing = [lane for lane in playing if lane.episodes]
+            if report is not None and time.monotonic() - reported_at >= report_every_s:
+                reported_at = time.monotonic()
+                report(sum(len(lane.finished) for lane in lanes), sum(lane.num_steps for lane in lanes))
     finally:
-        for env in environments:
-            env.close()
+        for lane in lanes:
+            lane.env.close()
     finished = {episode: result for lane in lanes for episode, result in lane.finished.items()}
-    return EvaluationResult(
-        returns=tuple(finished[episode][0] for episode in range(episodes)),
-        lengths=tuple(finished[episode][1] for episode in range(episodes)),
-    )
+    returns, lengths = zip(*(finished[episode] for episode in range(episodes)), strict=True)
+    return EvaluationResult(returns, lengths)
 
 
-def _made(make: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
+def _make(policy: Policy) -> gymnasium.Env[Any, Any]:
     try:
-        return make()
+        return make_run_env(policy.config)
     except (UsageError, EnvironmentFailed):
         raise
     except Exception as error:
@@ -145,41 +166,34 @@ def _made(make: Callable[[], gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any
 
 
 class _Lane:
-    """One environment and the episodes that are its own: every `num_lanes`-th, from its index on."""
+    """One environment and the indices of the episodes that it still has to play."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], idx: int, episodes: int, num_lanes: int, seed: int) -> None:
-        self._env = env
-        self._seed = seed
-        self._todo = list(range(idx, episodes, num_lanes))
-        self._return, self._length = 0.0, 0
+    def __init__(self, env: gymnasium.Env[Any, Any], seed: int, episodes: list[int]) -> None:
+        self.env, self.episodes = env, episodes
         self.finished: dict[int, tuple[float, int]] = {}
         self.num_steps = 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all its episodes have ended."""
-        return not self._todo
+        self._seed = seed
+        self._return, self._length = 0.0, 0
 
     def reset(self) -> Any:
         """Begins the next episode and returns its first observation."""
         self._return, self._length = 0.0, 0
-        return self._call("reset", lambda: self._env.reset(seed=env_seed(self._seed, _FIRST_SEED_IDX + self._todo[0])))[
-            0
-        ]
+        seed = env_seed(self._seed, _FIRST_SEED_IDX + self.episodes[0])
+        return self._call("reset", lambda: self.env.reset(seed=seed))[0]
 
     def step(self, action: Any) -> Any:
         """Takes a step and returns the observation to act on next; None after the last episode."""
-        obs, reward, terminated, truncated, _ = self._call("step", lambda: self._env.step(action))
+        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(action))
         self._return += float(reward)
         self._length += 1
         self.num_steps += 1
         if not (terminated or truncated):
             return obs
-        self.finished[self._todo.pop(0)] = (self._return, self._length)
-        return None if self.is_done else self.reset()
+        self.finished[self.episodes.pop(0)] = (self._return, self._length)
+        return self.reset() if self.episodes else None
 
     def write(self, obs: Any, codec: ObservationCodec, row: npt.NDArray[Any]) -> None:
-        """Writes an observation of the present episode into `row [row_size]`."""
+        """Writes an observation of the current episode to `row [row_size]`."""
         try:
             codec.write(obs, row)
         except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
@@ -195,40 +209,7 @@ class _Lane:
 
     @property
     def _moment(self) -> str:
-        return f"episode {self._todo[0]}, at its step {self._length}"
-
-
-def _play(
-    lanes: list[_Lane], policy: Policy, deterministic: bool, report: Callable[[int, int], None], report_every_s: float
-) -> None:
-    """Steps all environments in turn until each has played its episodes."""
-    layout = policy.spec.observation
-    codec = ObservationCodec(layout)
-    obs = np.zeros((len(lanes), layout.row_size), dtype=layout.row_dtype)
-    state = policy.initial_state(len(lanes))
-    for row, lane in enumerate(lanes):
-        lane.write(lane.reset(), codec, obs[row])
-    playing, reported_at = list(lanes), time.monotonic()
-    while playing:
-        actions, state = policy.step(obs, state, deterministic)
-        for row, lane in enumerate(playing):
-            num_finished = len(lane.finished)
-            next_obs = lane.step(actions[row])
-            if next_obs is not None:
-                lane.write(next_obs, codec, obs[row])
-            if len(lane.finished) > num_finished:
-                state[row] = 0.0
-        if any(lane.is_done for lane in playing):
-            goes_on = [not lane.is_done for lane in playing]
-            obs, state = obs[goes_on], state[goes_on]
-            playing = [lane for lane in playing if not lane.is_done]
-        if time.monotonic() - reported_at >= report_every_s:
-            reported_at = time.monotonic()
-            report(sum(len(lane.finished) for lane in lanes), sum(lane.num_steps for lane in lanes))
-
-
-def _say_nothing(episodes: int, steps: int) -> None:
-    pass
+        return f"episode {self.episodes[0]}, at its step {self._length}"
 
 
 def student_t_975(degrees_of_freedom: int) -> float:

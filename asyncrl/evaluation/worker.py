@@ -2,7 +2,7 @@
 
 consumes  published weights and statistics, one consistent block
 produces  evaluation reports, and the best checkpoint if evaluations choose it
-waits     until enough environment steps were trained, looking every POLL_S seconds
+waits     until enough environment steps were trained; it checks every POLL_S seconds
 stops     when the run has ended and its last evaluation is done, or when the run was asked to stop
 """
 
@@ -37,11 +37,11 @@ log = logging.getLogger(__name__)
 
 
 class _Abandoned(Exception):
-    """The run was asked to stop while episodes were played."""
+    """The run was asked to stop during an evaluation."""
 
 
 class EvaluationWorker:
-    """Evaluates every `eval_every_env_steps`. Owns its copy of the policy and its environments."""
+    """Evaluates a copy of the policy every `eval_every_env_steps`, and when an observer requests it."""
 
     def __init__(
         self,
@@ -52,14 +52,20 @@ class EvaluationWorker:
         checkpoints: Path,
         env_steps: int,
     ) -> None:
-        """The first evaluation is due at the multiple of `eval_every_env_steps` that follows `env_steps`.
+        """Creates the worker.
 
-        Without this setting evaluations are due when they are asked for.
+        Args:
+            config: settings of the run.
+            spec: spaces of the environment.
+            weights: the published weights.
+            control: the run's words in the arena.
+            checkpoints: folder of checkpoints.
+            env_steps: environment steps so far; evaluations are due at the later multiples of `eval_every_env_steps`.
         """
         self._config = config
         self._spec = spec
         self._every = config.eval_every_env_steps
-        self._num_requests = 0  # that were met
+        self._num_requests = 0  # requests of observers that were fulfilled
         self._weights = weights
         self._control = control
         self._checkpoints = checkpoints
@@ -68,13 +74,14 @@ class EvaluationWorker:
         self._flat = FlatParameters(self._model, with_grad=False)
         self._block = np.empty(block_size(self._model), dtype=np.float32)
         self._due_at = self._next_after(env_steps)
-        self._evaluated: tuple[int, int] | None = None  # policy version and steps of what was evaluated last
+        self._evaluated: tuple[int, int] | None = None  # policy version and steps of the last evaluation
 
     @property
     def is_due(self) -> bool:
-        """Whether enough steps were trained for the next evaluation, or the trained policy was not evaluated yet.
+        """Whether the next evaluation is due: at its number of steps, by a request, or of the final policy.
 
-        A policy that has all steps of the run may still change in the last update: it is evaluated once the run ends.
+        After the last environment step the last update still changes the policy, so the final policy is evaluated once
+        the run has ended.
         """
         if self._weights.num_publications == 0:
             return False
@@ -89,17 +96,17 @@ class EvaluationWorker:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to evaluate."""
+        """Whether the worker has nothing left to evaluate."""
         return self._control.stop_requested or (self._control.ended and not self.is_due)
 
     def run(self, look: Callable[[], None] | None = None) -> list[Report]:
-        """Plays the episodes of one evaluation with the newest weights.
+        """Evaluates the newest weights.
 
         Args:
-            look: called now and then in between, for a process that has other things to look after.
+            look: called now and then, for a process that has other work too.
 
         Returns:
-            What came of it; nothing if the run was asked to stop.
+            The result or the failure, and the checkpoint that was saved; nothing if the run was asked to stop.
         """
         started = time.monotonic()
         self._num_requests = self._control.num_evaluations
@@ -114,7 +121,7 @@ class EvaluationWorker:
             if self._control.stop_requested:
                 raise _Abandoned
 
-        # Other episodes than those of `python -m asyncrl.evaluate`, for the best is chosen by these.
+        # Not the episodes of `python -m asyncrl.evaluate`: the choice of the best checkpoint would bias its result.
         seed = derive_seed(self._config.seed, Stream.EVALUATION)
         try:
             result = evaluate(
@@ -149,7 +156,7 @@ class EvaluationWorker:
         return 0 if self._every is None else (env_steps // self._every + 1) * self._every
 
     def _save_best(self, news: Publication, result: EvaluationResult) -> CheckpointReport:
-        """Saves the policy that was evaluated; it has no optimizer, for training has gone on from it."""
+        """Saves the evaluated policy, without an optimizer: the learner has trained on since."""
         state = {
             "env_steps": int(news.env_steps),
             "policy_version": int(news.version),

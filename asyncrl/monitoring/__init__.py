@@ -1,1 +1,1 @@
-"""Reports of the roles, published metrics, TensorBoard, `metrics.jsonl`, progress."""
+"""Reports of the roles, sums over them, and the typed records that observers get."""

@@ -1,14 +1,13 @@
-"""From reports to published figures: sums over a record's interval, and over the run for its summary.
+"""Sums over reports, and the figures that are published of them.
 
-The names are Stable-Baselines3's where it has one, so that its users' dashboards go on working.
+Figures have the names of Stable-Baselines3 where it has one, so that the dashboards of its users continue to work.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from asyncrl.monitoring.phases import Phase
 from asyncrl.monitoring.reports import (
@@ -24,285 +23,136 @@ from asyncrl.monitoring.reports import (
 )
 
 EPISODE_WINDOW = 100
-
-
-@dataclass
-class BusyTime:
-    """Time at work of all processes of one role."""
-
-    wall_s: float = 0.0
-    busy_s: float = 0.0
-
-    def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
-        """Adds what one process reports."""
-        self.wall_s += report.wall_s
-        self.busy_s += report.busy_s
-
-    @property
-    def share(self) -> float | None:
-        """Share of the time at work, None before any report."""
-        return self.busy_s / self.wall_s if self.wall_s > 0 else None
-
-
-class PhaseShares:
-    """Where the time of a role's processes went, together."""
-
-    def __init__(self) -> None:
-        """Starts with no time."""
-        self._seconds: dict[str, dict[Phase, float]] = {}
-
-    def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
-        """Adds what one process reports."""
-        seconds = self._seconds.setdefault(role_of(report), {})
-        for phase, spent in report.phases.items():
-            seconds[phase] = seconds.get(phase, 0.0) + spent
-
-    def scalars(self) -> dict[str, float]:
-        """Shares of each role's time, by published name."""
-        return {
-            f"profile/{role}/{phase.value}": share for role, shares in self._shares() for phase, share in shares.items()
-        }
-
-    def table(self) -> str:
-        """The shares as lines of text, the largest first."""
-        lines = ["where the time went, by role:"]
-        for role, shares in self._shares():
-            ordered = sorted(shares.items(), key=lambda item: -item[1])
-            lines.append(f"  {role:<10}" + ", ".join(f"{phase.value} {share:.1%}" for phase, share in ordered))
-        return "\n".join(lines)
-
-    def share(self, role: str, phase: Phase) -> float:
-        """Share of a role's time that went into one phase."""
-        return dict(self._shares()).get(role, {}).get(phase, 0.0)
-
-    def _shares(self) -> list[tuple[str, dict[Phase, float]]]:
-        return [
-            (role, {phase: spent / total for phase, spent in seconds.items()})
-            for role, seconds in self._seconds.items()
-            if (total := sum(seconds.values())) > 0.0
-        ]
+_AVERAGED_LAGS = ("mean", "p95", "age_ms", "over_bound")
 
 
 class EpisodeStatistics:
-    """Means over the last 100 finished episodes of all environments, as the environment counts rewards."""
+    """The last 100 training episodes of all workers or of one, with the environment's own rewards.
 
-    def __init__(self) -> None:
-        """Starts with no episode."""
-        self._recent: deque[EpisodeRecord] = deque(maxlen=EPISODE_WINDOW)
+    Attributes:
+        env_steps: environment steps that were collected, those of an earlier part of the run included.
+        num_episodes: episodes that ended in this part of the run.
+        recent: the last 100 episodes, those of an earlier part included.
+    """
+
+    def __init__(self, env_steps: int = 0, recent: Iterable[EpisodeRecord] = ()) -> None:
+        self.env_steps = env_steps
         self.num_episodes = 0
+        self.recent: deque[EpisodeRecord] = deque(recent, maxlen=EPISODE_WINDOW)
 
-    def add(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Adds finished episodes in their order."""
-        for episode in episodes:
-            self._recent.append(episode)
-            self.num_episodes += 1
-
-    def go_on_with(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Begins with the episodes of before, which are not counted again."""
-        self._recent.extend(episodes)
-
-    @property
-    def recent(self) -> list[EpisodeRecord]:
-        """The episodes that the means are of, oldest first."""
-        return list(self._recent)
-
-    @property
-    def is_window_full(self) -> bool:
-        """Whether there are as many episodes as the means are to be of."""
-        return len(self._recent) == EPISODE_WINDOW
+    def add(self, report: RolloutReport) -> None:
+        """Adds the steps and episodes of a report, in their order."""
+        self.env_steps += report.env_steps
+        self.num_episodes += len(report.episodes)
+        self.recent.extend(report.episodes)
 
     @property
     def mean_return(self) -> float | None:
-        """Mean return, None before the first episode's end."""
-        return _mean([episode.episode_return for episode in self._recent])
+        """Mean return; None before the first episode has ended."""
+        return sum(each.episode_return for each in self.recent) / len(self.recent) if self.recent else None
 
     @property
     def mean_length(self) -> float | None:
-        """Mean number of steps, None before the first episode's end."""
-        return _mean([episode.length for episode in self._recent])
+        """Mean number of steps; None before the first episode has ended."""
+        return sum(each.length for each in self.recent) / len(self.recent) if self.recent else None
 
     def mean_extra_stats(self) -> dict[str, float]:
-        """Mean of each of the environment's own numbers, over those of the recent episodes that had it."""
+        """Mean of each of the environment's own numbers, over the recent episodes that have it."""
         values: dict[str, list[float]] = {}
-        for episode in self._recent:
+        for episode in self.recent:
             for name, value in episode.extra_stats.items():
                 values.setdefault(name, []).append(value)
         return {name: sum(found) / len(found) for name, found in sorted(values.items())}
 
 
-class WorkerStatistics:
-    """The curve of one worker of several that each train: its own episodes over its own steps."""
-
-    def __init__(self, env_steps: int = 0) -> None:
-        """Counts on from steps that it made before."""
-        self._episodes = EpisodeStatistics()
-        self._env_steps = env_steps
-
-    def add(self, report: RolloutReport) -> None:
-        """Adds one of its reports."""
-        self._episodes.add(report.episodes)
-        self._env_steps += report.env_steps
-
-    def scalars(self) -> dict[str, float | None]:
-        """Returns the figures by published name."""
-        return {
-            "env_steps": float(self._env_steps),
-            "ep_rew_mean": self._episodes.mean_return,
-            "ep_len_mean": self._episodes.mean_length,
-        }
-
-
-class FailureCounts:
-    """What went wrong in the run with environments, and with the training that workers do themselves."""
-
-    def __init__(self) -> None:
-        """Starts with nothing."""
-        self.num_failures = self.num_not_finite = self.num_dropped = self.skipped_steps = 0
-
-    def add(self, report: RolloutReport) -> None:
-        """Adds what one worker reports."""
-        self.num_failures += report.failures.num_failures
-        self.num_not_finite += report.failures.num_not_finite
-        self.num_dropped += report.failures.num_dropped
-        self.skipped_steps += report.skipped_steps
-
-
-class LagStatistics:
-    """Policy lag over several datasets: the largest lag, and means of all other figures."""
-
-    def __init__(self) -> None:
-        """Starts with no dataset."""
-        self._num_datasets = 0
-        self._mean = self._p95 = self._age_ms = self._over_bound = 0.0
-        self._max = 0
-
-    def add(self, lag: LagMetrics) -> None:
-        """Adds one dataset, at its first use."""
-        self._num_datasets += 1
-        self._mean += lag.mean
-        self._p95 += lag.p95
-        self._age_ms += lag.age_ms
-        self._over_bound += lag.over_bound
-        self._max = max(self._max, lag.max)
-
-    def result(self) -> LagMetrics | None:
-        """Returns the figures, None before the first dataset."""
-        count = self._num_datasets
-        if count == 0:
-            return None
-        return LagMetrics(
-            self._mean / count, self._p95 / count, self._max, self._age_ms / count, self._over_bound / count
-        )
-
-
-def role_of(report: RolloutReport | InferenceReport | LearnerReport) -> str:
-    """The role under whose name a report's figures are published."""
-    if isinstance(report, RolloutReport):
-        return "rollout"
-    return "inference" if isinstance(report, InferenceReport) else "learner"
-
-
 class Interval:
-    """Sums over the time between two records."""
+    """Sums over the reports between two records. `merge` adds up intervals for the summary of a run."""
 
     def __init__(self) -> None:
-        """Starts empty."""
-        self.busy = {"rollout": BusyTime(), "inference": BusyTime(), "learner": BusyTime()}
-        self.lag = LagStatistics()
-        self.phases = PhaseShares()
+        self.is_empty = True
+        self._wall_s: defaultdict[str, float] = defaultdict(float)  # by role, over all of its processes
+        self._busy_s: defaultdict[str, float] = defaultdict(float)
+        self._phase_s: defaultdict[tuple[str, Phase], float] = defaultdict(float)
+        self._num_datasets, self._max_lag = 0, 0
+        self._lag_sums: defaultdict[str, float] = defaultdict(float)
         self._train: list[TrainMetrics | SacMetrics] = []
         self._replay: ReplayMetrics | None = None
-        self._num_forward_passes = 0
-        self._num_observations = 0
-        self.is_empty = True
+        self._num_forward_passes = self._num_observations = 0
 
     def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
         """Adds one report."""
         self.is_empty = False
-        self.busy[role_of(report)].add(report)
-        self.phases.add(report)
-        if isinstance(report, RolloutReport) and report.train is not None:
-            self._train.append(report.train)
+        self._wall_s[report.role] += report.wall_s
+        self._busy_s[report.role] += report.busy_s
+        for phase, seconds in report.phases.items():
+            self._phase_s[report.role, phase] += seconds
         if isinstance(report, InferenceReport):
             self._num_forward_passes += report.num_forward_passes
             self._num_observations += report.num_observations
-        elif isinstance(report, LearnerReport):
-            if report.lag is not None:
-                self.lag.add(report.lag)
+            return
+        if report.train is not None:
+            self._train.append(report.train)
+        if isinstance(report, LearnerReport):
             self._replay = report.replay
-            if report.train is not None:
-                self._train.append(report.train)
+            if report.lag is not None:
+                self._num_datasets += 1
+                self._max_lag = max(self._max_lag, report.lag.max)
+                for name in _AVERAGED_LAGS:
+                    self._lag_sums[name] += getattr(report.lag, name)
 
-    def scalars(self) -> dict[str, float]:
-        """Returns the interval's figures by published name; those that nothing was reported for are left out."""
-        named: dict[str, float | None] = {f"perf/{role}_busy": busy.share for role, busy in self.busy.items()}
+    def merge(self, later: Interval) -> None:
+        """Adds the phases and lags of a later interval."""
+        for key, seconds in later._phase_s.items():
+            self._phase_s[key] += seconds
+        self._num_datasets += later._num_datasets
+        self._max_lag = max(self._max_lag, later._max_lag)
+        for name, total in later._lag_sums.items():
+            self._lag_sums[name] += total
+
+    @property
+    def lag(self) -> LagMetrics | None:
+        """Means over the datasets, at their first use, and the largest lag of all; None before the first dataset."""
+        if self._num_datasets == 0:
+            return None
+        means = {name: self._lag_sums[name] / self._num_datasets for name in _AVERAGED_LAGS}
+        return LagMetrics(max=self._max_lag, **means)
+
+    def phase_shares(self) -> dict[tuple[str, Phase], float]:
+        """Share of a role's time that each phase took, by role and phase."""
+        totals: defaultdict[str, float] = defaultdict(float)
+        for (role, _), seconds in self._phase_s.items():
+            totals[role] += seconds
+        return {key: seconds / totals[key[0]] for key, seconds in self._phase_s.items() if totals[key[0]] > 0.0}
+
+    def phase_table(self) -> str:
+        """The shares as lines of text, one for each role, the largest share first."""
+        shares = self.phase_shares()
+        lines = ["where the time went, by role:"]
+        for role in dict.fromkeys(role for role, _ in shares):
+            of_role = sorted(
+                ((share, phase.value) for (name, phase), share in shares.items() if name == role), reverse=True
+            )
+            lines.append(f"  {role:<10}" + ", ".join(f"{phase} {share:.1%}" for share, phase in of_role))
+        return "\n".join(lines)
+
+    def scalars(self, with_phases: bool) -> dict[str, float]:
+        """Returns the figures by published name; a figure that no report belongs to is left out."""
+        named: dict[str, float | None] = {
+            f"perf/{role}_busy": self._busy_s[role] / wall_s for role, wall_s in self._wall_s.items() if wall_s > 0.0
+        }
         if self._num_forward_passes > 0:
             named["perf/inference_batch_size"] = self._num_observations / self._num_forward_passes
-        if self._train:
-            means = mean_metrics(self._train)
-            assert means is not None
-            named.update({f"train/{name}": value for name, value in dataclasses.asdict(means).items()})
+        if (means := mean_metrics(self._train)) is not None:
+            named |= {f"train/{name}": value for name, value in dataclasses.asdict(means).items()}
             named["train/learning_rate"] = self._train[-1].learning_rate
+        shares = self.phase_shares()
         if self._replay is not None:
             named["replay/size"] = self._replay.size
             named["replay/updates_per_env_step"] = self._replay.updates_per_env_step
-            named["replay/learner_blocked"] = self.phases.share("learner", Phase.WAIT_SAMPLES)
-            named["replay/workers_blocked"] = self.phases.share("rollout", Phase.WAIT_UPDATES)
-        named.update(lag_scalars(self.lag.result()))
+            named["replay/learner_blocked"] = shares.get(("learner", Phase.WAIT_SAMPLES), 0.0)
+            named["replay/workers_blocked"] = shares.get(("rollout", Phase.WAIT_UPDATES), 0.0)
+        if self.lag is not None:
+            named |= {f"lag/{name}": float(value) for name, value in dataclasses.asdict(self.lag).items()}
+        if with_phases:
+            named |= {f"profile/{role}/{phase.value}": share for (role, phase), share in shares.items()}
         return {name: value for name, value in named.items() if value is not None}
-
-
-def lag_scalars(lag: LagMetrics | None) -> dict[str, float | None]:
-    """Returns the lag's figures by published name."""
-    if lag is None:
-        return {}
-    return {
-        "lag/mean": lag.mean,
-        "lag/p95": lag.p95,
-        "lag/max": float(lag.max),
-        "lag/age_ms": lag.age_ms,
-        "lag/over_bound": lag.over_bound,
-    }
-
-
-class TrainingClock:
-    """Environment steps that training consumed, and when: the speed over a record's interval and over the run.
-
-    A dataset is trained in one go, so steps arrive in lumps. A window therefore runs from one dataset's end to
-    another's, not from record to record; and the run's begins at the first dataset's end, so that start-up is left out.
-    """
-
-    def __init__(self) -> None:
-        """Starts before the first dataset."""
-        self.env_steps = 0
-        self._first: tuple[float, int] | None = None
-        self._last_record: tuple[float, int] | None = None
-        self._last: tuple[float, int] | None = None
-
-    def add(self, now: float, env_steps: int) -> None:
-        """Notes that a dataset was trained; `env_steps` is the total since the start of the run."""
-        self.env_steps = max(self.env_steps, env_steps)
-        self._last = (now, self.env_steps)
-        if self._first is None:
-            self._first = self._last_record = self._last
-
-    def take_fps(self) -> float | None:
-        """Returns steps a second since the last dataset of the record before; None without two datasets."""
-        fps = _rate(self._last_record, self._last)
-        self._last_record = self._last
-        return fps
-
-    @property
-    def run_fps(self) -> float | None:
-        """Steps a second between the first trained dataset and the last, None without two."""
-        return _rate(self._first, self._last)
-
-
-def _rate(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> float | None:
-    if begin is None or end is None or end[0] <= begin[0]:
-        return None
-    return (end[1] - begin[1]) / (end[0] - begin[0])
-
-
-def _mean(values: list[float] | list[int]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -1,6 +1,6 @@
-"""Where a role's time goes: each second is charged to what it was spent on.
+"""Where a role's time goes: every second is charged to a phase.
 
-A charge costs 0.1 to 0.3 microseconds and is made a few times for each row of a split, so it is always on.
+A charge takes 0.1 to 0.3 microseconds and is made a few times for each row of a split, so the timer is always on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 
 class Phase(enum.Enum):
-    """What a role does; its value is the name under which it is published."""
+    """What a role does. The value is the published name; the names of waiting phases begin with `wait`."""
 
     STEP = "step"
     FETCH = "fetch_weights"
@@ -30,17 +30,14 @@ class Phase(enum.Enum):
     WAIT_UPDATES = "wait_for_updates"
     WAIT_RANKS = "wait_for_ranks"
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the role does nothing."""
-        return self.value.startswith("wait")
+
+_WAITING = frozenset(phase for phase in Phase if phase.value.startswith("wait"))
 
 
 class PhaseTimer:
-    """Seconds by phase since the last `take`. One for each role's process."""
+    """Seconds by phase since the last `take`. Each role's process has one."""
 
     def __init__(self) -> None:
-        """Starts the clock."""
         self._seconds: dict[Phase, float] = {}
         self._charged_until = time.perf_counter()
 
@@ -51,21 +48,21 @@ class PhaseTimer:
         self._charged_until = now
 
     def move(self, seconds: float, source: Phase, target: Phase) -> None:
-        """Charges seconds that were charged to one phase to another one, which was a part of it."""
+        """Charges seconds to `target` that `source` was charged with, because `target` was a part of it."""
         self._seconds[source] = self._seconds.get(source, 0.0) - seconds
         self._seconds[target] = self._seconds.get(target, 0.0) + seconds
 
     def restart(self) -> None:
-        """Forgets the time until now: what a role does before its loop is start-up."""
+        """Drops the time until now: the time before a role's loop is start-up."""
         self._seconds = {}
         self._charged_until = time.perf_counter()
 
     def take(self) -> dict[Phase, float]:
-        """Returns the seconds by phase, and starts anew."""
+        """Returns the seconds by phase and sets them to zero."""
         seconds, self._seconds = self._seconds, {}
         return seconds
 
 
 def busy_s(seconds: Mapping[Phase, float]) -> float:
     """Seconds of all phases in which the role worked."""
-    return sum(spent for phase, spent in seconds.items() if not phase.is_waiting)
+    return sum(spent for phase, spent in seconds.items() if phase not in _WAITING)

@@ -1,7 +1,7 @@
-"""What the roles tell the runner, about once a second: typed records, each for the time since the one before.
+"""Typed records that the roles send to the runner about once a second, each for the time since the one before.
 
-They travel over the control plane, which may drop one when the runner is slow; figures that must be exact (steps,
-versions) are counted in the arena instead.
+The queue to the runner may drop a report when the runner is slow. Counts that must be exact (steps, versions) are in
+the arena instead.
 """
 
 from __future__ import annotations
@@ -9,14 +9,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from asyncrl.monitoring.phases import Phase
 
 
 @dataclass(frozen=True)
 class EpisodeRecord:
-    """A finished episode: sum of the environment's own rewards, steps, and the numbers of `episode_extra_stats`."""
+    """A finished training episode.
+
+    Attributes:
+        episode_return: sum of the environment's own rewards.
+        length: environment steps.
+        extra_stats: numbers that the environment gives as `episode_extra_stats`.
+    """
 
     episode_return: float
     length: int
@@ -25,8 +31,9 @@ class EpisodeRecord:
 
 @dataclass(frozen=True)
 class InferenceReport:
-    """One inference worker: forward passes and the observations in them; `notice` is for the user."""
+    """One inference worker: forward passes and the observations in them; `notice` is a warning for the user."""
 
+    role: ClassVar[str] = "inference"
     worker_idx: int
     wall_s: float
     busy_s: float
@@ -40,10 +47,9 @@ class InferenceReport:
 class TrainMetrics:
     """Means over the optimizer steps of one dataset, in Stable-Baselines3's terms.
 
-    Losses are what they add to `loss`, each with its coefficient; so `entropy_loss` is 0 without an entropy bonus.
+    Losses include their coefficients and add up to `loss`, so `entropy_loss` is 0 without an entropy bonus.
     `kl_loss`, `approx_kl` and `clip_fraction` compare with the policy that acted; with the decoupled objective, with
-    the one before training on the dataset.
-    `entropy` and `std` have no coefficient. They are those of the policy that acted.
+    the policy before training on the dataset. `entropy` and `std` have no coefficient and are of the policy that acted.
     """
 
     loss: float
@@ -54,13 +60,13 @@ class TrainMetrics:
     approx_kl: float
     clip_fraction: float
     effective_sample_size: float
-    """Share of the samples that their weights leave, 1 if all weights are equal: those of the decoupled objective or of
-    V-trace (A2C); otherwise the ratios of the first minibatch."""
+    """As a share of the samples, 1 if all weights are equal. Weights are those of the decoupled objective or of V-trace
+    (A2C); otherwise the ratios of the first minibatch."""
     explained_variance: float
     learning_rate: float
     grad_norm: float
     max_ratio_deviation_first_batch: float
-    """Largest |ratio - 1| in the first minibatch: 0 but for rounding if the dataset is of the current policy."""
+    """Largest |ratio - 1| in the first minibatch: 0, apart from rounding, if the current policy made the dataset."""
     entropy: float
     """Mean entropy of the action distributions, in nats; of squashed actions as a density in [-1, 1]."""
     std: float | None = None
@@ -71,8 +77,8 @@ class TrainMetrics:
 class SacMetrics:
     """Means over the updates of one call, in Stable-Baselines3's terms.
 
-    The policy's figures are of its latest updates where `policy_delay` left none to this call, and 0 before the first.
-    `entropy` is in nats; norms are those before clipping.
+    If `policy_delay` leaves the call no policy update, the policy's figures are those of its last updates, and 0 before
+    the first. `entropy` is in nats; gradient norms are measured before clipping.
     """
 
     actor_loss: float
@@ -87,7 +93,7 @@ class SacMetrics:
 
 
 def mean_metrics(metrics: Sequence[TrainMetrics | SacMetrics]) -> TrainMetrics | SacMetrics | None:
-    """Means of the same metrics over several calls, None if there were none."""
+    """Means over several records of one type; None without records. A field that is None in one of them is None."""
     if not metrics:
         return None
     columns = zip(*(dataclasses.astuple(each) for each in metrics), strict=True)
@@ -97,13 +103,13 @@ def mean_metrics(metrics: Sequence[TrainMetrics | SacMetrics]) -> TrainMetrics |
 
 @dataclass(frozen=True)
 class EnvironmentFailures:
-    """What went wrong with a worker's environments.
+    """Failures of a worker's environments.
 
     Attributes:
         num_failures: environments that were recreated.
-        num_not_finite: steps that were left out because a reward or an observation is not finite.
-        num_dropped: samples that are not trained on for one of both.
-        warnings: what the user is to be told.
+        num_not_finite: steps that were dropped because a reward or an observation is NaN or infinite.
+        num_dropped: samples that are not trained on because of such a failure or step.
+        warnings: sentences for the user.
     """
 
     num_failures: int = 0
@@ -116,10 +122,11 @@ class EnvironmentFailures:
 class RolloutReport:
     """One rollout worker.
 
-    `busy_s` of `wall_s` it stepped environments or ran its policy, the rest it waited; `phases` has the seconds.
-    `train` and `skipped_steps` are of workers that train themselves.
+    Of `wall_s` seconds it worked for `busy_s` and waited for the rest; `phases` has the details. Only Hogwild workers,
+    which train themselves, set `train` and `skipped_steps` (optimizer steps that were skipped).
     """
 
+    role: ClassVar[str] = "rollout"
     worker_idx: int
     wall_s: float
     busy_s: float
@@ -133,9 +140,10 @@ class RolloutReport:
 
 @dataclass(frozen=True)
 class LagMetrics:
-    """Age of a dataset's samples when first used: policy versions (optimizer steps), and milliseconds since chosen.
+    """Policy lag of a dataset's samples at their first use, in policy versions (optimizer steps).
 
-    `over_bound` is the share of samples that are older than the plan expects while workers keep pace.
+    `age_ms` is the mean time since the actions were chosen. `over_bound` is the share of samples whose lag is larger
+    than the plan expects while the workers keep pace.
     """
 
     mean: float
@@ -147,7 +155,7 @@ class LagMetrics:
 
 @dataclass(frozen=True)
 class ReplayMetrics:
-    """The replay: environment steps in it, and updates made for each step after the warm-up (None before it)."""
+    """The replay: environment steps in it, and updates for each environment step after the warm-up (None before)."""
 
     size: int
     updates_per_env_step: float | None
@@ -157,12 +165,18 @@ class ReplayMetrics:
 class LearnerReport:
     """What the learner did since its last report: one dataset, or some updates from the replay.
 
-    `train` is None where nothing was trained. `lag` is of trajectories, `replay` of a replay. Other counters are totals
-    since the start; `skipped_steps` are optimizer steps left out because loss or gradient were not finite. `notice` is
-    a sentence for the user. `hyperparameters` are those that an observer has changed, the last of them at
-    `hyperparameters_version`.
+    Attributes:
+        env_steps, num_samples, num_updates, policy_version, dropped_samples: totals since the start of the run.
+        skipped_steps: total of the optimizer steps that were skipped because loss or gradient was not finite.
+        train: None if nothing was trained.
+        lag, slots_ready: of trajectories, None for a replay; `slots_ready` trajectories wait for the learner.
+        replay: None for trajectories.
+        notice: a warning for the user.
+        hyperparameters: those that an observer has changed, the last of them at policy version
+            `hyperparameters_version`.
     """
 
+    role: ClassVar[str] = "learner"
     env_steps: int
     num_samples: int
     num_updates: int
@@ -183,7 +197,12 @@ class LearnerReport:
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """A checkpoint (`kind`: newest, milestone or best) was written to `path`, or could not be (`error`)."""
+    """A checkpoint was saved to `path`, or the save failed with `error`.
+
+    Attributes:
+        kind: `newest`, `milestone` or `best`.
+        mean_return: mean return with which a `best` checkpoint was chosen.
+    """
 
     path: str
     env_steps: int
@@ -194,7 +213,10 @@ class CheckpointReport:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """Episodes of one policy, that of `env_steps`; rewards as the environment gives them."""
+    """Evaluation episodes of the policy that had trained for `env_steps`; rewards are the environment's own.
+
+    `std_reward` is None for a single episode.
+    """
 
     env_steps: int
     policy_version: int
@@ -207,21 +229,21 @@ class EvaluationReport:
 
 @dataclass(frozen=True)
 class EvaluationFailed:
-    """An evaluation came to nothing; training goes on."""
+    """An evaluation failed; training continues."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RestartReport:
-    """A process ended that should not have, and is started again; `text` says it to the user."""
+    """A process ended unexpectedly and is started again; `text` tells the user."""
 
     child: str
     text: str
 
 
 class UpdateProgress(NamedTuple):
-    """How far an update has come: minibatches done and in all, and when it began (`time.monotonic`)."""
+    """Minibatches of the current update that are done and in all, and when the update began (`time.monotonic`)."""
 
     num_done: int
     num_total: int
@@ -230,11 +252,11 @@ class UpdateProgress(NamedTuple):
 
 @dataclass(frozen=True)
 class Activity:
-    """What a run is doing, newer than any report.
+    """What a run is doing now, read from the arena.
 
     Attributes:
-        collected_steps: environment steps that were collected since the processes were started.
-        update: the learner's update in hand, if there is one.
+        collected_steps: environment steps since the processes were started.
+        update: the learner's current update.
         is_stopping: whether the run was asked to stop.
         has_ended: whether training is over.
     """

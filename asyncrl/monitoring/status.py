@@ -1,8 +1,8 @@
-"""What is shown and recorded of a run while it trains."""
+"""The figures that a run shows and records while it trains."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncrl.monitoring.summary import UNKNOWN, duration
@@ -10,11 +10,11 @@ from asyncrl.monitoring.summary import UNKNOWN, duration
 
 @dataclass(frozen=True)
 class Record:
-    """Figures of one moment, by the names that `metrics.jsonl` and TensorBoard have them under.
+    """Published figures of one moment.
 
     Attributes:
         env_steps: environment steps trained on.
-        scalars: the figures.
+        scalars: figures by their names in `metrics.jsonl` and TensorBoard.
     """
 
     env_steps: int
@@ -23,18 +23,18 @@ class Record:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run stands. What is not known yet is None.
+    """Progress of a run. A figure that is not known yet is None.
 
     Attributes:
         env_steps: environment steps trained on.
         target_env_steps: steps at which the run ends.
-        elapsed_s: seconds since the command was given.
-        fps: environment steps trained a second.
-        episode_return: mean return of the last episodes.
+        elapsed_s: seconds since the command, earlier parts of a resumed run included.
+        fps: environment steps trained per second.
+        episode_return: mean return of the last 100 training episodes.
         lag_mean, lag_max: policy lag in versions.
         remaining_s: seconds until the run ends.
-        activity: what the run is doing, where the figures do not show it.
-        is_of_record: whether a record is due, every `report_every_s` and at the end.
+        activity: what the run is doing, if the figures do not show it.
+        is_of_record: whether it belongs to a record: every `report_every_s` and at the end.
     """
 
     env_steps: int
@@ -56,37 +56,27 @@ class Status:
     @property
     def text(self) -> str:
         """One line with every figure."""
-        return _join(self._parts)
+        return " | ".join(self._parts().values())
 
     def text_within(self, width: int) -> str:
-        """One line of at most `width` characters: what is least needed is left out until it fits."""
-        parts = dict(self._parts)
+        """One line of at most `width` characters; figures are left out, the least important first, until it fits."""
+        parts = self._parts()
         for name in ("lag", "elapsed", "fps", "return", "left"):
-            if len(_join(parts.items())) <= width:
+            if len(" | ".join(parts.values())) <= width:
                 break
             parts.pop(name, None)
-        return _join(parts.items())[:width]
+        return " | ".join(parts.values())[:width]
 
-    @property
-    def _parts(self) -> list[tuple[str, str]]:
-        lag = UNKNOWN if self.lag_mean is None else f"{self.lag_mean:.1f} (max {self.lag_max})"
-        parts = [
-            ("steps", f"{self.env_steps:,} of {self.target_env_steps:,} steps ({100 * self.share:.1f} %)"),
-            ("fps", f"{_number(self.fps, ',.0f')} steps/s"),
-            ("return", f"return {_number(self.episode_return, ',.1f')}"),
-            ("lag", f"lag {lag}"),
-            ("elapsed", f"{duration(self.elapsed_s)} elapsed"),
-            ("left", f"{duration(self.remaining_s)} left"),
-        ]
+    def _parts(self) -> dict[str, str]:
+        steps = f"{self.env_steps:,} of {self.target_env_steps:,} steps ({100 * self.share:.1f} %)"
+        parts = {
+            "fps": f"{UNKNOWN if self.fps is None else format(self.fps, ',.0f')} steps/s",
+            "return": f"return {UNKNOWN if self.episode_return is None else format(self.episode_return, ',.1f')}",
+            "lag": f"lag {UNKNOWN if self.lag_mean is None else f'{self.lag_mean:.1f} (max {self.lag_max})'}",
+            "elapsed": f"{duration(self.elapsed_s)} elapsed",
+            "left": f"{duration(self.remaining_s)} left",
+        }
         if self.activity is None:
-            return parts
-        known = [part for part in parts if UNKNOWN not in part[1].split()]  # the activity says why others are not
-        return [known[0], ("activity", self.activity), *known[1:]]
-
-
-def _join(parts: Iterable[tuple[str, str]]) -> str:
-    return " | ".join(text for _, text in parts)
-
-
-def _number(value: float | None, form: str) -> str:
-    return UNKNOWN if value is None else format(value, form)
+            return {"steps": steps, **parts}
+        known = {name: text for name, text in parts.items() if UNKNOWN not in text.split()}
+        return {"steps": steps, "activity": self.activity, **known}  # the activity says why others are unknown

@@ -1,4 +1,4 @@
-"""What a run had reached when it is resumed, and what it has reached when it ends."""
+"""Totals of a run: those with which it resumes, and those with which it ends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ RunStatus = Literal["completed", "stopped", "interrupted", "failed"]
 
 @dataclass(frozen=True)
 class ResumedTotals:
-    """What a resumed run had reached.
+    """Totals of a run at the checkpoint from which it resumes.
 
     Attributes:
-        env_steps: environment steps.
-        elapsed_s: seconds.
-        best_return: the best mean return, if there is one.
-        worker_env_steps: environment steps of each worker, where workers have curves of their own.
+        env_steps: environment steps trained on.
+        elapsed_s: seconds of training.
+        best_return: mean return of the best checkpoint; None without one.
+        worker_env_steps: environment steps of each Hogwild worker.
     """
 
     env_steps: int = 0
@@ -29,33 +29,33 @@ class ResumedTotals:
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended; what it never came to is None.
+    """How a run ended. A figure that never became known is None.
 
     Attributes:
-        status: `completed` reached its limit, `stopped` was ended by a callback, `interrupted` by the user, `failed` by
-            an error.
-        num_workers: rollout workers, as the plan has them.
+        status: `completed`: a limit was reached; `stopped`: a callback ended the run; `interrupted`: the user did;
+            `failed`: an error did.
+        num_workers: rollout workers.
         env_steps: environment steps trained on.
         num_updates: optimizer steps.
         num_episodes: episodes that ended.
         wall_s: seconds from the command to the end.
         startup_s: seconds from the command to the first environment step.
-        fps: environment steps trained a second, from the first trained dataset to the last.
+        fps: environment steps trained per second, between the ends of the first and the last dataset.
         ep_rew_mean, ep_len_mean: means over the last 100 episodes.
         eval_mean_reward: mean return of the last evaluation during training.
-        best_return: the highest mean return, by `save_best_metric`.
-        lag_mean, lag_p95: means over all datasets of the policy lag at first use, and of its 95th percentile.
-        lag_max: the largest policy lag of any sample at first use.
-        lag_bound: the bound that the plan gave.
-        lag_over_bound: share of samples whose lag at first use was more than the plan expects while workers keep pace.
+        best_return: mean return of the best checkpoint, by `save_best_metric`.
+        lag_mean, lag_p95: policy lag at first use, mean and 95th percentile of a dataset; means over all datasets.
+        lag_max: largest policy lag of any sample at its first use.
+        lag_bound: largest policy lag that the plan allows.
+        lag_over_bound: share of samples with a larger policy lag than the plan expects while the workers keep pace.
         lag_age_ms: mean age of the samples at first use, in milliseconds.
-        dropped_samples: samples that were too old to train on, or of environments that failed or whose worker died.
+        dropped_samples: samples that were not trained on: too old, or their environment or worker failed.
         env_failures: environments that failed and were recreated.
-        skipped_steps: optimizer steps that were left out because loss or gradient were not finite.
+        skipped_steps: optimizer steps that were skipped because loss or gradient was not finite.
         failed_saves: checkpoints that could not be written.
         restarts: processes that were started again.
         checkpoint: the last checkpoint.
-        error: what went wrong, if anything did.
+        error: why the run failed.
     """
 
     status: RunStatus
@@ -85,12 +85,12 @@ class Summary:
     error: str | None = None
 
     def to_text(self, target_env_steps: int, places: Mapping[str, str], commands: Mapping[str, str]) -> str:
-        """The end of a run for a person: how it ended, where its files are, what can be done next.
+        """Returns lines for a person: how the run ended, where its files are, and useful commands.
 
         Args:
-            target_env_steps: steps that the run was to have.
-            places: paths by what they are.
-            commands: commands to paste, by what they do.
+            target_env_steps: the setting `train_for_env_steps`.
+            places: paths by their descriptions.
+            commands: commands by what they do.
         """
         figures = (
             ("last 100 episodes", self.ep_rew_mean),
@@ -109,7 +109,7 @@ class Summary:
 
 
 def duration(seconds: float | None) -> str:
-    """Returns seconds as a person writes them: `45 s`, `3:07 min`, `2:03:07 h`."""
+    """Returns a duration as text: `45 s`, `3:07 min`, `2:03:07 h`; `-` for None."""
     if seconds is None:
         return UNKNOWN
     whole = max(0, round(seconds))

@@ -1,4 +1,4 @@
-"""Ready-made callbacks. Those that Stable-Baselines3 has, too, have its names and mean the same."""
+"""Ready-made callbacks. Those with a name of Stable-Baselines3 do the same as there."""
 
 from __future__ import annotations
 
@@ -13,42 +13,53 @@ from asyncrl.monitoring.status import Status
 from asyncrl.observers.observer import Observer, Run
 
 
-class StopTrainingOnRewardThreshold(Observer):
-    """Ends the run when an evaluation reaches a mean return; needs `eval_every_env_steps`."""
-
-    def __init__(self, reward_threshold: float) -> None:
-        """Stops at `reward_threshold` or above."""
-        self.reward_threshold = reward_threshold
+class _EvaluationObserver(Observer):
+    """A callback that needs evaluations."""
 
     def on_start(self, run: Run) -> None:
-        """Checks that there will be evaluations."""
-        _check_evaluates(self, run)
+        """Checks that the run evaluates.
+
+        Raises:
+            UsageError: `eval_every_env_steps` is not set.
+        """
+        if run.config.eval_every_env_steps is None:
+            name = type(self).__name__
+            raise UsageError(f"{name} needs evaluations during training: give eval_every_env_steps.")
+
+
+class StopTrainingOnRewardThreshold(_EvaluationObserver):
+    """Stops the run when the mean return of an evaluation reaches a threshold; needs `eval_every_env_steps`."""
+
+    def __init__(self, reward_threshold: float) -> None:
+        """Stops the run at a mean return of `reward_threshold` or more."""
+        self.reward_threshold = reward_threshold
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
-        """Stops the run if the policy is good enough."""
+        """Stops the run if the evaluated policy reaches the threshold."""
         if evaluation.mean_reward >= self.reward_threshold:
             run.stop(f"the mean return {evaluation.mean_reward:,.1f} reaches {self.reward_threshold:g}")
 
 
-class StopTrainingOnNoModelImprovement(Observer):
-    """Ends the run when too many evaluations in a row are not better than the best; needs `eval_every_env_steps`."""
+class StopTrainingOnNoModelImprovement(_EvaluationObserver):
+    """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`."""
 
     def __init__(self, max_no_improvement_evals: int, min_evals: int = 0) -> None:
-        """Stops after more than `max_no_improvement_evals` such evaluations; the first `min_evals` do not count."""
+        """Creates the callback.
+
+        Args:
+            max_no_improvement_evals: evaluations in a row without improvement that are tolerated; one more stops.
+            min_evals: the first evaluations, which never count as without improvement.
+        """
         self.max_no_improvement_evals = max_no_improvement_evals
         self.min_evals = min_evals
         self._num_evals = self._num_without = 0
-        self._best: float | None = None
-
-    def on_start(self, run: Run) -> None:
-        """Checks that there will be evaluations."""
-        _check_evaluates(self, run)
+        self._best = float("-inf")
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
-        """Stops the run if the policy has not improved for too long."""
+        """Stops the run if the return has not improved for too long."""
         self._num_evals += 1
-        is_better = self._best is None or evaluation.mean_reward > self._best
-        if self._best is None or is_better:
+        is_better = self._num_evals == 1 or evaluation.mean_reward > self._best
+        if is_better:
             self._best = evaluation.mean_reward
         if self._num_evals > self.min_evals:
             self._num_without = 0 if is_better else self._num_without + 1
@@ -59,36 +70,51 @@ class StopTrainingOnNoModelImprovement(Observer):
 
 
 class EveryNTimesteps(Observer):
-    """Calls a function each time that another `n_steps` environment steps were trained."""
+    """Calls a function after every `n_steps` environment steps of training."""
 
     def __init__(self, n_steps: int, callback: Callable[[Run], None]) -> None:
-        """Calls `callback(run)` at the first report after each multiple of `n_steps`."""
+        """Creates the callback.
+
+        Args:
+            n_steps: environment steps between two calls.
+            callback: called with the run at the first status after each multiple of `n_steps`; once if several
+                multiples were reached since the last status.
+        """
         self.n_steps = n_steps
         self.callback = callback
-        self._num_calls = 0
+        self._num_multiples = 0
 
     def on_start(self, run: Run) -> None:
-        """Counts from the start of the run."""
-        self._num_calls = run.env_steps // self.n_steps
+        """Skips the multiples that a resumed run has already reached."""
+        self._num_multiples = run.env_steps // self.n_steps
 
     def on_status(self, run: Run, status: Status) -> None:
         """Calls the function if the next multiple was reached."""
-        if status.env_steps // self.n_steps > self._num_calls:
-            self._num_calls = status.env_steps // self.n_steps
+        if status.env_steps // self.n_steps > self._num_multiples:
+            self._num_multiples = status.env_steps // self.n_steps
             self.callback(run)
 
 
 class EnvironmentCurriculum(Observer):
-    """Moves the environments through stages: to the next one when the last 100 training episodes are good enough.
+    """Leads the environments through stages of difficulty.
 
-    A stage is a dict for `set_training_info` of the environments.
+    A stage is a dict, which every environment with a method `set_training_info` gets. The next stage begins when the
+    mean return of the last 100 training episodes of the current stage reaches its threshold. The stage is not saved: a
+    resumed run begins with the first one.
+
+    Attributes:
+        stage: index of the current stage.
     """
 
     def __init__(self, stages: Sequence[Mapping[str, Any]], thresholds: Sequence[float]) -> None:
-        """Takes the stages, and the mean return at which each but the last ends.
+        """Creates the callback.
+
+        Args:
+            stages: dicts in the order of the stages.
+            thresholds: mean return at which each stage but the last ends.
 
         Raises:
-            UsageError: there is not one threshold less than stages.
+            UsageError: the number of thresholds is not the number of stages minus one.
         """
         if len(thresholds) != len(stages) - 1:
             raise UsageError(
@@ -100,11 +126,11 @@ class EnvironmentCurriculum(Observer):
         self._returns: deque[float] = deque(maxlen=EPISODE_WINDOW)
 
     def on_start(self, run: Run) -> None:
-        """Begins with the first stage, or continues with the one that was reached when the learner's process died."""
+        """Sends the first stage, or the current one if the learner's process died and the run restarts."""
         run.set_training_info(self.stages[self.stage])
 
     def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
-        """Begins the next stage if the last 100 episodes of this one are good enough."""
+        """Begins the next stage if the last 100 episodes of this one reach its threshold."""
         if self.stage == len(self.thresholds):
             return
         self._returns.append(episode.episode_return)
@@ -113,9 +139,3 @@ class EnvironmentCurriculum(Observer):
             self.stage += 1
             self._returns.clear()
             run.set_training_info(self.stages[self.stage])
-
-
-def _check_evaluates(observer: Observer, run: Run) -> None:
-    if run.config.eval_every_env_steps is None:
-        name = type(observer).__name__
-        raise UsageError(f"{name} needs evaluations during training: give eval_every_env_steps.")

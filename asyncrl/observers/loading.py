@@ -1,4 +1,4 @@
-"""Finds callbacks by name: those that packages register, and those of the user's modules."""
+"""Finds callbacks by name: those that installed packages register, and those of the user's modules."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP = "asyncrl.callbacks"
 
 
 def load_callbacks(names: Sequence[str]) -> list[Observer]:
-    """The callbacks of these names; a class or function is called without arguments.
+    """Returns the callbacks of these names; a class or function is called without arguments.
 
     Raises:
         UsageError: there is no such callback, or it is no observer.
@@ -34,7 +34,7 @@ def load_callbacks(names: Sequence[str]) -> list[Observer]:
 
 
 def find_callback(name: str) -> Any:
-    """The object that a name stands for: `MODULE:Name`, or the name of an entry point.
+    """Returns the object with the name `MODULE:Name`, or that of an entry point.
 
     Raises:
         UsageError: there is none.

@@ -1,4 +1,4 @@
-"""Where records and messages go: `metrics.jsonl`, TensorBoard, the log. No run stops because a file fails."""
+"""Observers that write records and messages: `metrics.jsonl`, TensorBoard, the log. A file that fails ends no run."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from asyncrl.observers.observer import Observer, Run, log
 
 
 class RecordWriter(Observer, abc.ABC):
-    """Writes records until that fails once: then it says so, and writes no more."""
+    """Writes every record until a write fails; then it tells the user and writes no more."""
 
     is_off = False
 
     @abc.abstractmethod
     def write(self, record: Record) -> None:
-        """Writes one record. Raises an exception if it cannot."""
+        """Writes one record; any exception means that it could not."""
 
     def close(self) -> None:
-        """Writes what is buffered."""
+        """Flushes and closes the file."""
 
     @property
     def name(self) -> str:
-        """What the user knows it by."""
+        """Name in messages."""
         return type(self).__name__
 
     def on_record(self, run: Run, record: Record) -> None:
-        """Writes it."""
+        """Writes the record."""
         if self.is_off:
             return
         try:
             self.write(record)
-        except Exception as error:  # a library that writes a log has many ways to fail, none of them is worth the run
+        except Exception as error:  # libraries that write logs raise many types; none of them is worth the run
             self.is_off = True
             run.say(f"{self.name} is no longer written, training continues: {type(error).__name__}: {error}")
 
@@ -47,25 +47,25 @@ class RecordWriter(Observer, abc.ABC):
             return
         try:
             self.close()
-        except Exception as error:  # as above
+        except Exception as error:
             run.say(f"{self.name} could not be closed: {type(error).__name__}: {error}")
 
 
 class JsonLines(RecordWriter):
-    """Appends one JSON object a line; NaN and infinity become null."""
+    """Appends one JSON object per line to `metrics.jsonl`; NaN and infinity become null."""
 
     def on_start(self, run: Run) -> None:
-        """Opens nothing yet: the first record does."""
+        """Takes the path; the first record opens the file."""
         self._path = run.folder / "metrics.jsonl"
         self._is_checked = self.is_off = False
 
     @property
     def name(self) -> str:
-        """The file."""
+        """The path of the file."""
         return str(self._path)
 
     def write(self, record: Record) -> None:
-        """Appends a record, its step axis first."""
+        """Appends a record; `env_steps` comes first."""
         line: dict[str, float | None] = {"env_steps": record.env_steps}
         line.update((name, value if math.isfinite(value) else None) for name, value in record.scalars.items())
         with open(self._path, "ab") as file:
@@ -75,7 +75,7 @@ class JsonLines(RecordWriter):
             file.write((json.dumps(line, allow_nan=False) + "\n").encode())
 
     def _end_broken_line(self, size: int) -> None:
-        """Ends a line that a killed run had begun, so that it spoils no further record."""
+        """Ends a line that a killed run left unfinished, so that the next record has its own line."""
         if size == 0:
             return
         with open(self._path, "rb+") as file:
@@ -85,14 +85,14 @@ class JsonLines(RecordWriter):
 
 
 class TensorBoard(RecordWriter):
-    """Writes event files through tensorboardX, which is imported at the first record: that takes most of a second.
+    """Writes event files with tensorboardX, which the first record imports because that takes most of a second.
 
-    It uses tensorboardX's events writer directly. The `SummaryWriter` above it hands events to a thread through a
-    bounded queue; when that thread dies of a full disk, the next records wait for it for ever.
+    It uses tensorboardX's `EventsWriter` directly. `SummaryWriter` passes events through a bounded queue to a thread;
+    if a full disk ends that thread, later records wait for it forever.
     """
 
     def on_start(self, run: Run) -> None:
-        """Makes nothing yet: the first record does."""
+        """Takes the folder; the first record creates the file."""
         self._folder = run.folder / "tensorboard"
         self._start = run.start
         self._events: Any = None
@@ -108,7 +108,7 @@ class TensorBoard(RecordWriter):
 
             self._folder.mkdir(parents=True, exist_ok=True)
             self._events = EventsWriter(str(self._folder / "events"))
-            if self._start.before is not None:  # TensorBoard hides what was recorded of later steps
+            if self._start.before is not None:  # TensorBoard then hides earlier records of later steps
                 session = SessionLog(status=SessionLog.START)
                 step = self._start.env_steps + 1
                 self._events.write_event(Event(wall_time=time.time(), step=step, session_log=session))
@@ -124,8 +124,8 @@ class TensorBoard(RecordWriter):
 
 
 class LogMessages(Observer):
-    """Passes what the user should know to Python's logging."""
+    """Passes messages to Python's logging, as warnings of the logger `asyncrl`."""
 
     def on_message(self, run: Run, text: str) -> None:
-        """Logs it as a warning of the logger `asyncrl`."""
+        """Logs the message."""
         log.warning("%s", text)

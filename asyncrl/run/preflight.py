@@ -17,6 +17,7 @@ from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.user_modules import import_user_modules
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
@@ -26,7 +27,6 @@ from asyncrl.observers.loading import find_callback
 from asyncrl.run import resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
-from asyncrl.runtime.user_modules import import_user_modules
 
 _BYTES_OF_A_PROCESS = 90 << 20  # with PyTorch and a small environment, without memory that processes share
 _LARGE_LEARNING_RATE_OF_CONVOLUTIONS = 1e-3  # docs/results.md, "Memory, spaces, lag": how many policies were lost

@@ -298,14 +298,8 @@ class Session:
             hyperparameters=self._hyperparameters,
         )
 
-        has_stepped = False
-
         def steer(control: RunControl) -> None:
-            nonlocal has_stepped
-            if not has_stepped and (first_step_at := control.first_step_at) is not None:
-                has_stepped = True
-                monitor.mark_first_step(first_step_at)
-            monitor.tick(control.activity)
+            monitor.tick(control)
             if self.is_first_rank and (new_best := monitor.take_new_best()) is not None:
                 control.ask_for_best(new_best)
             is_asked_to_stop = stop.check()
@@ -316,7 +310,7 @@ class Session:
             if peers is not None:
                 peers.check()
                 run.training_info = peers.share(run.training_info)
-            if is_asked_to_stop or run.stop_reason is not None or run.failure is not None:
+            if is_asked_to_stop or run.is_stopping:
                 control.request_stop()
 
         try:

@@ -16,7 +16,6 @@ from asyncrl.policy import load_policy
 
 
 def main() -> int:
-    """Runs the command line."""
     results, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     torch.set_num_threads(1)  # more only wait for one another over a few observations
     for path in options["policies"]:

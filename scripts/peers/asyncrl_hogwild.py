@@ -44,7 +44,6 @@ class Run:
     """One run: its memory, its parameter server, and its workers in processes of their own."""
 
     def __init__(self, options: dict[str, Any], run_idx: int, context: BaseContext) -> None:
-        """Starts the workers."""
         num_runs = options["num_runs"]
         flags = [
             f"--env={options['env']}",
@@ -79,7 +78,6 @@ class Run:
 
     @property
     def do_all_train(self) -> bool:
-        """Whether every worker has made an update."""
         return all(steps > 0 for steps in self._trained.steps[1:])
 
     @property
@@ -88,14 +86,12 @@ class Run:
         return self._trained.num_steps if self._counts_updates else self.server.env_steps
 
     def end(self) -> None:
-        """Ends the workers."""
         self.setup.control.end()
         for worker in self.workers:
             worker.join(END_TIMEOUT_S)
 
 
 def work(setup: RunSetup, worker_idx: int, server: Waker) -> None:
-    """Body of a worker's process."""
     torch.set_num_threads(1)
     assert setup.plan.hogwild is not None
     worker = build_hogwild_worker(setup, setup.plan.hogwild, worker_idx, server)
@@ -107,7 +103,7 @@ def work(setup: RunSetup, worker_idx: int, server: Waker) -> None:
 
 
 def keep_until(is_done: Callable[[], bool], runs: Sequence[Run]) -> None:
-    """Keeps the parameters of all runs in turn.
+    """Serves the parameters of all runs in turn.
 
     Raises:
         RuntimeError: a worker has ended.
@@ -120,7 +116,6 @@ def keep_until(is_done: Callable[[], bool], runs: Sequence[Run]) -> None:
 
 
 def main() -> int:
-    """Runs the command line."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(1)
     context = process_context()

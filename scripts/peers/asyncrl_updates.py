@@ -1,20 +1,20 @@
-"""Times asyncrl's updates alone: SAC's, drawn from its replay, or A2C's of one rollout, each time the same.
+"""Times asyncrl's updates alone: SAC with its replay, or A2C on one rollout, which is always the same.
 
 Usage: asyncrl_updates.py OPTIONS, JSON: env, algo ("sac" or "a2c"), storage, precision, threads, seconds, warm_up_s,
 seed. Prints one line of JSON: {"per_s": ...}, updates a second.
 
-With the storage "own" it is the learner of the actor/learner backend, with "shared" that of a Hogwild worker that is
-alone. A2C's begins each update as the backend does: the one publishes after it, the other pulls before it.
+The storage "own" means the learner of the actor/learner backend, "shared" that of a single Hogwild worker. An update of
+A2C includes the exchange of weights in its backend: the learner publishes after it, the worker pulls before it.
 """
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import torch
+from learning_log import calls_per_s
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.layout import arena_specs
@@ -50,29 +50,21 @@ CPU = torch.device("cpu")
 
 
 def main() -> int:
-    """Runs the command line."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options["threads"])
     algo, is_shared = options["algo"], options["storage"] == "shared"
-    # Both take the preset of Hogwild: the same rollout, and so the same work.
+    # Both use the preset of Hogwild, so that the rollout and the work are the same.
     flags = [f"--env={options['env']}", f"--algo={'a3c' if algo == 'a2c' else algo}", "--num_workers=1"]
     config = load([*flags, f"--precision={options['precision']}", f"--seed={options['seed']}"]).config
     spec = read_spec(gymnasium.make(config.env), config.env)
     make = make_sac_updates if algo == "sac" else make_a2c_updates
     update, at_once = make(config, spec, is_shared)
-    started, count = time.monotonic(), 0
-    while time.monotonic() - started < options["warm_up_s"]:
-        update()
-    started = time.monotonic()
-    while time.monotonic() - started < options["seconds"]:
-        update()
-        count += at_once
-    print(json.dumps({"per_s": count / (time.monotonic() - started)}))
+    print(json.dumps({"per_s": at_once * calls_per_s(update, options["warm_up_s"], options["seconds"])}))
     return 0
 
 
 def make_sac_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tuple[Callable[[], Any], int]:
-    """What makes some updates, and how many, from a replay of random steps."""
+    """Returns a function that makes updates from a replay of random steps, and how many it makes per call."""
     stripes = ReplayStripes(Arena.create(replay_specs(spec, 1, 1, config.replay_size)))
     actor = SacActor(spec, config)
     env = gymnasium.make(config.env)
@@ -91,9 +83,9 @@ def make_sac_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
 
 
 def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tuple[Callable[[], Any], int]:
-    """What makes one update from a rollout of the policy at its start."""
+    """Returns a function that makes one update from a rollout of a new policy, and 1."""
     whole = {"num_epochs": 1, "num_batches_per_epoch": 1, "shuffle_minibatches": False}
-    # Nothing here is older than the last publication, so no older one is kept.
+    # No sample is older than the last publication, so no older policy is kept.
     once = config.model_copy(update={**whole, "max_policy_lag": 0})
     dataset, model = collect(config, spec), ActorCritic(spec, config)
     if is_shared:
@@ -122,7 +114,7 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
 
 
 def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:
-    """One rollout of a Hogwild worker."""
+    """Collects one rollout as a Hogwild worker does."""
     plan = resolve(config).of_one_worker
     slots = TrajectorySlots(Arena.create(arena_specs(spec, plan, num_weights=1)))
     slots.reset()

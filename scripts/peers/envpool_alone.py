@@ -20,7 +20,6 @@ NUM_ACTIONS = 1000
 
 
 def main() -> None:
-    """Runs the command line."""
     options: dict[str, Any] = json.loads(sys.argv[1])
     sizes = {name: options[name] for name in ("num_envs", "batch_size", "num_threads", "seed")}
     pool = envpool.make_gymnasium(options["env"], **sizes)
@@ -31,7 +30,7 @@ def main() -> None:
     pool.async_reset()
 
     def count(seconds: float) -> float:
-        """Steps a second; the resets among them cost a step's turn and are counted as the pool counts them."""
+        """Returns steps per second. A reset takes the turn of a step and counts as one, as in the pool's own counts."""
         num_steps, started = 0, time.perf_counter()
         while (elapsed := time.perf_counter() - started) < seconds:
             *_, info = pool.recv()

@@ -1,8 +1,8 @@
-"""What the drivers of other libraries write down while they train, and when they save. Needs no package."""
+"""Shared parts of the drivers: records during training, times to save, timing. Needs no package."""
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 RECORD_EVERY_S = 1.0
@@ -16,7 +16,7 @@ class LearningLog:
     """
 
     def __init__(self, folder: Path, options: dict) -> None:
-        """Takes the folder of the run, and of the options env_steps, limit_s, step_marks and time_marks_s."""
+        """Opens the file in the run's folder; options are env_steps, limit_s, step_marks and time_marks_s."""
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / "curve.jsonl").open("w", encoding="utf-8", buffering=1)
         self._limit_s = options["limit_s"]
@@ -25,12 +25,12 @@ class LearningLog:
         self._began_at = self._noted_at = 0.0
 
     def begin(self) -> None:
-        """Notes that the first environment step is made now."""
+        """Notes the time of the first environment step: now."""
         self._began_at = time.time()
         self._write(0, None)
 
     def note(self, env_steps: int, returns: Iterable[float], is_last: bool = False) -> None:
-        """Writes the mean of the last returns, if there are any: at most once a second, and at the end of the run."""
+        """Writes the mean of the last returns, at most once a second, and at the end of the run."""
         if not is_last and time.time() - self._noted_at < RECORD_EVERY_S:
             return
         values = list(returns)
@@ -38,7 +38,7 @@ class LearningLog:
             self._write(env_steps, float(sum(values) / len(values)))
 
     def is_policy_due(self, env_steps: int) -> bool:
-        """Whether a mark was passed since the last call; the end is no mark."""
+        """Returns whether a mark was passed since the last call; the end is no mark."""
         num_left = len(self._step_marks) + len(self._time_marks_s)
         self._step_marks = [mark for mark in self._step_marks if mark > env_steps]
         self._time_marks_s = [mark for mark in self._time_marks_s if mark > self.seconds]
@@ -46,12 +46,12 @@ class LearningLog:
 
     @property
     def seconds(self) -> float:
-        """Since the first environment step."""
+        """Seconds since the first environment step."""
         return time.time() - self._began_at
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has had its time."""
+        """Whether the time limit of the run is reached."""
         return self.seconds >= self._limit_s
 
     def _write(self, env_steps: int, mean_return) -> None:
@@ -61,7 +61,16 @@ class LearningLog:
         )
 
 
+def calls_per_s(call: Callable[[], object], warm_up_s: float, seconds: float) -> float:
+    """Returns how often a function can be called per second, after a warm-up."""
+    for duration_s in (warm_up_s, seconds):
+        count, started = 0, time.monotonic()
+        while (elapsed_s := time.monotonic() - started) < duration_s or count == 0:
+            call()
+            count += 1
+    return count / elapsed_s
+
+
 def write_evaluation(path: Path, policy: str, mean_return: float) -> None:
-    """Adds the evaluation of a policy to the results."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"policy": policy, "mean_return": mean_return}) + "\n")

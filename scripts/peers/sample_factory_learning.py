@@ -1,4 +1,4 @@
-"""Trains with Sample Factory and evaluates what was saved. Runs in an environment of its own.
+"""Trains with Sample Factory and evaluates the saved policies. Runs in a separate virtual environment.
 
 Usage: sample_factory_learning.py train FOLDER OPTIONS, JSON: env, env_steps, seed, limit_s, step_marks, time_marks_s,
 num_workers, num_envs_per_worker, settings (mode). Writes FOLDER/curve.jsonl, and checkpoints to FOLDER/run.
@@ -35,15 +35,12 @@ class Curve(AlgoObserver):
     """
 
     def __init__(self, folder: Path, options: dict) -> None:
-        """Takes the folder of the run."""
         self._log = LearningLog(folder, options)
 
     def on_start(self, runner: Runner) -> None:
-        """Called when sampling begins."""
         self._log.begin()
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
-        """Called after each dataset."""
         env_steps = self._note(runner)
         if self._log.is_policy_due(env_steps):
             runner.save_milestone.emit()
@@ -51,11 +48,10 @@ class Curve(AlgoObserver):
             runner.cfg.train_for_env_steps = 0
 
     def on_stop(self, runner: Runner) -> None:
-        """Called at the end."""
         self._note(runner, is_last=True)
 
     def _note(self, runner: Runner, is_last: bool = False) -> int:
-        """Notes the returns; returns the environment steps."""
+        """Notes the returns and returns the environment steps."""
         env_steps = sum(runner.env_steps.values())
         rewards = runner.policy_avg_stats.get("reward")
         self._log.note(env_steps, rewards[0] if rewards else (), is_last)
@@ -63,12 +59,11 @@ class Curve(AlgoObserver):
 
 
 def make_env(name, cfg=None, env_config=None, render_mode=None):
-    """Makes what Gymnasium has under the name."""
     return gymnasium.make(name, render_mode=render_mode)
 
 
 def flags(folder: Path, options: dict) -> list[str]:
-    """The settings of the MuJoCo examples, but for the number of workers and the mode."""
+    """Returns the settings of the MuJoCo examples, apart from the number of workers and the mode."""
     return [
         f"--env={options['env']}",
         f"--async_rl={options['settings']['mode'] == 'async'}",
@@ -84,7 +79,7 @@ def flags(folder: Path, options: dict) -> list[str]:
 
 
 def train(folder: Path, options: dict) -> int:
-    """Trains until the steps are done or the time is over; Sample Factory saves the final policy."""
+    """Trains until the steps or the time are reached; Sample Factory saves the final policy."""
     _, runner = make_runner(parse_mujoco_cfg(flags(folder, options)))
     runner.register_observer(Curve(folder, options))
     status = runner.init()
@@ -94,7 +89,6 @@ def train(folder: Path, options: dict) -> int:
 
 
 def evaluate(results: Path, options: dict) -> int:
-    """Evaluates saved policies, one after the other."""
     cfg = parse_mujoco_cfg([f"--env={options['env']}", "--device=cpu"])
     torch.set_num_threads(1)
     for path in options["policies"]:
@@ -106,7 +100,7 @@ def evaluate(results: Path, options: dict) -> int:
 
 @torch.no_grad()
 def play(cfg, weights: dict, options: dict) -> list[float]:
-    """Returns the returns of the episodes, as sample_factory.enjoy plays them."""
+    """Returns the returns of the episodes, played as in sample_factory.enjoy."""
     env = make_env_func_batched(cfg, env_config=AttrDict(worker_index=0, vector_index=0, env_id=0))
     info = extract_env_info(env, cfg)
     model = create_actor_critic(cfg, env.observation_space, env.action_space)
@@ -130,7 +124,6 @@ def play(cfg, weights: dict, options: dict) -> list[float]:
 
 
 def main() -> int:
-    """Runs the command line."""
     action, path, options = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     register_env(options["env"], make_env)
     return {"train": train, "evaluate": evaluate}[action](path, options)

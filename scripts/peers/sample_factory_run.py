@@ -1,4 +1,4 @@
-"""Trains with Sample Factory for some seconds and writes down how far it came. Runs in an environment of its own.
+"""Trains with Sample Factory for some seconds and records its progress. Runs in a separate virtual environment.
 
 Usage: sample_factory_run.py PROGRESS_FILE TRAIN_DIR OPTIONS, the last one JSON: task, mode, seconds, num_workers,
 num_envs_per_worker, seed. Each line of the progress file is one trained dataset: {"time_s": ..., "env_steps": ...}.
@@ -24,13 +24,11 @@ class ProgressWriter(AlgoObserver):
     """
 
     def __init__(self, path: Path, seconds: float) -> None:
-        """Opens the file; `seconds` count from the first dataset's end."""
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._seconds = seconds
         self._first_at: float | None = None
 
     def on_training_step(self, runner: Runner, training_iteration_since_resume: int) -> None:
-        """Called by Sample Factory."""
         now = time.monotonic()
         self._first_at = now if self._first_at is None else self._first_at
         self._file.write(json.dumps({"time_s": now, "env_steps": sum(runner.env_steps.values())}) + "\n")
@@ -39,7 +37,7 @@ class ProgressWriter(AlgoObserver):
 
 
 def flags(options: dict, train_dir: str) -> list[str]:
-    """Sample Factory's own MuJoCo settings, but for speed: a learning rate that changes nothing, and no saving."""
+    """Returns Sample Factory's own MuJoCo settings, with a learning rate that changes nothing and without saving."""
     return [
         f"--env=mujoco_{options['task'].lower()}",
         f"--async_rl={options['mode'] == 'async'}",
@@ -64,7 +62,6 @@ def flags(options: dict, train_dir: str) -> list[str]:
 
 
 def main() -> int:
-    """Runs the command line."""
     progress, train_dir, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
     register_mujoco_components()
     _, runner = make_runner(parse_mujoco_cfg(flags(options, train_dir)))

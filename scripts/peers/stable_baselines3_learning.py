@@ -1,10 +1,10 @@
-"""Trains with Stable-Baselines3's PPO and evaluates what was saved. Runs in an environment of its own.
+"""Trains with Stable-Baselines3's PPO and evaluates the saved policies. Runs in a separate virtual environment.
 
 Usage: stable_baselines3_learning.py train FOLDER OPTIONS, JSON: env, env_steps, seed, limit_s, step_marks,
 time_marks_s, settings (as in zoo_ppo.json; empty: the defaults). Writes FOLDER/curve.jsonl and FOLDER/policies/.
 
 Usage: stable_baselines3_learning.py evaluate RESULTS_FILE OPTIONS, JSON: env, seed, episodes, policies, settings.
-Actions are drawn; statistics are those that were saved.
+Actions are sampled; statistics are the saved ones.
 """
 
 import json
@@ -23,20 +23,19 @@ from torch import nn
 
 NUM_EVALUATION_ENVS = 8
 OF_THE_ENVIRONMENT = ("policy", "normalize", "n_envs", "frame_stack")
-"""Settings that are no arguments of PPO."""
+"""Settings that are not arguments of PPO."""
 
 
 class Curve(BaseCallback):
-    """Notes returns and saves the policy at the marks, and ends the run after its time."""
+    """Notes returns, saves the policy at the marks, and ends the run after its time."""
 
     def __init__(self, folder: Path, options: dict) -> None:
-        """Takes the folder of the run."""
         super().__init__()
         self._folder = folder / "policies"
         self._log = LearningLog(folder, options)
 
     def save(self) -> None:
-        """Saves the policy, its statistics first: the time of the policy's file counts."""
+        """Saves the policy after its statistics, because the time of the policy's file counts."""
         self._folder.mkdir(exist_ok=True)
         path = self._folder / f"policy_{self.num_timesteps}.zip"
         normalize = self.model.get_vec_normalize_env()
@@ -62,7 +61,7 @@ class Curve(BaseCallback):
 
 
 def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: bool) -> VecEnv:
-    """Makes environments as rl-baselines3-zoo does, in one process; normalization is left to the caller."""
+    """Makes environments as rl-baselines3-zoo does, in one process and without normalization."""
     if not env.startswith("ALE/"):
         return make_vec_env(env, num_envs, seed)
     import ale_py
@@ -75,7 +74,7 @@ def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: b
 
 
 def arguments(settings: dict) -> dict:
-    """Arguments of PPO: {"linear": x} is a schedule from x to 0, an activation function is named."""
+    """Returns the arguments of PPO: {"linear": x} is a schedule from x to 0, activation functions are names."""
     found = {}
     for name, value in settings.items():
         if name not in OF_THE_ENVIRONMENT:
@@ -87,12 +86,11 @@ def arguments(settings: dict) -> dict:
 
 
 def linear(start: float):
-    """A schedule that falls to 0 at the end of the run."""
     return lambda remaining: remaining * start
 
 
 def train(folder: Path, options: dict) -> None:
-    """Trains until the steps are done or the time is over, and saves the final policy."""
+    """Trains until the steps or the time are reached, and saves the final policy."""
     settings = options["settings"]
     envs = make_envs(options["env"], settings, settings.get("n_envs", 1), options["seed"], in_training=True)
     if settings.get("normalize"):
@@ -106,15 +104,13 @@ def train(folder: Path, options: dict) -> None:
 
 
 class DrawnActions:
-    """A policy whose exploration noise is drawn again as often as in training, where it depends on the state."""
+    """A policy whose state-dependent exploration noise is resampled as often as in training."""
 
     def __init__(self, model: PPO, num_envs: int) -> None:
-        """Takes a trained model."""
         self._model, self._num_envs, self._steps = model, num_envs, 0
         self._every = model.sde_sample_freq if model.sde_sample_freq > 0 else model.n_steps
 
     def predict(self, *positional, **named):
-        """As the model's own."""
         if self._model.use_sde and self._steps % self._every == 0:
             self._model.policy.reset_noise(self._num_envs)
         self._steps += 1
@@ -122,7 +118,6 @@ class DrawnActions:
 
 
 def evaluate(results: Path, options: dict) -> None:
-    """Evaluates saved policies, one after the other."""
     num_envs = min(NUM_EVALUATION_ENVS, options["episodes"])
     for path in map(Path, options["policies"]):
         envs = make_envs(options["env"], options["settings"], num_envs, options["seed"], in_training=False)
@@ -137,7 +132,6 @@ def evaluate(results: Path, options: dict) -> None:
 
 
 def main() -> int:
-    """Runs the command line."""
     {"train": train, "evaluate": evaluate}[sys.argv[1]](Path(sys.argv[2]), json.loads(sys.argv[3]))
     return 0
 

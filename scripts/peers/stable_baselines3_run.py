@@ -1,4 +1,4 @@
-"""Trains with Stable-Baselines3 for some seconds and writes down how far it came. Runs in an environment of its own.
+"""Trains with Stable-Baselines3 for some seconds and records its progress. Runs in a separate virtual environment.
 
 Usage: stable_baselines3_run.py PROGRESS_FILE TRAIN_DIR OPTIONS, the last one JSON: env, seconds, num_envs, seed. Each
 line of the progress file is one trained dataset: {"time_s": ..., "env_steps": ...}.
@@ -19,10 +19,9 @@ ENDLESS_STEPS = 10**12
 
 
 class ProgressWriter(BaseCallback):
-    """Writes a line whenever a dataset has been trained, and stops after a time."""
+    """Writes a line for each trained dataset, and stops after `seconds` from the end of the first."""
 
     def __init__(self, path: Path, seconds: float) -> None:
-        """Opens the file; `seconds` count from the first dataset's end."""
         super().__init__()
         self._file = path.open("w", encoding="utf-8", buffering=1)
         self._seconds = seconds
@@ -40,7 +39,6 @@ class ProgressWriter(BaseCallback):
 
 
 def main() -> int:
-    """Runs the command line."""
     progress, options = Path(sys.argv[1]), json.loads(sys.argv[3])
     num_envs = options["num_envs"]
     envs = SubprocVecEnv([lambda: gymnasium.make(options["env"]) for _ in range(num_envs)])

@@ -1,15 +1,17 @@
-"""Times Stable-Baselines3's SAC: its updates alone, or training at one update a step. Runs in its own environment.
+"""Times Stable-Baselines3's SAC: its updates alone, or training at one update a step. Runs in a virtual environment.
 
 Usage: stable_baselines3_sac.py OPTIONS, JSON: env, what ("updates" or "run"), threads, seconds, warm_up_s, seed. Prints
 one line of JSON: {"per_s": ...}, updates or environment steps a second.
 """
 
+import functools
 import json
 import sys
 import time
 
 import gymnasium
 import torch
+from learning_log import calls_per_s
 from stable_baselines3 import SAC
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -17,10 +19,9 @@ NUM_RANDOM_STEPS = 5000
 
 
 class Stopwatch(BaseCallback):
-    """Counts steps from the end of the warm-up, and stops after a time."""
+    """Counts steps from the end of a warm-up, which begins with the first update, and stops after a time."""
 
     def __init__(self, warm_up_s: float, seconds: float) -> None:
-        """Times begin with the first step that is followed by an update."""
         super().__init__()
         self._warm_up_s, self._seconds = warm_up_s, seconds
         self._began_at: float | None = None
@@ -44,7 +45,6 @@ class Stopwatch(BaseCallback):
 
 
 def main() -> int:
-    """Runs the command line."""
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options["threads"])
     model = SAC(
@@ -60,15 +60,8 @@ def main() -> int:
         print(json.dumps({"per_s": stopwatch.per_s}))
         return 0
     model.learn(NUM_RANDOM_STEPS)
-    count, started = 0, time.monotonic()
-    model.train(gradient_steps=50, batch_size=256)
-    while time.monotonic() - started < options["warm_up_s"]:
-        model.train(gradient_steps=50, batch_size=256)
-    started = time.monotonic()
-    while time.monotonic() - started < options["seconds"]:
-        model.train(gradient_steps=50, batch_size=256)
-        count += 50
-    print(json.dumps({"per_s": count / (time.monotonic() - started)}))
+    train = functools.partial(model.train, gradient_steps=50, batch_size=256)
+    print(json.dumps({"per_s": 50 * calls_per_s(train, options["warm_up_s"], options["seconds"])}))
     return 0
 
 

@@ -1,1 +1,1 @@
-"""What `time_to_score.py` measures, how it runs it, and what it makes of the results."""
+"""The parts of `time_to_score.py`: tasks, systems, runs, statistics, report."""

@@ -9,30 +9,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from asyncrl.analysis.statistics import first_reached
-from scoring.records import Point, Record
-from scoring.snapshots import time_mark
+from scoring.records import Point, Record, time_mark
 from scoring.tasks import TIME_MARKS_S, Task
 
 TARGET_SHARE = 0.95
-"""Share of the best peer's score that both are timed to."""
+"""Share of the best peer's score to which all systems are timed."""
 
 GATE_SHARE = 0.9
 """Share of the stored outcome's normalized median below which the gate fails.
 
-A loss of a tenth of the way from random actions to a good result is one that a user notices. Where the seeds of one
-commit lie further apart than that, the gate may fail by chance: its sentence shows all seeds, and more of them
-(--seeds) narrow the median.
+Users notice a loss of a tenth of the way from random actions to a good result. If the seeds of one commit differ by
+more, the gate may fail by chance: its sentence shows all seeds, and more seeds (--seeds) make the median surer.
 """
 
 
 @dataclass(frozen=True)
 class Time:
-    """When the seeds of one system reached a return.
+    """The time at which the seeds of one system reached a return.
 
     Attributes:
-        seconds, env_steps: lower medians over all seeds, of which those that did not reach it are infinite; None if
-            fewer than half of them reached it.
-        num_reached, num_seeds: how many reached it, of how many.
+        seconds, env_steps: lower medians over all seeds, infinite for those that did not reach it; None if fewer than
+            half of them reached it.
+        num_reached, num_seeds: number of seeds that reached it, and of all.
     """
 
     seconds: float | None
@@ -43,12 +41,11 @@ class Time:
 
 @dataclass(frozen=True)
 class Target:
-    """How long systems need to come close to the best peer.
+    """The time that systems need to nearly reach the best peer's score.
 
     Attributes:
-        task: the environment.
-        peer: the system whose median score is the highest of all peers after the longest time mark, or at the end of
-            its run where that came before.
+        task: id of the environment.
+        peer: the peer with the highest median score after the longest time mark, or at the end of a shorter run.
         peer_score: that score.
         value: the return to reach, `TARGET_SHARE` of the way from the task's `low` to that score.
         by_training: time to it by training return, by system.
@@ -64,12 +61,12 @@ class Target:
 
 
 def training_time(records: Sequence[Record], threshold: float) -> Time:
-    """Returns when the mean return of the last 100 training episodes first reached a threshold."""
+    """Returns the time at which the mean return of the last 100 training episodes first reached a threshold."""
     return _time([record.curve for record in records], threshold)
 
 
 def evaluated_time(records: Sequence[Record], threshold: float) -> Time:
-    """Returns when the first evaluated snapshot that reached a threshold had been saved."""
+    """Returns the time of the first saved snapshot whose evaluation reached a threshold."""
     return _time([record.evaluated_curve for record in records], threshold)
 
 
@@ -83,18 +80,11 @@ def _time(curves: Sequence[Sequence[Point]], threshold: float) -> Time:
 
 
 def median_score(records: Sequence[Record]) -> float:
-    """Returns the median of the final scores over seeds."""
     return statistics.median(record.score for record in records)
 
 
 def target(task: Task, by_system: dict[str, Sequence[Record]], peers: Sequence[str]) -> Target | None:
-    """Returns the times to nearly the best peer's score; None if no peer has results.
-
-    Args:
-        task: the environment.
-        by_system: the results of each system on it.
-        peers: which of them are other libraries.
-    """
+    """Returns the times to nearly the best score of `peers`, the other libraries; None if none has results."""
     scores = {name: _score_after_marks(by_system[name]) for name in peers if by_system.get(name)}
     if not scores:
         return None
@@ -116,7 +106,7 @@ def _score_after_marks(records: Sequence[Record]) -> float:
 
 
 def best_ratio(times: dict[str, Time], system: str, peers: Sequence[str]) -> float | None:
-    """Returns how many times as long as a system the quickest of its peers needed; None if either never arrived."""
+    """Returns the time of the quickest peer divided by a system's time; None if either never reached the return."""
     own = times[system].seconds if system in times else None
     others = [times[name].seconds for name in peers if name in times]
     quickest = min((seconds for seconds in others if seconds is not None), default=None)
@@ -124,13 +114,7 @@ def best_ratio(times: dict[str, Time], system: str, peers: Sequence[str]) -> flo
 
 
 def outcome(tasks: Sequence[Task], system: str, results: dict[str, Sequence[Record]]) -> dict[str, dict[str, Any]]:
-    """Returns what the gate compares: by task its steps, each seed's final score, and their median.
-
-    Args:
-        tasks: of the suite.
-        system: whose results they are.
-        results: by task.
-    """
+    """Returns the numbers that the gate compares, by task: its steps, the final score of each seed, the median."""
     return {
         task.env: {
             "system": system,
@@ -146,8 +130,8 @@ def outcome(tasks: Sequence[Task], system: str, results: dict[str, Sequence[Reco
 def regressions(tasks: Sequence[Task], stored: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]]) -> list[str]:
     """Returns a sentence for each task whose median is below `GATE_SHARE` of the stored one, or cannot be compared.
 
-    Scores are normalized before, because a share of a negative return has no meaning. A stored median that is no
-    better than random actions cannot be missed.
+    Scores are normalized first, because a share of a negative return has no meaning. A stored median that is no better
+    than random actions always passes.
     """
     found = []
     for task in tasks:

@@ -1,10 +1,21 @@
-"""What one run came to: its curve, its snapshots and their evaluations, as a line of the results."""
+"""The result of one run: its curve, and the evaluations of its snapshots, which policies at fixed marks are."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from scoring.tasks import STEP_MARKS, TIME_MARKS_S
+
+END = "end"
+"""Mark of the final policy."""
+
+# A run saves after a mark, on its own clock, which starts up to a second before the first step.
+_CLOCK_TOLERANCE_S = 1.0
 
 # Seconds, environment steps, return.
 Point = tuple[float, float, float]
@@ -12,12 +23,12 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A policy as it was saved during training, evaluated after the end of the run.
+    """A policy that was saved during training and evaluated after the run.
 
     Attributes:
-        seconds: from the command until the policy had been saved.
-        env_steps: environment steps that it had been trained for.
-        marks: the marks that it stands for, such as `30 s`, `25 %` and `end`.
+        seconds: time from the command until the policy was saved.
+        env_steps: environment steps of its training.
+        marks: its marks, such as `30 s`, `25 %` and `end`.
         mean_return: mean return of the evaluation episodes.
     """
 
@@ -34,16 +45,16 @@ class Record:
     Attributes:
         task: id of the task's environment.
         system: name of the system.
-        seed: of training; the evaluation has the same.
-        conditions: what has to be the same for this result to be used again.
-        env: id of the environment that was trained on, which an older Gymnasium has in an older version.
-        versions: of the packages that the system ran with.
+        seed: seed of training and evaluation.
+        conditions: conditions under which the result is used again.
+        env: id of the environment in the system's Gymnasium, which may have an older version.
+        versions: versions of the system's packages.
         startup_s: seconds from the command to the first environment step.
-        seconds: from the command to the end of training.
-        env_steps: environment steps that were trained.
-        curve: mean return of the last 100 training episodes over time. Seconds count from the command.
+        seconds: seconds from the command to the end of training.
+        env_steps: environment steps of training.
+        curve: mean return of the last 100 training episodes; seconds count from the command.
         snapshots: evaluated policies in the order of their steps; the last one is the final policy.
-        environment: what asyncrl and the machine were, as `asyncrl.runtime.provenance.describe` tells.
+        environment: versions and machine, from `asyncrl.runtime.provenance.describe`.
     """
 
     task: str
@@ -61,25 +72,22 @@ class Record:
 
     @property
     def score(self) -> float:
-        """Mean return of the final policy's evaluation episodes."""
         return self.snapshots[-1].mean_return
 
     @property
     def steps_per_s(self) -> float:
-        """Environment steps trained a second, start-up left out."""
+        """Environment steps trained per second, start-up excluded."""
         return self.env_steps / max(self.seconds - self.startup_s, 1e-9)
 
     @property
     def evaluated_curve(self) -> tuple[Point, ...]:
-        """The snapshots as a curve."""
         return tuple((snapshot.seconds, snapshot.env_steps, snapshot.mean_return) for snapshot in self.snapshots)
 
     def at_mark(self, mark: str) -> Snapshot | None:
-        """Returns the snapshot that stands for a mark, None if the run ended before."""
+        """Returns the snapshot of a mark; None if the run ended before."""
         return next((snapshot for snapshot in self.snapshots if mark in snapshot.marks), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what `from_json` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -92,3 +100,57 @@ class Record:
         seconds_steps_return = tuple((point[0], point[1], point[2]) for point in entry["curve"])
         snapshots = tuple(Snapshot(**{**item, "marks": tuple(item["marks"])}) for item in entry["snapshots"])
         return cls(**{**entry, "curve": seconds_steps_return, "snapshots": snapshots})
+
+
+@dataclass(frozen=True)
+class SavedPolicy:
+    """A saved policy; `saved_at` is in seconds since the epoch."""
+
+    path: Path
+    saved_at: float
+    env_steps: int
+
+
+def time_mark(seconds: float) -> str:
+    return f"{seconds:g} s"
+
+
+def step_mark(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def find_saved(paths: Iterable[Path]) -> list[SavedPolicy]:
+    """Returns saved policies in the order of their steps, which are the last number in the name of a path."""
+    found = {}
+    for path in paths:
+        env_steps = int(re.findall(r"\d+", path.stem)[-1])
+        found[env_steps] = SavedPolicy(path, path.stat().st_mtime, env_steps)
+    return [found[env_steps] for env_steps in sorted(found)]
+
+
+def choose(saved: Sequence[SavedPolicy], first_step_at: float, env_steps: int) -> list[tuple[SavedPolicy, list[str]]]:
+    """Chooses the first policy that was saved at or after each mark, and the final policy.
+
+    Args:
+        saved: policies in the order of their steps, the final policy last.
+        first_step_at: time of the first environment step, in seconds since the epoch.
+        env_steps: environment steps of the task.
+
+    Returns:
+        Each chosen policy with its marks, in the order of the steps.
+    """
+    marks: dict[int, list[str]] = {}
+    for share in STEP_MARKS:
+        reached = (idx for idx, policy in enumerate(saved) if policy.env_steps >= share * env_steps)
+        _add(marks, next(reached, None), step_mark(share))
+    for seconds in TIME_MARKS_S:
+        since = first_step_at + seconds - _CLOCK_TOLERANCE_S
+        reached = (idx for idx, policy in enumerate(saved) if policy.saved_at >= since)
+        _add(marks, next(reached, None), time_mark(seconds))
+    _add(marks, len(saved) - 1, END)
+    return [(saved[idx], marks[idx]) for idx in sorted(marks)]
+
+
+def _add(marks: dict[int, list[str]], idx: int | None, mark: str) -> None:
+    if idx is not None:
+        marks.setdefault(idx, []).append(mark)

@@ -1,40 +1,45 @@
-"""The report: what was measured as Markdown and JSON."""
+"""The report as Markdown and JSON, and its figures, which are drawn as those of `asyncrl.plot compare`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from asyncrl.analysis.curves import Curve, make_curve, mean_band
+from asyncrl.analysis.drawing import draw_comparison
+from asyncrl.analysis.figures import Comparison, Group, Metric, XAxis
 from asyncrl.analysis.statistics import Interval, interquartile_interval
 from asyncrl.analysis.tables import UNKNOWN, rounded, section
 from scoring.analysis import TARGET_SHARE, Target, Time, best_ratio, evaluated_time, median_score, target, training_time
-from scoring.records import Record
-from scoring.snapshots import END, step_mark, time_mark
+from scoring.records import END, Record, step_mark, time_mark
 from scoring.systems import System
 from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task
 
 OWN = "asyncrl"
-"""The system that peers are compared with: asyncrl as it is shipped."""
+"""The system that is compared with peers: asyncrl as shipped."""
 
+_AXES: dict[XAxis, int] = {"wall_time": 0, "total_steps": 1}
 _MARKS = (*(time_mark(seconds) for seconds in TIME_MARKS_S), *(step_mark(share) for share in STEP_MARKS[:-1]), END)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Everything that a report is made of.
+    """Everything in a report.
 
     Attributes:
-        tasks: in the order of the report.
-        systems: in the order of the report.
+        tasks, systems: in the order of the report.
         records: results by (task, system), in the order of the seeds.
-        seeds: how many were asked for.
-        episodes: of an evaluation.
+        seeds: number of seeds that were requested.
+        episodes: episodes of an evaluation.
         limit_s: seconds of training after which a run ends before its steps are done.
-        provenance: of the command that makes the report, with `date`.
+        provenance: versions and machine of the report's command, with `date`.
         plots: paths of the figures, relative to the report.
-        without_plots: why there are none, if there are none.
+        without_plots: why there are no figures.
     """
 
     tasks: Sequence[Task]
@@ -48,16 +53,20 @@ class Results:
     without_plots: str | None = None
 
     def of(self, task: Task, system: System) -> Sequence[Record]:
-        """Returns the results of one system on one task."""
         return self.records.get((task.env, system.name), ())
 
     def of_task(self, task: Task) -> dict[str, Sequence[Record]]:
-        """Returns the results of each system that has any on a task."""
+        """Returns the results on a task by system."""
         return {system.name: self.of(task, system) for system in self.systems if self.of(task, system)}
 
     @property
+    def measured(self) -> list[tuple[Task, System, Sequence[Record]]]:
+        """Every task and system with results."""
+        pairs = itertools.product(self.tasks, self.systems)
+        return [(task, system, self.of(task, system)) for task, system in pairs if self.of(task, system)]
+
+    @property
     def peers(self) -> list[str]:
-        """Names of the other libraries."""
         return [system.name for system in self.systems if system.is_peer]
 
     @property
@@ -67,18 +76,16 @@ class Results:
 
     @property
     def targets(self) -> list[Target]:
-        """One for each task on which a peer has results."""
         found = (target(task, self.of_task(task), self.peers) for task in self.tasks)
         return [item for item in found if item is not None]
 
     def interval(self, system: System) -> Interval | None:
-        """Returns a system's interquartile mean over the common tasks."""
+        """Returns a system's interquartile mean over the common tasks; None without such a task."""
         scores = [[task.normalized(record.score) for record in self.of(task, system)] for task in self.common_tasks]
         return interquartile_interval(scores) if scores else None
 
 
 def to_markdown(results: Results) -> str:
-    """Returns the whole report."""
     sections = [
         _heading(results),
         _systems(results),
@@ -96,16 +103,11 @@ def to_markdown(results: Results) -> str:
 
 
 def to_json(results: Results) -> dict[str, Any]:
-    """Returns what the tables show, as numbers; the runs themselves are in the results file."""
+    """Returns the numbers in the tables; the runs themselves are in the results file."""
     return {
         "provenance": results.provenance,
         "tasks": [dataclasses.asdict(task) for task in results.tasks],
-        "summaries": [
-            _summary(task, system, results.of(task, system))
-            for task in results.tasks
-            for system in results.systems
-            if results.of(task, system)
-        ],
+        "summaries": [_summary(*measured) for measured in results.measured],
         "interquartile_means": {
             "tasks": [task.env for task in results.common_tasks],
             "systems": {
@@ -246,15 +248,13 @@ def _times(results: Results, way: str, time_to: Callable[[Sequence[Record], floa
 
 def _marks(results: Results) -> str:
     rows = []
-    for task in results.tasks:
-        for system in results.systems:
-            records = results.of(task, system)
-            if not records:
-                continue
-            cells = [
-                rounded(median) if (median := _median_at(records, mark)) is not None else UNKNOWN for mark in _MARKS
-            ]
-            rows.append([task.env, system.label, *cells])
+    for task, system, records in results.measured:
+        cells = []
+        for mark in _MARKS:
+            scores = [snapshot.mean_return for record in records if (snapshot := record.at_mark(mark)) is not None]
+            has_half = scores and 2 * len(scores) >= len(records)
+            cells.append(rounded(statistics.median_low(scores)) if has_half else UNKNOWN)
+        rows.append([task.env, system.label, *cells])
     note = (
         "Median scores of the first policy that was saved at or after each mark. Here seconds count from the first "
         f"environment step, and percentages are of the task's steps; `{UNKNOWN}` where fewer than half of the seeds "
@@ -263,27 +263,17 @@ def _marks(results: Results) -> str:
     return section("Scores on the way", note, ["task", "system", *_MARKS], rows)
 
 
-def _median_at(records: Sequence[Record], mark: str) -> float | None:
-    found = sorted(snapshot.mean_return for record in records if (snapshot := record.at_mark(mark)) is not None)
-    return found[(len(found) - 1) // 2] if found and 2 * len(found) >= len(records) else None
-
-
 def _speed(results: Results) -> str:
-    def median(values: Sequence[float]) -> float:
-        return sorted(values)[(len(values) - 1) // 2]
-
     rows = [
         [
             task.env,
             system.label,
-            f"{median([record.env_steps for record in records]):,.0f}",
-            f"{median([record.seconds for record in records]):.1f}",
-            f"{median([record.startup_s for record in records]):.1f}",
-            f"{median([record.steps_per_s for record in records]):,.0f}",
+            f"{statistics.median_low(record.env_steps for record in records):,.0f}",
+            f"{statistics.median_low(record.seconds for record in records):.1f}",
+            f"{statistics.median_low(record.startup_s for record in records):.1f}",
+            f"{statistics.median_low(record.steps_per_s for record in records):,.0f}",
         ]
-        for task in results.tasks
-        for system in results.systems
-        if (records := results.of(task, system))
+        for task, system, records in results.measured
     ]
     header = ["task", "system", "steps trained", "seconds", "of them start-up", "steps/s after it"]
     return section("Speed", "Medians over seeds.", header, rows)
@@ -323,3 +313,35 @@ def _time(time: Time | None) -> str:
 
 def _ratio(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.1f} ×"
+
+
+def draw(task: Task, by_system: dict[str, Sequence[Record]], systems: Sequence[System], folder: Path) -> Iterator[Path]:
+    """Draws training returns and evaluated snapshots of a task over both axes, and yields the files."""
+    metrics: tuple[Metric, ...] = ("train", "eval")
+    for metric in metrics:
+        for x, position in _AXES.items():
+            groups = [
+                group
+                for system in systems
+                if (group := _group(system.label, by_system.get(system.name, ()), metric, position)) is not None
+            ]
+            if groups:
+                path = folder / f"{task.env.replace('/', '_')}_{metric}_{x}.png"
+                draw_comparison(Comparison(task.env, x, metric, tuple(groups)), path)
+                yield path
+
+
+def _group(label: str, records: Sequence[Record], metric: Metric, position: int) -> Group | None:
+    """Returns the seeds of one system; None without a point."""
+    seeds, curves = [], []
+    for record in records:
+        curve = _curve(record, metric, position)
+        if len(curve):
+            seeds.append(f"seed {record.seed}")
+            curves.append(curve)
+    return Group(label, tuple(seeds), tuple(curves), mean_band(curves, ddof=1)) if curves else None
+
+
+def _curve(record: Record, metric: Metric, position: int) -> Curve:
+    points = record.curve if metric == "train" else record.evaluated_curve
+    return make_curve((point[position], point[2]) for point in points)

@@ -1,4 +1,4 @@
-"""Trains one run and evaluates the policies that it saved."""
+"""Makes one run: trains, and evaluates the policies that were saved."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from asyncrl.analysis.benchmark.tasks import TaskFailed
-from asyncrl.analysis.benchmark.watch import CommandTimedOut, run_watched
+from asyncrl.analysis.benchmark.watch import TaskFailed, run_watched
 from asyncrl.analysis.records import read_json_lines
 from asyncrl.runtime.provenance import describe
-from scoring.records import Record, Snapshot
-from scoring.snapshots import choose, find_saved
+from scoring.records import Record, Snapshot, choose, find_saved
 from scoring.systems import Job, System
 
 _START_AND_END_S = 180.0
@@ -21,7 +19,7 @@ _EVALUATION_S = 1800.0
 
 
 def conditions(system: System, job: Job, episodes: int) -> dict[str, Any]:
-    """Returns what has to be the same for an older result to stand for this run."""
+    """Returns the conditions under which an earlier result is used again."""
     return {
         "env_steps": job.task.env_steps,
         "limit_s": job.limit_s,
@@ -32,9 +30,9 @@ def conditions(system: System, job: Job, episodes: int) -> dict[str, Any]:
 
 
 def run(system: System, job: Job, episodes: int) -> Record:
-    """Trains in the job's folder, which is emptied before, and evaluates afterwards.
+    """Trains in the job's folder, which is emptied first, and then evaluates.
 
-    A run that was stopped begins again: its curve over time would have a gap.
+    A stopped run begins again, because its curve over time would have a gap.
 
     Raises:
         TaskFailed: training or evaluation failed.
@@ -46,11 +44,11 @@ def run(system: System, job: Job, episodes: int) -> Record:
     command = system.training_command(job)
     launched_at = time.time()
     _carry_out(command, _beside(job, "training.log"), job.limit_s + _START_AND_END_S)
-    training = system.read_training(job, launched_at)
+    startup_s, curve = system.read_training(job, launched_at)
     saved = find_saved(system.saved_paths(job))
     if not saved:
         raise TaskFailed("the run saved no policy")
-    chosen = choose(saved, launched_at + training.startup_s, job.task.env_steps)
+    chosen = choose(saved, launched_at + startup_s, job.task.env_steps)
     scores = _evaluate(system, job, env, episodes, [policy.path for policy, _ in chosen])
     last = saved[-1]
     return Record(
@@ -60,10 +58,10 @@ def run(system: System, job: Job, episodes: int) -> Record:
         conditions=conditions(system, job, episodes),
         env=env,
         versions=system.versions(),
-        startup_s=round(training.startup_s, 2),
+        startup_s=round(startup_s, 2),
         seconds=round(last.saved_at - launched_at, 2),
         env_steps=last.env_steps,
-        curve=tuple((round(seconds, 2), steps, round(value, 3)) for seconds, steps, value in training.curve),
+        curve=tuple((round(seconds, 2), steps, round(value, 3)) for seconds, steps, value in curve),
         snapshots=tuple(
             Snapshot(round(policy.saved_at - launched_at, 2), policy.env_steps, tuple(marks), scores[str(policy.path)])
             for policy, marks in chosen
@@ -73,7 +71,6 @@ def run(system: System, job: Job, episodes: int) -> Record:
 
 
 def _evaluate(system: System, job: Job, env: str, episodes: int, policies: list[Path]) -> dict[str, float]:
-    """Returns the mean return of each policy by its path."""
     results = _beside(job, "evaluation.jsonl")
     results.unlink(missing_ok=True)
     options = {"env": env, "seed": job.seed, "episodes": episodes, "policies": [str(path) for path in policies],
@@ -88,9 +85,6 @@ def _beside(job: Job, ending: str) -> Path:
 
 
 def _carry_out(command: list[str], log: Path, timeout_s: float) -> None:
-    try:
-        finished = run_watched(command, log, timeout_s)
-    except CommandTimedOut as error:
-        raise TaskFailed(str(error)) from error
+    finished = run_watched(command, log, timeout_s)
     if finished.exit_code != 0:
         raise TaskFailed(f"exit code {finished.exit_code} (output: {log})")

@@ -1,4 +1,4 @@
-"""What is compared: asyncrl in several settings, and other libraries with theirs."""
+"""The systems that are compared: asyncrl with several settings, and other libraries with theirs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task
 
 SAMPLE_FACTORY = Peer(
     "sample_factory_learning",
-    # The Box2D of this Gymnasium's own extra has to be compiled.
+    # The Box2D of this Gymnasium's own extra must be compiled.
     ("sample-factory==2.1.1", "gymnasium[mujoco]==0.29.1", "mujoco=={mujoco}", "box2d==2.3.10", "pygame-ce"),
     ("sample-factory", "gymnasium", "mujoco", "box2d", "torch", "numpy"),
     "sample_factory_learning.py",
@@ -46,11 +46,11 @@ class Job:
     """One run of a system.
 
     Attributes:
-        task: what is trained.
-        seed: of the run and its evaluation.
-        folder: of the run; everything in it is of this run.
-        limit_s: seconds of training after which the run ends before its steps are done.
-        num_cores: workers of systems that have workers.
+        task: the environment and its steps.
+        seed: seed of the run and of its evaluation.
+        folder: folder of this run alone.
+        limit_s: seconds of training after which the run ends, even before its steps are reached.
+        num_cores: number of workers, for systems with workers.
     """
 
     task: Task
@@ -60,48 +60,32 @@ class Job:
     num_cores: int
 
 
-@dataclass(frozen=True)
-class Training:
-    """What a run says of its training.
-
-    Attributes:
-        startup_s: seconds from the command to the first environment step.
-        curve: see `scoring.records.Record`.
-    """
-
-    startup_s: float
-    curve: tuple[Point, ...]
-
-
 class System(ABC):
     """One column of the tables.
 
     Attributes:
-        name: in results and on the command line.
-        label: in tables.
+        name: name in results and on the command line.
+        label: name in tables.
         setting: one sentence for the report.
+        is_peer: whether it is another library.
     """
 
+    is_peer = False
+
     def __init__(self, name: str, label: str, setting: str) -> None:
-        """Takes what it is called."""
         self.name, self.label, self.setting = name, label, setting
 
-    @property
-    def is_peer(self) -> bool:
-        """Whether it is another library."""
-        return False
-
     def env_of(self, task: Task) -> str | None:
-        """Returns the id under which it trains a task, None if it cannot."""
+        """Returns the id of a task's environment in this system; None if it cannot train the task."""
         return task.env
 
     def prepare(self) -> None:
-        """Installs what it needs."""
+        """Installs the packages of the system."""
         return
 
     @abstractmethod
     def settings(self, task: Task) -> Any:
-        """Returns what a result depends on besides task and seed, as JSON."""
+        """Returns the settings on which a result depends, besides task and seed, as JSON."""
 
     @abstractmethod
     def versions(self) -> str:
@@ -112,8 +96,11 @@ class System(ABC):
         """Returns the command that trains in the job's folder."""
 
     @abstractmethod
-    def read_training(self, job: Job, launched_at: float) -> Training:
-        """Reads what a finished run wrote; `launched_at` is in seconds since the epoch."""
+    def read_training(self, job: Job, launched_at: float) -> tuple[float, tuple[Point, ...]]:
+        """Returns the seconds to the first environment step of a finished run, and its curve, as in `Record`.
+
+        `launched_at` is the time of the command in seconds since the epoch.
+        """
 
     @abstractmethod
     def saved_paths(self, job: Job) -> list[Path]:
@@ -121,33 +108,29 @@ class System(ABC):
 
     @abstractmethod
     def evaluation_command(self, job: Job) -> list[str]:
-        """Returns the command that evaluates policies, but for its last two arguments.
+        """Returns the command that evaluates policies, without its last two arguments.
 
-        These are the file for the results and JSON: env, seed, episodes, policies (paths). Each policy gives one line
-        in the file, {"policy": ..., "mean_return": ...}.
+        These are the file of the results and JSON: env, seed, episodes, policies (paths). The command writes a line
+        for each policy to the file, {"policy": ..., "mean_return": ...}.
         """
 
 
 class Asyncrl(System):
-    """asyncrl with some flags. It saves and is evaluated by its own checkpoints."""
+    """asyncrl with some flags."""
 
     def __init__(self, name: str, label: str, flags: tuple[str, ...], commit: str | None) -> None:
-        """Takes the flags that are set apart from what is shipped, and the commit that results are of."""
         super().__init__(name, label, f"as shipped, and `{' '.join(flags)}`" if flags else "as shipped")
         self._flags, self._commit = flags, commit
 
     def settings(self, task: Task) -> Any:
-        """The flags, and the commit that they are given to."""
         return {"flags": list(self._flags), "commit": self._commit}
 
     def versions(self) -> str:
-        """Of asyncrl and what it computes with."""
         packages = describe("cpu")["packages"]
         shown = ("asyncrl", "gymnasium", "mujoco", "torch", "numpy")
         return ", ".join(f"{name} {packages[name]}" for name in shown if name in packages)
 
     def training_command(self, job: Job) -> list[str]:
-        """Trains as a user would; all other flags only record and save."""
         flags = (
             f"--env={job.task.env}",
             f"--train_for_env_steps={job.task.env_steps}",
@@ -166,49 +149,40 @@ class Asyncrl(System):
         )
         return train_command(flags)
 
-    def read_training(self, job: Job, launched_at: float) -> Training:
-        """Reads metrics.jsonl and summary.json."""
+    def read_training(self, job: Job, launched_at: float) -> tuple[float, tuple[Point, ...]]:
         summary = json.loads((job.folder / "summary.json").read_text(encoding="utf-8"))
         curve = tuple(
             (record[ELAPSED], record[STEPS], record[TRAIN_RETURN])
             for record in read_records(job.folder / "metrics.jsonl")
             if record.get(TRAIN_RETURN) is not None
         )
-        return Training(summary["startup_s"], curve)
+        return summary["startup_s"], curve
 
     def saved_paths(self, job: Job) -> list[Path]:
-        """Checkpoints and milestones."""
         folder = job.folder / "checkpoints"
         return [*folder.glob("milestones/checkpoint_*"), *folder.glob("checkpoint_*")]
 
     def evaluation_command(self, job: Job) -> list[str]:
-        """One process evaluates all checkpoints, which saves its start-up."""
+        """One process evaluates all checkpoints, which saves start-ups."""
         return [sys.executable, str(DRIVERS / "asyncrl_evaluation.py")]
 
 
 class PeerSystem(System):
-    """Another library, trained and evaluated by a driver that runs in the library's own virtual environment."""
+    """Another library, trained and evaluated by a driver in the library's virtual environment."""
+
+    is_peer = True
 
     def __init__(self, name: str, label: str, setting: str, peer: Peer, work_dir: Path) -> None:
-        """Takes the library; its virtual environment lies in `work_dir`."""
         super().__init__(name, label, setting)
         self._peer, self._work_dir = peer, work_dir
 
-    @property
-    def is_peer(self) -> bool:
-        """It is."""
-        return True
-
     def prepare(self) -> None:
-        """Makes the virtual environment."""
         python_of(self._peer, self._work_dir)
 
     def versions(self) -> str:
-        """Of the packages in its virtual environment."""
         return versions_of(self._peer, self._work_dir)
 
     def training_command(self, job: Job) -> list[str]:
-        """Starts the driver."""
         options = {
             "env": self.env_of(job.task),
             "env_steps": job.task.env_steps,
@@ -222,18 +196,16 @@ class PeerSystem(System):
         }
         return [*self._driver, "train", str(job.folder), json.dumps(options)]
 
-    def read_training(self, job: Job, launched_at: float) -> Training:
-        """Reads curve.jsonl, whose first line tells when the first environment step was made."""
+    def read_training(self, job: Job, launched_at: float) -> tuple[float, tuple[Point, ...]]:
+        """Reads curve.jsonl, whose first line has the time of the first environment step."""
         first, *entries = read_json_lines(job.folder / "curve.jsonl")
         curve = tuple((entry["time_s"] - launched_at, entry["env_steps"], entry["mean_return"]) for entry in entries)
-        return Training(first["time_s"] - launched_at, curve)
+        return first["time_s"] - launched_at, curve
 
     def saved_paths(self, job: Job) -> list[Path]:
-        """What the driver saved."""
         return [*job.folder.glob("policies/*.zip"), *job.folder.glob("run/checkpoint_p0/**/checkpoint_*.pth")]
 
     def evaluation_command(self, job: Job) -> list[str]:
-        """Starts the driver."""
         return [*self._driver, "evaluate"]
 
     @property
@@ -242,23 +214,21 @@ class PeerSystem(System):
 
 
 class SampleFactory(PeerSystem):
-    """Sample Factory with the settings of its MuJoCo examples, which it gets for other tasks too."""
+    """Sample Factory with the settings of its MuJoCo examples; `mode` is `sync`, as they are shipped, or `async`."""
 
     def __init__(self, mode: str, work_dir: Path) -> None:
-        """Takes `sync`, as its MuJoCo examples are shipped, or `async`."""
         name = "sample_factory" if mode == "sync" else f"sample_factory_{mode}"
         setting = f"settings of its MuJoCo examples, {mode}, {_SAMPLE_FACTORY_ENVS} environments, a worker a core"
         super().__init__(name, f"Sample Factory, {mode}", setting, SAMPLE_FACTORY, work_dir)
         self._mode = mode
 
     def env_of(self, task: Task) -> str | None:
-        """Its Gymnasium, 0.29, has older versions; games need other settings and are left out."""
+        """Its Gymnasium, 0.29, has older versions. Games need other settings and are left out."""
         if task.env.startswith("ALE/"):
             return None
         return _OLDER_VERSIONS.get(task.env, task.env.replace("-v5", "-v4"))
 
     def settings(self, task: Task) -> Any:
-        """The mode."""
         return {"mode": self._mode}
 
 
@@ -266,7 +236,6 @@ class StableBaselines3(PeerSystem):
     """Stable-Baselines3's PPO, with rl-baselines3-zoo's tuned settings or with its defaults."""
 
     def __init__(self, is_tuned: bool, work_dir: Path) -> None:
-        """Takes which settings it gets."""
         name, kind = ("sb3_zoo", "tuned") if is_tuned else ("sb3_default", "default")
         setting = "PPO with rl-baselines3-zoo's settings" if is_tuned else "PPO with its defaults, one environment"
         super().__init__(name, f"Stable-Baselines3, {kind}", setting, STABLE_BASELINES3, work_dir)
@@ -277,12 +246,11 @@ class StableBaselines3(PeerSystem):
         return task.env if self._is_tuned or not task.env.startswith("ALE/") else None
 
     def settings(self, task: Task) -> Any:
-        """The hyperparameters that differ from the defaults."""
         return json.loads(TUNED.read_text(encoding="utf-8"))["settings"][task.env] if self._is_tuned else {}
 
 
 def known_systems(work_dir: Path, commit: str | None) -> dict[str, System]:
-    """Returns all systems by name, those of asyncrl first, whose results are of a commit."""
+    """Returns all systems by name; results of asyncrl are of a commit."""
     systems: list[System] = [
         Asyncrl("asyncrl", "asyncrl, async", (), commit),
         Asyncrl("asyncrl_sync", "asyncrl, sync", ("--async_rl=False",), commit),

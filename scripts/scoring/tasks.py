@@ -1,4 +1,4 @@
-"""The environments of each suite, how long they are trained, and which returns are of interest."""
+"""The environments of each suite, their steps, and the returns whose times are reported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Task:
 
     Attributes:
         env: Gymnasium id.
-        env_steps: environment steps of a run; schedules of the learning rate end there.
-        thresholds: returns whose first time is reported, lowest first.
-        low, high: returns that become 0 and 1 in a normalized score. `low` is about what random actions get (20
-            episodes), `high` a good result, which may be exceeded.
+        env_steps: environment steps of a run, where schedules of the learning rate end.
+        thresholds: returns whose times are reported, lowest first.
+        low, high: returns with the normalized scores 0 and 1: about that of random actions (20 episodes), and a good
+            result, which can be exceeded.
     """
 
     env: str
@@ -24,19 +24,19 @@ class Task:
     high: float
 
     def normalized(self, score: float) -> float:
-        """Returns the place of a return between `low` (0) and `high` (1)."""
+        """Returns the position of a return between `low` (0) and `high` (1)."""
         return (score - self.low) / (self.high - self.low)
 
     def denormalized(self, share: float) -> float:
-        """Returns the return at a place between `low` (0) and `high` (1)."""
+        """Returns the return at a position between `low` (0) and `high` (1)."""
         return self.low + share * (self.high - self.low)
 
 
 TIME_MARKS_S = (10, 30, 60, 120, 300)
-"""Seconds of training after which the policy is evaluated; they count from the first environment step."""
+"""Seconds of training after which a policy is evaluated, from the first environment step."""
 
 STEP_MARKS = (0.1, 0.25, 0.5, 1.0)
-"""Shares of a task's steps after which the policy is evaluated."""
+"""Shares of a task's steps after which a policy is evaluated."""
 
 _TASKS = (
     Task("CartPole-v1", 100_000, (100, 200, 400, 475), 20, 500),
@@ -57,7 +57,7 @@ _TASKS = (
 )
 _BY_ENV = {task.env: task for task in _TASKS}
 
-# The regression gate: tasks that are learned within half a minute, of discrete and continuous actions and of both
+# The regression gate: tasks that are learned within half a minute, with discrete and continuous actions, in both
 # simulators.
 _QUICK_STEPS = {"CartPole-v1": 100_000, "LunarLander-v3": 300_000, "Hopper-v5": 500_000, "HalfCheetah-v5": 500_000}
 

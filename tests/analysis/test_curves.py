@@ -4,10 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.analysis.comparison import compare, curve_over, group_runs
 from asyncrl.analysis.curves import common_grid, interpolate, make_curve, mean_band, moving_average
+from asyncrl.analysis.figures import compare, curve_over, group_runs, make_trial, notes
 from asyncrl.analysis.records import Run, parse_records, unique_names
-from asyncrl.analysis.trial import make_trial, notes
 from asyncrl.config.errors import UsageError
 
 

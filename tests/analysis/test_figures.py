@@ -1,7 +1,7 @@
 import pytest
 
-from asyncrl.analysis.benchmark.figures import NothingMeasured, learning_figures, throughput_figures
-from asyncrl.analysis.benchmark.watch import Usage
+from asyncrl.analysis.benchmark.results import learning_figures, throughput_figures
+from asyncrl.analysis.benchmark.watch import TaskFailed, Usage
 from asyncrl.analysis.records import read_records
 
 USAGE = Usage(cpu=((0.0, 0.0), (100.0, 200.0)), peak_pss_bytes=5, peak_rss_bytes=7)
@@ -74,9 +74,9 @@ def test_of_several_ranks_the_first_counts_steps_and_all_count_what_was_dropped_
 
 
 def test_a_run_that_is_too_short_is_not_measured():
-    with pytest.raises(NothingMeasured, match="--measure_s"):
+    with pytest.raises(TaskFailed, match="--measure_s"):
         throughput_figures([run()], startup_s=2.0, warm_up_s=45.0, num_epochs=2, usage=USAGE)
-    with pytest.raises(NothingMeasured):
+    with pytest.raises(TaskFailed):
         throughput_figures([[]], startup_s=2.0, warm_up_s=0.0, num_epochs=2, usage=USAGE)
 
 

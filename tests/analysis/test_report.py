@@ -3,10 +3,14 @@ import json
 
 import pytest
 
-from asyncrl.analysis.benchmark.figures import LearningFigures, SimulationFigures, ThroughputFigures
-from asyncrl.analysis.benchmark.plots import Plots, draw_plots
-from asyncrl.analysis.benchmark.report import to_markdown
-from asyncrl.analysis.benchmark.results import About, summarize
+from asyncrl.analysis.benchmark.report import Plots, draw_plots, to_markdown
+from asyncrl.analysis.benchmark.results import (
+    About,
+    LearningFigures,
+    SimulationFigures,
+    ThroughputFigures,
+    summarize,
+)
 from asyncrl.analysis.benchmark.variants import Layout, Task, Variant
 
 LAYOUT = Layout(2, 32)

@@ -4,8 +4,7 @@ import itertools
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from asyncrl.analysis.benchmark.recording import Recording, record
-from asyncrl.analysis.benchmark.simulation import _Player, measure_pure_simulation
+from asyncrl.analysis.benchmark.simulation import Recording, _Player, measure_pure_simulation, record
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.factory import make_env

@@ -1,27 +1,21 @@
+from pathlib import Path
+
 import pytest
 
-from asyncrl.analysis.curves import make_curve
+from asyncrl.analysis.figures import measure_speedup, speed_of, unexpected_differences
 from asyncrl.analysis.records import Run
-from asyncrl.analysis.speedup import (
-    Pace,
-    efficiency,
-    measure_speedup,
-    read_paces,
-    speed_of,
-    unexpected_differences,
-    unit_of,
-)
 from asyncrl.config.errors import UsageError
 
 
-def pace(name, num_workers, *points):
-    return Pace(name, num_workers, make_curve([(steps, seconds) for seconds, steps in points]))
+def timed(name, num_workers, *points):
+    records = tuple({"env_steps": steps, "time/time_elapsed": seconds} for seconds, steps in points)
+    return Run(name, Path(name), {"num_workers": num_workers}, records)
 
 
 def steady(name, num_workers, steps_per_s, total, startup_s=0.0):
     """A run that steps evenly once it has started, with its first record after a tenth of its steps."""
     points = [(startup_s + share * total / steps_per_s, share * total) for share in (0.1, 0.6, 1.0)]
-    return pace(name, num_workers, *points)
+    return timed(name, num_workers, *points)
 
 
 def by_run(result):
@@ -43,7 +37,6 @@ def test_the_fewest_workers_are_the_measure_also_if_they_are_several():
     assert result.base_count == 2
     assert by_run(result)["b"].speedup == pytest.approx(2.4)
     assert by_run(result)["b"].efficiency == pytest.approx(0.8)
-    assert efficiency(2.4, 6, 2) == pytest.approx(0.8)
 
 
 def test_runs_of_different_lengths_are_timed_to_the_smallest_total():
@@ -55,8 +48,8 @@ def test_runs_of_different_lengths_are_timed_to_the_smallest_total():
 
 
 def test_what_a_run_did_after_the_common_total_does_not_count():
-    slows_down = pace("b", 2, (1, 100), (3, 500), (5, 900), (105, 1000))
-    result = measure_speedup([pace("a", 1, (1, 100), (9, 900)), slows_down])
+    slows_down = timed("b", 2, (1, 100), (3, 500), (5, 900), (105, 1000))
+    result = measure_speedup([timed("a", 1, (1, 100), (9, 900)), slows_down])
     assert by_run(result)["b"].speedup == pytest.approx(2.0)
 
 
@@ -66,18 +59,18 @@ def test_start_up_does_not_count():
 
 
 def test_a_record_before_the_first_trained_step_is_start_up():
-    assert speed_of(pace("a", 1, (5, 0), (30, 100), (40, 300)), 300) == pytest.approx(20)
+    assert speed_of(timed("a", 1, (5, 0), (30, 100), (40, 300)), 300) == pytest.approx(20)
 
 
 def test_the_window_ends_between_two_records_where_the_common_total_was_reached():
     # 100 steps in the first interval's second, and 50 of the 400 that the second one takes 4 s for.
-    assert speed_of(pace("a", 1, (1, 100), (2, 200), (6, 600)), 250) == pytest.approx(150 / 1.5)
+    assert speed_of(timed("a", 1, (1, 100), (2, 200), (6, 600)), 250) == pytest.approx(150 / 1.5)
 
 
 def test_several_runs_of_a_count_have_median_and_range():
-    paces = [steady("a", 1, 100, 1000), steady("b", 1, 50, 1000), steady("c", 1, 200, 1000)]
-    paces += [steady("d", 4, 300, 1000), steady("e", 4, 200, 1000)]
-    result = measure_speedup(paces)
+    runs = [steady("a", 1, 100, 1000), steady("b", 1, 50, 1000), steady("c", 1, 200, 1000)]
+    runs += [steady("d", 4, 300, 1000), steady("e", 4, 200, 1000)]
+    result = measure_speedup(runs)
     # The measure is the median of 10, 20 and 5 seconds.
     one, four = result.counts
     assert (one.speedup.median, one.speedup.low, one.speedup.high) == pytest.approx((1.0, 0.5, 2.0))
@@ -90,7 +83,7 @@ def test_several_runs_of_a_count_have_median_and_range():
 
 
 @pytest.mark.parametrize(
-    ("paces", "problem"),
+    ("runs", "problem"),
     [
         (
             [steady("a", 2, 1, 10), steady("b", 2, 1, 10)],
@@ -100,24 +93,24 @@ def test_several_runs_of_a_count_have_median_and_range():
             [steady("a", 1, 1, 10), steady("b", 2, 1, 10_000)],
             "it has no record before 10 environment steps",
         ),
-        ([steady("a", 1, 1, 10), pace("b", 2)], "b has recorded no time/time_elapsed"),
+        ([steady("a", 1, 1, 10), timed("b", 2)], "b has recorded no time/time_elapsed"),
         (
-            [pace("a", 1, (1, 10), (1, 20)), steady("b", 2, 1, 20)],
+            [timed("a", 1, (1, 10), (1, 20)), steady("b", 2, 1, 20)],
             "of a cannot be measured: the times in its records",
         ),
     ],
 )
-def test_what_cannot_be_measured_is_one_sentence(paces, problem):
+def test_what_cannot_be_measured_is_one_sentence(runs, problem):
     with pytest.raises(UsageError, match=problem):
-        measure_speedup(paces)
+        measure_speedup(runs)
 
 
 def test_only_runs_of_one_experiment_are_measured(tmp_path):
     runs = [Run(f"r{n}", tmp_path, {"env": env, "num_workers": n}, ()) for n, env in ((1, "A-v1"), (2, "B-v1"))]
     with pytest.raises(UsageError, match="env differs: r1 has A-v1, r2 has B-v1"):
-        read_paces(runs)
+        measure_speedup(runs)
     with pytest.raises(UsageError, match="number of workers of r is unknown"):
-        read_paces([Run("r", tmp_path, {"num_workers": "auto"}, ())])
+        measure_speedup([Run("r", tmp_path, {"num_workers": "auto"}, ())])
 
 
 def test_runs_are_compared_by_their_ranks_where_these_differ(tmp_path):
@@ -125,14 +118,14 @@ def test_runs_are_compared_by_their_ranks_where_these_differ(tmp_path):
     twice = tuple({"env_steps": steps, "time/time_elapsed": steps / 150} for steps in (100, 1000))
     config = {"env": "A-v1", "num_workers": 3}
     one, two = Run("one", tmp_path, config, records), Run("two", tmp_path, config, twice, other_ranks=(twice,))
-    assert [(pace.run, pace.count) for pace in read_paces([one, two])] == [("one", 1), ("two", 2)]
-    result = measure_speedup(read_paces([one, two]), unit_of([one, two]))
+    result = measure_speedup([one, two])
+    assert [(run.run, run.count) for run in result.runs] == [("one", 1), ("two", 2)]
     assert (result.unit, result.base_count) == ("rank", 1)
     assert by_run(result)["two"].efficiency == pytest.approx(0.75)
     assert "against 1 rank:" in result.table()
     # As many ranks, each with more workers: their workers count, all of them.
     more = Run("more", tmp_path, {**config, "num_workers": 6}, twice, other_ranks=(twice,))
-    assert [pace.count for pace in read_paces([two, more])] == [6, 12]
+    assert [run.count for run in measure_speedup([two, more]).runs] == [6, 12]
     assert unexpected_differences([two, more]) == []
     assert unexpected_differences([one, more]) == ["num_workers"]
 

@@ -1,4 +1,4 @@
-from asyncrl.analysis.benchmark.figures import LearningFigures, ResultStore, SimulationFigures
+from asyncrl.analysis.benchmark.results import LearningFigures, ResultStore, SimulationFigures
 from asyncrl.analysis.benchmark.variants import Layout, Protocol, Task, Variant, ordered_tasks
 
 SMALL, LARGE = Layout(1, 8), Layout(2, 32)

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from asyncrl.analysis.benchmark.watch import CommandTimedOut, Usage, run_watched
+from asyncrl.analysis.benchmark.watch import TaskFailed, Usage, run_watched
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
@@ -48,7 +48,7 @@ def test_what_descendants_use_counts(tmp_path):
 
 
 def test_a_command_that_hangs_is_ended(tmp_path):
-    with pytest.raises(CommandTimedOut, match="did not end within"):
+    with pytest.raises(TaskFailed, match="did not end within"):
         run_watched([sys.executable, "-c", "import time; time.sleep(100)"], tmp_path / "log", timeout_s=0.5)
 
 

@@ -87,6 +87,11 @@ def run(tmp_path):
     return Run(tmp_path)
 
 
+def control(activity=None, first_step_at=None):
+    """The words of the arena that the monitor reads."""
+    return SimpleNamespace(activity=activity or Activity(), first_step_at=first_step_at)
+
+
 def rollout(worker_idx=0, env_steps=0, episodes=(), wall_s=1.0, busy_s=0.5):
     return RolloutReport(worker_idx, wall_s, busy_s, env_steps, tuple(episodes))
 
@@ -251,7 +256,7 @@ def test_a_run_that_goes_on_counts_on_and_hides_what_came_after_its_checkpoint(t
 
 def test_the_time_left_of_a_run_that_goes_on_is_that_of_all_its_parts(tmp_path):
     run = Run(tmp_path, train_for_seconds=100.0, earlier=ResumedTotals(100, 40.0))
-    run.monitor.mark_first_step(run.clock.now)
+    run.monitor.tick(control(first_step_at=run.clock.now))
     run.at(10, learner(200))
     assert run.progress.records[-1].remaining_s == pytest.approx(50.0)
 
@@ -411,7 +416,7 @@ def test_a_run_that_never_trained_has_a_summary_too(run):
 
 
 def test_the_runner_knows_the_first_step_better_than_the_reports(run):
-    run.monitor.mark_first_step(1000.5)
+    run.monitor.tick(control(first_step_at=1000.5))
     run.at(2, rollout(0, 64))
     assert run.monitor.finish("completed").startup_s == pytest.approx(3.5)
 
@@ -432,7 +437,7 @@ def test_what_the_run_is_doing_is_shown_where_the_figures_do_not_show_it(tmp_pat
 
     def shown(seconds, activity):
         run.clock.now = 1000.0 + seconds
-        run.monitor.tick(activity)
+        run.monitor.tick(control(activity))
         return run.progress.updates[-1].activity
 
     assert shown(1.0, Activity()) == "starting processes"

@@ -132,11 +132,11 @@ def test_one_that_raises_is_not_called_again_and_the_others_are() -> None:
 
     first, second, last = Counts(), Fails(), Counts()
     run = Run([first, second, last])
-    assert not run.is_to_stop
+    assert not run.is_stopping
     for _ in range(2):
         run.notify(Observer.on_episode, EpisodeRecord(1.0, 1))
     assert (first.num_calls, second.num_calls, last.num_calls) == (2, 1, 2)
-    assert run.is_to_stop and run.failure is not None
+    assert run.is_stopping and run.failure is not None
     assert isinstance(run.failure.__cause__, ValueError)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from asyncrl.monitoring.status import Status
 from asyncrl.monitoring.summary import duration
 from asyncrl.observers.observer import Run
-from asyncrl.observers.progress import LiveProgress, PlainProgress, QuietProgress, make_progress
+from asyncrl.observers.progress import ProgressBar, choose_mode
 
 STATUS = Status(
     env_steps=25_000,
@@ -36,7 +36,7 @@ FIGURES = (
 
 def test_a_plain_line_for_each_record_and_none_for_an_update():
     stream = io.StringIO()
-    progress = PlainProgress(stream)
+    progress = ProgressBar("lines", stream=stream)
     progress.on_status(RUN, STATUS)
     progress.on_status(RUN, OF_RECORD)
     (line,) = stream.getvalue().splitlines()
@@ -63,12 +63,12 @@ def test_a_reader_that_went_away_does_not_stop_the_run():
             attempts.append(text)
             raise BrokenPipeError
 
-    PlainProgress(BrokenPipe()).on_status(RUN, OF_RECORD)
+    ProgressBar("lines", stream=BrokenPipe()).on_status(RUN, OF_RECORD)
     assert len(attempts) == 1
 
 
 def test_quiet_shows_no_progress_but_says_what_goes_wrong(capsys):
-    progress = QuietProgress()
+    progress = ProgressBar("quiet")
     progress.on_status(RUN, STATUS)
     progress.on_status(RUN, OF_RECORD)
     assert capsys.readouterr() == ("", "")
@@ -78,7 +78,7 @@ def test_quiet_shows_no_progress_but_says_what_goes_wrong(capsys):
 
 def test_the_live_line_shows_every_figure_and_gives_the_cursor_back():
     stream = io.StringIO()
-    progress = LiveProgress(Console(file=stream, force_terminal=True, width=200, color_system=None))
+    progress = ProgressBar("live", console=Console(file=stream, force_terminal=True, width=200, color_system=None))
     progress.on_end(RUN, None)
     progress.on_status(RUN, OF_RECORD)
     progress.on_message(RUN, "kept [above] the line")
@@ -93,7 +93,7 @@ def test_the_live_line_shows_every_figure_and_gives_the_cursor_back():
 @pytest.mark.parametrize("activity", [None, "stopping, update: 12 of 80 minibatches"])
 def test_the_live_line_is_one_row_on_any_terminal(width, activity):
     stream = io.StringIO()
-    progress = LiveProgress(Console(file=stream, force_terminal=True, width=width, color_system=None))
+    progress = ProgressBar("live", console=Console(file=stream, force_terminal=True, width=width, color_system=None))
     status = dataclasses.replace(STATUS, activity=activity)
     progress.on_status(RUN, status)
     progress.on_status(RUN, status)
@@ -112,15 +112,17 @@ def test_the_live_line_is_one_row_on_any_terminal(width, activity):
 
 def test_the_bar_shows_the_share():
     stream = io.StringIO()
-    LiveProgress(Console(file=stream, force_terminal=True, width=200, color_system=None)).on_status(RUN, STATUS)
+    ProgressBar("live", console=Console(file=stream, force_terminal=True, width=200, color_system=None)).on_status(
+        RUN, STATUS
+    )
     assert (stream.getvalue().count("\u2501"), stream.getvalue().count("\u2500")) == (6, 18)
 
 
 def test_a_run_in_one_process_leaves_the_terminal_to_a_debugger(monkeypatch):
     monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("TERM", "xterm")
-    assert isinstance(make_progress(quiet=False), LiveProgress)
-    assert type(make_progress(quiet=False, is_serial=True)) is PlainProgress
+    assert choose_mode(quiet=False) == "live"
+    assert choose_mode(quiet=False, is_serial=True) == "lines"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00 min"), (3599.9, "1:00:00 h"), (-1, "0 s")])

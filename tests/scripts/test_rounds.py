@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rounds import Row, carry_out
 
-from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.benchmark.watch import TaskFailed
 
 SPEEDS = {"base": (100.0, 10.0), "quick": (200.0, 40.0), "own": (50.0, 5.0)}
 """Steps a second in each round: ratios within a round are 1, 2 and 4, 0.5."""

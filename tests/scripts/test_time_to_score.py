@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import time_to_score
-from scoring import figures, report, running
+from scoring import report, running
 from scoring.analysis import (
     GATE_SHARE,
     best_ratio,
@@ -22,13 +22,12 @@ from scoring.analysis import (
     target,
     training_time,
 )
-from scoring.records import Record, Snapshot
+from scoring.records import Record, SavedPolicy, Snapshot, choose, find_saved
 from scoring.running import Job
-from scoring.snapshots import SavedPolicy, choose, find_saved
 from scoring.systems import Asyncrl, StableBaselines3, System, variant
 from scoring.tasks import SUITES, Task
 
-from asyncrl.analysis.benchmark.tasks import TaskFailed
+from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.analysis.statistics import interquartile_interval, interquartile_mean
 
 TASK = Task("Hill-v0", 1000, (10, 50), low=-100, high=100)
@@ -237,7 +236,7 @@ def test_the_numbers_of_the_report_are_those_of_its_tables() -> None:
 
 def test_curves_are_drawn_over_seconds_and_steps(tmp_path: Path) -> None:
     results = all_results()
-    drawn = list(figures.draw(TASK, results.of_task(TASK), results.systems, tmp_path))
+    drawn = list(report.draw(TASK, results.of_task(TASK), results.systems, tmp_path))
     assert sorted(path.name for path in drawn) == [
         f"Hill-v0_{metric}_{x}.png" for metric in ("eval", "train") for x in ("total_steps", "wall_time")
     ]
@@ -293,7 +292,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int]]:
     monkeypatch.setattr(time_to_score, "run", run)
     monkeypatch.setattr(time_to_score, "describe", lambda device: {**all_results().provenance, "git_commit": "abc"})
     monkeypatch.setattr(time_to_score.signal, "signal", lambda *arguments: None)
-    monkeypatch.setattr(figures, "draw", lambda *arguments: [])
+    monkeypatch.setattr(report, "draw", lambda *arguments: [])
     return made
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's command line: its own flags, and the flags of training that it passes on to every run."""
+"""The benchmark's command line: its own flags, and flags of training, which every run gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSTEAD = {
     "profile": "the benchmark always shows where the time goes",
     "quiet": "the output of each run goes to a file",
 }
-"""Settings of training that the benchmark makes itself, and what to do instead."""
+"""Settings of training that the benchmark sets itself, with what the user can do instead."""
 
 _A_LIST = ", one or several separated by commas"
 _COUNTS = f"whole numbers greater than 0 or auto{_A_LIST}"
@@ -40,7 +40,7 @@ _Counts = Annotated[tuple[Annotated[str, Field(pattern="^(auto|[1-9][0-9]*)$")],
 
 
 class OwnOptions(BaseModel):
-    """The benchmark's own flags, and those of training that it reads as lists: empty for what the settings say."""
+    """The benchmark's own flags, and flags of training that it reads as lists; an empty list leaves the setting."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -90,7 +90,7 @@ class OwnOptions(BaseModel):
 
     @property
     def measures_throughput(self) -> bool:
-        """Whether there are runs with learning rate 0."""
+        """Whether the benchmark has runs with learning rate 0."""
         return self.measure_s > 0
 
 
@@ -99,12 +99,12 @@ FLAGS = option_flags(OwnOptions)
 
 @dataclass(frozen=True)
 class BenchmarkOptions:
-    """What to measure.
+    """Values of the command line.
 
     Attributes:
         own: the benchmark's own flags.
-        first_seed: seeds are this and the ones after it.
-        learns: whether to train to `--train_for_env_steps` with the real settings too.
+        first_seed: first of the seeds, which follow one another.
+        learns: whether to train to `--train_for_env_steps` with the real settings, too.
         train_flags: flags of training that every run gets.
     """
 
@@ -120,10 +120,10 @@ class BenchmarkOptions:
 
 
 def read_options(argv: Sequence[str]) -> BenchmarkOptions:
-    """Reads the command line; the values of flags of training are checked later, with the rest of their run.
+    """Reads the command line. Values of training flags are checked later, with the rest of their run.
 
     Raises:
-        UsageError: everything that is wrong with it, one line each.
+        UsageError: every problem of the command line, one line each.
     """
     settings = all_settings()
     given = split_flags(argv, settings, FLAGS)

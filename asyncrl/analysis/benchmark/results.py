@@ -1,4 +1,4 @@
-"""All figures of a benchmark, summed up over seeds: what the report, the plots and the JSON file are made of."""
+"""The figures of a benchmark: those of each task, kept in results.jsonl, and their statistics over seeds."""
 
 from __future__ import annotations
 
@@ -6,26 +6,257 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_args
 
-from asyncrl.analysis.benchmark.figures import Figures, LearningFigures, SimulationFigures, ThroughputFigures
 from asyncrl.analysis.benchmark.variants import Task, TaskKind, Unit, Variant, layouts_of
-from asyncrl.analysis.speedup import efficiency
+from asyncrl.analysis.benchmark.watch import TaskFailed, Usage
+from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, Record, append_json_line, read_json_lines
 from asyncrl.analysis.statistics import Spread, first_reached, spread, uniform_lag
 
 FORMAT_VERSION = 1
 
+Value = TypeVar("Value")
+
+_SHARE_PREFIXES = ("perf/", "profile/", "replay/")
+_LAG_FIGURES = ("lag/mean", "lag/p95", "lag/max")
+
+
+@dataclass(frozen=True)
+class SimulationFigures:
+    """Environment steps per second without a policy; `replayed` if the actions are those of recorded episodes."""
+
+    env_steps_per_s: float
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class ThroughputFigures(Generic[Value]):
+    """Speed and use of resources with learning rate 0 in a window after the warm-up, of one run or over seeds.
+
+    Attributes:
+        window_s: seconds of the window, from the end of one dataset to that of another.
+        window_env_steps: environment steps trained on in the window.
+        env_steps_per_s: environment steps trained on per second.
+        sgd_steps_per_s: optimizer steps per second.
+        learner_samples_per_s: samples per second in the learner, counted in every pass.
+        samples_per_env_step: how often a collected environment step is trained on, on average.
+        dropped_share: share of the collected steps that were dropped.
+        cpu_s_per_million_steps: CPU seconds of all processes for a million environment steps.
+        peak_pss_bytes, peak_rss_bytes: see `asyncrl.analysis.benchmark.watch.Usage`.
+        startup_s: seconds from the command to the first environment step.
+        lag: `lag/*` by published name: means over the records; of maxima the largest.
+        shares: shares of time by published name: `perf/<role>_busy`, `profile/<role>/<phase>`, `replay/<side>_blocked`.
+        lag_records: mean, 95th percentile and maximum of the lag, of every record in the window.
+        share_of_simulation: `env_steps_per_s` divided by that of the pure simulation in the same round.
+    """
+
+    window_s: Value
+    window_env_steps: Value
+    env_steps_per_s: Value
+    sgd_steps_per_s: Value
+    learner_samples_per_s: Value
+    samples_per_env_step: Value
+    dropped_share: Value
+    cpu_s_per_million_steps: Value
+    peak_pss_bytes: Value | None
+    peak_rss_bytes: Value
+    startup_s: Value
+    lag: dict[str, Value]
+    shares: dict[str, Value]
+    lag_records: list[list[float]]
+    share_of_simulation: Value | None = None
+
+
+@dataclass(frozen=True)
+class LearningFigures:
+    """One run with the real settings.
+
+    Attributes:
+        env_steps: environment steps trained on.
+        wall_s: seconds from the command to the end.
+        final_return: mean return of the last 100 training episodes; None if none ended.
+        evaluated_return: mean return of evaluation episodes of the final policy; None without evaluation.
+        curve: rank 0's environment steps, seconds since the command, and mean return of the last 100 training episodes.
+        env_steps_per_s, sgd_steps_per_s: environment and optimizer steps per second between the first and the last
+            record of trained steps; None if there were no steps between them.
+        other_curves: the same as `curve` for each other rank: steps of all ranks, episodes of its own.
+    """
+
+    env_steps: int
+    wall_s: float
+    final_return: float | None
+    evaluated_return: float | None
+    curve: list[list[float]]
+    env_steps_per_s: float | None = None
+    sgd_steps_per_s: float | None = None
+    other_curves: list[list[list[float]]] = field(default_factory=list)
+
+
+Figures = SimulationFigures | ThroughputFigures[float] | LearningFigures
 AnyFigures = TypeVar("AnyFigures", SimulationFigures, ThroughputFigures[float], LearningFigures)
+
+_TYPES: dict[str, type[Figures]] = {
+    "simulation": SimulationFigures,
+    "throughput": ThroughputFigures,
+    "learning": LearningFigures,
+}
+
+
+class ResultStore:
+    """Figures by task. Each is appended to a file at once, so that a stopped benchmark can continue.
+
+    A saved result counts only for a task with the same flags and conditions.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._figures: dict[Task, Figures] = {}
+        self._code: dict[Task, str] = {}
+        for entry in read_json_lines(path):
+            task = entry["task"]
+            key = Task(**{**task, "flags": tuple(task["flags"]), "conditions": tuple(task["conditions"])})
+            self._figures[key], self._code[key] = _TYPES[key.kind](**entry["figures"]), entry["code"]
+
+    def get(self, task: Task) -> Figures | None:
+        """Returns the figures of a task; None if it was not measured."""
+        return self._figures.get(task)
+
+    def code_of(self, tasks: Iterable[Task]) -> list[str]:
+        """Returns the versions of asyncrl with which the results of these tasks were measured."""
+        return sorted({self._code[task] for task in tasks if task in self._code})
+
+    def add(self, task: Task, figures: Figures, code: str) -> None:
+        """Saves a result and the version of asyncrl that gave it."""
+        self._figures[task], self._code[task] = figures, code
+        entry = {"task": dataclasses.asdict(task), "code": code, "figures": dataclasses.asdict(figures)}
+        append_json_line(self._path, entry)
+
+
+def throughput_figures(
+    records_of_ranks: Sequence[Sequence[Record]],
+    startup_s: float,
+    warm_up_s: float,
+    num_epochs: int,
+    usage: Usage,
+    replay_batch_size: int | None = None,
+) -> ThroughputFigures[float]:
+    """Computes the figures of the records after the warm-up, without the run's last record, which includes its end.
+
+    `time/fps` of a record counts from the last dataset of the previous record to its own last dataset. So the windows
+    of the records have no gaps, and their sum neither begins nor ends inside a dataset.
+
+    Args:
+        records_of_ranks: all records of each rank; those of the first rank count the steps of all.
+        startup_s: time of the first environment step, in seconds since the command.
+        warm_up_s: seconds after that time that are left out.
+        num_epochs: passes over each dataset; 0 for a run that only samples.
+        usage: CPU time and memory of the processes.
+        replay_batch_size: samples of an update from a replay; `num_epochs` is not used then.
+
+    Raises:
+        TaskFailed: no dataset was trained in the window.
+    """
+    begin_s = startup_s + warm_up_s
+    # A window begins at its first record.
+    windows = [[each for each in records[:-1] if each[ELAPSED] >= begin_s] for records in records_of_ranks]
+    if not any(record.get("time/fps") for record in windows[0][1:]):
+        raise TaskFailed(
+            f"the run trained on nothing between {warm_up_s:g} s after its first step and its end: raise --measure_s"
+        )
+    first, last = windows[0][0], windows[0][-1]
+    steps, seconds = 0, 0.0
+    for previous, record in itertools.pairwise(windows[0]):
+        if record.get("time/fps"):
+            trained_steps = record[STEPS] - previous[STEPS]
+            steps, seconds = steps + trained_steps, seconds + trained_steps / record["time/fps"]
+    dropped = sum(_difference(window[0], window[-1], "perf/dropped_samples") for window in windows if window)
+    updates = _difference(first, last, "train/n_updates")
+    trained = num_epochs * steps if replay_batch_size is None else updates * replay_batch_size
+    cpu_s = usage.cpu_between(first[ELAPSED], last[ELAPSED])
+    window = [record for records in windows for record in records[1:]]
+    shares = _means(window, _SHARE_PREFIXES)
+    return ThroughputFigures(
+        window_s=seconds,
+        window_env_steps=steps,
+        env_steps_per_s=steps / seconds,
+        sgd_steps_per_s=updates / seconds,
+        learner_samples_per_s=trained / seconds,
+        samples_per_env_step=trained / (steps + dropped),
+        dropped_share=dropped / (steps + dropped),
+        cpu_s_per_million_steps=cpu_s / steps * 1e6,
+        peak_pss_bytes=usage.peak_pss_bytes,
+        peak_rss_bytes=usage.peak_rss_bytes,
+        startup_s=startup_s,
+        lag=_means(window, ("lag/",)),
+        shares={
+            name: share
+            for name, share in shares.items()
+            if name.startswith("profile/") or name.endswith(("_busy", "_blocked"))
+        },
+        lag_records=[
+            [float(r[name]) for name in _LAG_FIGURES] for r in window if all(name in r for name in _LAG_FIGURES)
+        ],
+    )
+
+
+def learning_figures(
+    records_of_ranks: Sequence[Sequence[Record]], summary: Mapping[str, Any], evaluated_return: float | None
+) -> LearningFigures:
+    """Returns the figures of a run with the real settings, from the records of each rank and the run's summary."""
+    records = records_of_ranks[0]
+    curve, *other_curves = [_curve(of_rank) for of_rank in records_of_ranks]
+    return LearningFigures(
+        env_steps=int(summary["env_steps"]),
+        wall_s=float(summary["wall_s"]),
+        final_return=summary["ep_rew_mean"],
+        evaluated_return=evaluated_return,
+        curve=curve,
+        env_steps_per_s=_pace(records, STEPS),
+        sgd_steps_per_s=_pace(records, "train/n_updates"),
+        other_curves=other_curves,
+    )
+
+
+def _curve(records: Sequence[Record]) -> list[list[float]]:
+    return [
+        [float(record[STEPS]), float(record[ELAPSED]), float(record[TRAIN_RETURN])]
+        for record in records
+        if record.get(TRAIN_RETURN) is not None and record[STEPS] > 0
+    ]
+
+
+def _pace(records: Sequence[Record], name: str) -> float | None:
+    """Returns the increase of a counter per second, from the first record of trained steps to the last record."""
+    trained = [record for record in records if record[STEPS] > 0]
+    seconds = _difference(trained[0], trained[-1], ELAPSED) if trained else 0.0
+    added = _difference(trained[0], trained[-1], name) if trained else 0.0
+    return added / seconds if seconds > 0.0 and added > 0.0 else None
+
+
+def _means(records: Sequence[Record], prefixes: tuple[str, ...]) -> dict[str, float]:
+    """Returns means over the records by name; of maxima the largest."""
+    values: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record.items():
+            if name.startswith(prefixes) and value is not None:
+                values.setdefault(name, []).append(float(value))
+    return {n: max(found) if n.endswith("max") else sum(found) / len(found) for n, found in sorted(values.items())}
+
+
+def _difference(first: Record, last: Record, name: str) -> float:
+    return float(last.get(name) or 0) - float(first.get(name) or 0)
 
 
 @dataclass(frozen=True)
 class About:
-    """What was measured, how, and with what.
+    """Conditions of the benchmark.
 
     Attributes:
-        policy: checkpoint whose policy was run and replayed; None for a policy at its start and random actions.
-        thresholds: returns whose time and steps are looked for.
+        policy: checkpoint whose policy was run and replayed; None for a new policy and random actions.
+        thresholds: returns whose time and steps are reported.
         code: commits or versions of asyncrl that gave the results.
         provenance: versions, machine, command.
     """
@@ -51,7 +282,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Learning:
-    """Learning of a variant, over seeds; names as in `LearningFigures`."""
+    """`LearningFigures` of a variant over seeds; curves by seed."""
 
     env_steps: Spread
     wall_s: Spread
@@ -64,7 +295,7 @@ class Learning:
 
 @dataclass(frozen=True)
 class VariantResult:
-    """What is known of one variant."""
+    """The figures of one variant; None for what was not measured."""
 
     variant: Variant
     throughput: ThroughputFigures[Spread] | None
@@ -73,12 +304,13 @@ class VariantResult:
 
 @dataclass(frozen=True)
 class VariantSpeedup:
-    """A variant against the one with the fewest workers or ranks of those that are the same otherwise, in each seed.
+    """A variant relative to the otherwise equal variant with the fewest workers or ranks, seed by seed.
 
     Attributes:
         ideal: its number of workers or ranks, divided by the fewest.
-        kind: what kind of runs it was measured in.
-        speedup: environment steps a second, divided by those with the fewest.
+        kind: the runs that were compared.
+        speedup: environment steps per second, divided by those with the fewest.
+        efficiency: `speedup` divided by `ideal`.
     """
 
     unit: Unit
@@ -93,12 +325,12 @@ class VariantSpeedup:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything.
+    """All figures of a benchmark.
 
     Attributes:
-        simulation: environment steps a second of pure simulation, by layout.
-        speedups: of variants that differ in their workers or in their ranks only.
-        missing: measurements without a result, and why.
+        simulation: environment steps per second of pure simulation, by layout.
+        speedups: of variants that differ only in their workers or only in their ranks.
+        missing: reasons of measurements without a result.
         lag_within_dataset: see `uniform_lag`.
     """
 
@@ -110,15 +342,15 @@ class Results:
     lag_within_dataset: tuple[float, float, int]
 
     def throughput(self) -> list[tuple[Variant, ThroughputFigures[Spread]]]:
-        """The variants whose throughput was measured."""
+        """Returns the variants with a throughput."""
         return [(item.variant, item.throughput) for item in self.variants if item.throughput is not None]
 
     def learning(self) -> list[tuple[Variant, Learning]]:
-        """The variants that learned."""
+        """Returns the variants with learning runs."""
         return [(item.variant, item.learning) for item in self.variants if item.learning is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain data; what is infinite or not known is None."""
+        """Returns plain data; infinite and unknown numbers are None."""
         about = {"format_version": FORMAT_VERSION, "unit_of_steps": "environment steps, never frames"}
         return {**about, **_as_data(self)}
 
@@ -126,7 +358,7 @@ class Results:
 def summarize(
     about: About, variants: Sequence[Variant], measured: Mapping[Task, Figures], missing: Mapping[str, str]
 ) -> Results:
-    """Sums up the figures of all tasks that have a result; `missing` says why others have none."""
+    """Computes the statistics of all tasks with a result; `missing` has the reasons of the others."""
     simulation = {
         str(layout): _by_seed(measured, "simulation", str(layout), SimulationFigures) for layout in layouts_of(variants)
     }
@@ -177,7 +409,7 @@ def _throughput(
 
 
 def _over_seeds(values: Sequence[Any]) -> Any:
-    """One figure of all runs: numbers as a spread, mappings by the names that all have, lists one after the other."""
+    """Joins one figure of all runs: numbers to a spread, dicts by their common names, lists to one list."""
     if isinstance(values[0], dict):
         names = [name for name in values[0] if all(name in of_run for of_run in values)]
         return {name: spread([of_run[name] for of_run in values]) for name in names}
@@ -205,7 +437,7 @@ def _learning(by_seed: Mapping[int, LearningFigures], thresholds: Iterable[float
 
 
 def _speedups(variants: Sequence[Variant], measured: Mapping[Task, Figures], unit: Unit) -> Iterator[VariantSpeedup]:
-    # By kind of run and variant, for each seed environment and optimizer steps a second.
+    # Environment and optimizer steps per second, by kind of run and variant, then by seed.
     paces: dict[tuple[TaskKind, Variant], dict[int, tuple[float, float]]] = {}
     kinds: tuple[TaskKind, ...] = ("throughput", "learning")
     for (kind, variant), (task, found) in itertools.product(itertools.product(kinds, variants), measured.items()):
@@ -214,21 +446,21 @@ def _speedups(variants: Sequence[Variant], measured: Mapping[Task, Figures], uni
         if found.env_steps_per_s is not None and found.sgd_steps_per_s is not None:
             paces.setdefault((kind, variant), {})[task.seed] = found.env_steps_per_s, found.sgd_steps_per_s
     for (kind, variant), own in paces.items():
-        alike = [other for other in paces if other[0] == kind and other[1].but_for(unit) == variant.but_for(unit)]
+        alike = [other for other in paces if other[0] == kind and other[1].without(unit) == variant.without(unit)]
         base = min(alike, key=lambda other: other[1].count(unit))
         ratios = [pace[0] / paces[base][seed][0] for seed, pace in own.items() if seed in paces[base]]
         if len(alike) == 1 or not ratios:
             continue
-        counts = variant.count(unit), base[1].count(unit)
+        ideal = variant.count(unit) / base[1].count(unit)
         yield VariantSpeedup(
             unit=unit,
             variant=variant,
-            ideal=counts[0] / counts[1],
+            ideal=ideal,
             kind=kind,
             env_steps_per_s=spread([steps for steps, _ in own.values()]),
             sgd_steps_per_s=spread([updates for _, updates in own.values()]),
             speedup=spread(ratios),
-            efficiency=spread([efficiency(ratio, *counts) for ratio in ratios]),
+            efficiency=spread([ratio / ideal for ratio in ratios]),
         )
 
 

@@ -2,8 +2,8 @@
 
     options -> variants (each checked as `validate` would) -> tasks -> results.jsonl -> report.md, plots, JSON
 
-However it ends, the report shows what has been measured; the next call with the same output makes the measurements
-that are missing.
+However it ends, the report shows the figures so far, and the next call with the same output makes the missing
+measurements.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncrl
-from asyncrl.analysis.benchmark.figures import ResultStore
 from asyncrl.analysis.benchmark.options import BenchmarkOptions
-from asyncrl.analysis.benchmark.plots import draw_plots
-from asyncrl.analysis.benchmark.recording import record
-from asyncrl.analysis.benchmark.report import to_markdown
-from asyncrl.analysis.benchmark.results import About, summarize
-from asyncrl.analysis.benchmark.tasks import TaskFailed, Workshop
+from asyncrl.analysis.benchmark.report import draw_plots, to_markdown
+from asyncrl.analysis.benchmark.results import About, ResultStore, summarize
+from asyncrl.analysis.benchmark.simulation import record
+from asyncrl.analysis.benchmark.tasks import Workshop
 from asyncrl.analysis.benchmark.variants import (
     Layout,
     Protocol,
@@ -34,6 +32,7 @@ from asyncrl.analysis.benchmark.variants import (
     mode_flags,
     ordered_tasks,
 )
+from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
@@ -43,7 +42,7 @@ from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.provenance import describe, git_commit
 from asyncrl.runtime.run_folder import as_folder_name
 
-# The learner's clock starts a little before the first step of the environments.
+# The learner's clock starts a little before the first environment step.
 _START_ALLOWANCE_S = 2.0
 _ENDLESS_STEPS = 10**15
 _DEFAULT_OUTPUT = Path("bench")
@@ -53,7 +52,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is going to be measured."""
+    """The plan of a benchmark."""
 
     options: BenchmarkOptions
     config: TrainConfig
@@ -64,15 +63,15 @@ class Benchmark:
 
     @property
     def output(self) -> Path:
-        """Folder of everything; one for each environment if none is given."""
+        """Folder of all files; by default one for each environment."""
         return self.options.own.output or _DEFAULT_OUTPUT / as_folder_name(self.config.env_id)
 
 
 def prepare(options: BenchmarkOptions) -> Benchmark:
-    """Resolves and checks every variant before anything is measured.
+    """Plans and checks every variant.
 
     Raises:
-        UsageError: a variant cannot be run, or there is no checkpoint to start from.
+        UsageError: a variant cannot run, or the run of --from_run has no checkpoint.
     """
     own = options.own
     checkpoint = None if own.from_run is None else checkpoints.latest(own.from_run / "checkpoints")
@@ -99,15 +98,14 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
 
 
 def run(benchmark: Benchmark, say: Say) -> bool:
-    """Measures what has no result yet and writes the report, also when it is interrupted.
+    """Makes the missing measurements and writes the report, also after an interruption.
 
     Returns:
         Whether every task has a result.
 
     Raises:
         UsageError: the output folder cannot be written.
-        EnvironmentFailed: the environment raised while the policy was recorded.
-        KeyboardInterrupt: after the report was written.
+        EnvironmentFailed: the environment raised during the recording of the policy.
     """
     try:
         store = ResultStore(benchmark.output / "results.jsonl")
@@ -152,7 +150,7 @@ def _carry_out(benchmark: Benchmark, store: ResultStore, failures: dict[Task, st
 
 
 def _record(benchmark: Benchmark, layouts: list[Layout], say: Say) -> Path | None:
-    """Plays the policy, if there is one, for the largest layout, unless that was done before."""
+    """Records episodes of the trained policy, if there is one, for the largest layout; an earlier file is kept."""
     if benchmark.checkpoint is None:
         return None
     num_envs = max(layout.num_workers * layout.num_envs_per_worker for layout in layouts)
@@ -212,7 +210,7 @@ def _protocol(options: BenchmarkOptions, checkpoint: Path | None) -> Protocol:
 
 
 def _check(flags: tuple[str, ...], num_ranks: int) -> preflight.Preflight:
-    """Looks at a run of so many ranks on this machine; with fewer of them each is planned the same."""
+    """Checks a run with this number of ranks on this machine. Runs with fewer ranks get the same plan for each."""
     machine = dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_ranks)
     checked = preflight.run(load(flags, lenient=True), machine)
     problems = [*map(str, checked.problems), *filter(None, [checked.environment_failure])]

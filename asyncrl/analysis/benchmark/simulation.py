@@ -1,8 +1,8 @@
-"""How fast the environments are by themselves: the yardstick of every throughput figure.
+"""How fast the environments are without a policy: every throughput is compared with this speed.
 
-The same number of processes and environments as a run, vectorized where the run's are, no policy, no shared memory.
-Actions are drawn at random beforehand, or are those that a trained policy chose, with the seeds of its episodes
-(`recording`): a body that walks costs more physics than one that falls.
+It has the same processes and environments as a run, vectorized if the run's are, and no shared memory. Actions are
+random and drawn beforehand, or recorded from a trained policy with the seeds of its episodes, because the physics of a
+body that walks cost more than those of a body that falls.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from gymnasium.vector import AutoresetMode
 
-from asyncrl.analysis.benchmark.recording import Recording
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
@@ -26,8 +27,93 @@ from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, ve
 from asyncrl.runtime.processes import process_context
 
 _NUM_ACTIONS = 1000
-_STEPS_BETWEEN_LOOKS = 200
+_STEPS_BETWEEN_CLOCKS = 200
 _WARM_UP_S = 1.0
+# Far from the indices of a run's own environments and of evaluation episodes.
+_FIRST_SEED_IDX = 2_000_000_000
+_STEPS_PER_ENV = 1_000_000
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Episodes of a policy in N environments for K steps each, to be replayed without the policy.
+
+    Attributes:
+        actions: [N, K, ...] as the environments got them.
+        ended: [N, K] bool; whether the episode ended with this step.
+        seeds: [N, K + 1] int64; entry 0 is the seed of the first reset, entry k + 1 that of the reset after step k.
+    """
+
+    actions: npt.NDArray[Any]
+    ended: npt.NDArray[np.bool_]
+    seeds: npt.NDArray[np.int64]
+
+    def part(self, first: int, count: int) -> Recording:
+        """Returns the rows of some environments.
+
+        Raises:
+            ValueError: the recording has fewer environments.
+        """
+        end = first + count
+        if end > len(self.ended):
+            raise ValueError(f"the recording holds {len(self.ended)} environments, asked for {first} to {end - 1}")
+        return Recording(self.actions[first:end], self.ended[first:end], self.seeds[first:end])
+
+    def save(self, path: Path) -> None:
+        """Writes the file; an interruption leaves no partial file."""
+        temporary = path.with_name(f".tmp_{path.name}")
+        with temporary.open("wb") as file:
+            np.savez(file, actions=self.actions, ended=self.ended, seeds=self.seeds)
+        temporary.replace(path)
+
+    @staticmethod
+    def load(path: Path) -> Recording:
+        with np.load(path, allow_pickle=False) as content:
+            return Recording(content["actions"], content["ended"], content["seeds"])
+
+
+def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int, seed: int = 0) -> Recording:
+    """Plays a policy in `num_envs` environments for `num_steps` each, with sampled actions as in training.
+
+    Raises:
+        UsageError: the checkpoint does not fit the settings.
+        EnvironmentFailed: the environment's own code raised.
+    """
+    # Imports torch, which processes that only replay do not need.
+    from asyncrl.policy import load_policy
+    from asyncrl.runtime.checkpoint import CheckpointError
+
+    try:
+        policy = load_policy(checkpoint, seed=seed)
+    except CheckpointError as error:
+        raise UsageError(f"--from_run: {error}") from error
+    envs = [make_run_env(config) for _ in range(num_envs)]
+    ended = np.zeros((num_envs, num_steps), dtype=np.bool_)
+    seeds = np.zeros((num_envs, num_steps + 1), dtype=np.int64)
+    actions = []
+    try:
+        seeds[:, 0] = [_seed_after(seed, row, 0) for row in range(num_envs)]
+        obs = np.stack([env.reset(seed=int(seeds[row, 0]))[0] for row, env in enumerate(envs)]).astype(np.float32)
+        for step in range(num_steps):
+            actions.append(policy.act(obs))
+            for row, env in enumerate(envs):
+                next_obs, _, terminated, truncated, _ = env.step(actions[-1][row])
+                if terminated or truncated:
+                    ended[row, step] = True
+                    seeds[row, step + 1] = _seed_after(seed, row, step + 1)
+                    next_obs, _ = env.reset(seed=int(seeds[row, step + 1]))
+                obs[row] = next_obs
+    except Exception as error:
+        raise EnvironmentFailed(f"The environment failed:\n{environment_traceback(error)}") from error
+    finally:
+        for env in envs:
+            env.close()
+    return Recording(np.stack(actions, axis=1), ended, seeds)
+
+
+def _seed_after(seed: int, row: int, num_steps: int) -> int:
+    """Returns the seed of the episode that environment `row` begins after `num_steps` of its steps."""
+    return env_seed(seed, _FIRST_SEED_IDX + row * _STEPS_PER_ENV + num_steps)
 
 
 def measure_pure_simulation(
@@ -39,19 +125,19 @@ def measure_pure_simulation(
     recording: Path | None = None,
     is_vectorized: bool = False,
 ) -> float:
-    """Steps environments in `num_workers` processes at once, and returns environment steps a second of all together.
+    """Steps environments in `num_workers` processes at once and returns the environment steps per second of all.
 
     Args:
-        config: says which environments.
-        num_workers: processes.
-        num_envs_per_worker: environments of each, stepped in turn or all at once.
-        seconds: seconds that are counted.
-        warm_up_s: seconds before them that are not.
-        recording: file with the episodes to replay, one row for each environment at least; random actions if None.
-        is_vectorized: whether those of a process are one vectorized environment, unless episodes are replayed.
+        config: settings that name the environment.
+        num_workers: number of processes.
+        num_envs_per_worker: environments of each process, stepped in turn or all at once.
+        seconds: duration of the measurement.
+        warm_up_s: seconds before it.
+        recording: file with the episodes to replay, with a row for each environment; None for random actions.
+        is_vectorized: whether each process steps one vectorized environment; recordings are not vectorized.
 
     Raises:
-        EnvironmentFailed: the environment raised, or does not repeat what was recorded.
+        EnvironmentFailed: the environment raised, or a replay differs from the recording.
     """
     context = process_context()
     pipes = [context.Pipe() for _ in range(num_workers)]
@@ -90,7 +176,7 @@ def _receive(pipe: Connection) -> Any:
 
 @dataclass(frozen=True)
 class _Player:
-    """One process's share of the environments, and how it steps them."""
+    """The environments of one process."""
 
     config: TrainConfig
     first_env_idx: int
@@ -99,7 +185,7 @@ class _Player:
     is_vectorized: bool = False
 
     def steps(self) -> Iterator[None]:
-        """Makes the environments, then takes one step of one of them at a time, in turn, for ever."""
+        """Makes the environments and steps them in turn without end; yields after each step of one environment."""
         if self.is_vectorized and self.recording is None:
             return self._vectorized_steps()
         envs = [make_run_env(self.config, in_training=True) for _ in range(self.num_envs)]
@@ -168,9 +254,9 @@ def _simulate(pipe: Connection, player: _Player, warm_up_s: float, seconds: floa
 
 
 def _rate(steps: Iterator[None], seconds: float) -> float:
-    """Steps a second over about `seconds`."""
+    """Returns steps per second over about `seconds`."""
     num_steps, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds or num_steps == 0:
-        for _ in itertools.islice(steps, _STEPS_BETWEEN_LOOKS):
+        for _ in itertools.islice(steps, _STEPS_BETWEEN_CLOCKS):
             num_steps += 1
     return num_steps / elapsed

@@ -1,4 +1,4 @@
-"""Carries out one task: pure simulation in this process's children, or a run as a command of its own."""
+"""Carries out one task: pure simulation in child processes, or a run as a separate command."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asyncrl.analysis.benchmark import figures
+from asyncrl.analysis.benchmark.results import (
+    Figures,
+    LearningFigures,
+    SimulationFigures,
+    ThroughputFigures,
+    learning_figures,
+    throughput_figures,
+)
 from asyncrl.analysis.benchmark.simulation import measure_pure_simulation
 from asyncrl.analysis.benchmark.variants import SAMPLING_FLAG, Layout, Task
-from asyncrl.analysis.benchmark.watch import CommandTimedOut, Finished, run_watched
+from asyncrl.analysis.benchmark.watch import Finished, TaskFailed, run_watched
 from asyncrl.analysis.records import read_records
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
@@ -23,22 +30,18 @@ from asyncrl.runtime.run_folder import RunFolder
 _START_AND_END_S = 300.0
 
 
-class TaskFailed(Exception):
-    """A measurement could not be made; one sentence says why."""
-
-
 @dataclass(frozen=True)
 class Workshop:
-    """Where and how tasks are carried out.
+    """Settings common to all tasks.
 
     Attributes:
-        output: folder of the benchmark; runs lie in `runs/` there, what they print in `logs/`.
-        config: settings common to all runs, for the environment.
-        warm_up_s, measure_s: seconds of a throughput run that are not counted, and that are.
+        output: folder of the benchmark, with runs in `runs/` and their output in `logs/`.
+        config: settings that name the environment.
+        warm_up_s, measure_s: seconds of a throughput run before and in the measurement.
         simulate_s: seconds of pure simulation.
-        episodes: evaluation episodes after learning.
-        layouts: by the names of simulation tasks.
-        recording: episodes to replay instead of random actions.
+        episodes: evaluation episodes after a learning run.
+        layouts: layouts by the names of simulation tasks.
+        recording: file with episodes to replay in the simulation; None for random actions.
         is_vectorized: whether the runs step vectorized environments.
     """
 
@@ -52,20 +55,20 @@ class Workshop:
     recording: Path | None = None
     is_vectorized: bool = False
 
-    def carry_out(self, task: Task) -> figures.Figures:
+    def carry_out(self, task: Task) -> Figures:
         """Measures one task.
 
         Raises:
-            TaskFailed: it could not be measured.
+            TaskFailed: the measurement failed.
         """
         try:
             if task.kind == "simulation":
                 return self._simulate(self.layouts[task.name])
-            return self.throughput(task) if task.kind == "throughput" else self._learning(task)
-        except (CommandTimedOut, EnvironmentFailed, figures.NothingMeasured, UsageError) as error:
+            return self._throughput(task) if task.kind == "throughput" else self._learning(task)
+        except (EnvironmentFailed, UsageError) as error:
             raise TaskFailed(str(error)) from error
 
-    def _simulate(self, layout: Layout) -> figures.SimulationFigures:
+    def _simulate(self, layout: Layout) -> SimulationFigures:
         rate = measure_pure_simulation(
             self.config,
             layout.num_workers,
@@ -74,13 +77,12 @@ class Workshop:
             recording=self.recording,
             is_vectorized=self.is_vectorized,
         )
-        return figures.SimulationFigures(rate, replayed=self.recording is not None)
+        return SimulationFigures(rate, replayed=self.recording is not None)
 
-    def throughput(self, task: Task) -> figures.ThroughputFigures[float]:
-        """Measures a run with learning rate 0; raises what `carry_out` turns into TaskFailed."""
+    def _throughput(self, task: Task) -> ThroughputFigures[float]:
         finished, folder, summary = self._train(task, self.warm_up_s + self.measure_s + _START_AND_END_S)
         config = folder.read_config()
-        return figures.throughput_figures(
+        return throughput_figures(
             [read_records(path) for path in folder.metrics_of_ranks],
             startup_s=summary["startup_s"] or 0.0,
             warm_up_s=self.warm_up_s,
@@ -89,10 +91,10 @@ class Workshop:
             replay_batch_size=config.batch_size * task.num_ranks if config.is_off_policy else None,
         )
 
-    def _learning(self, task: Task) -> figures.LearningFigures:
+    def _learning(self, task: Task) -> LearningFigures:
         _, folder, summary = self._train(task, math.inf)
         evaluated = self._evaluate(folder) if self.episodes else None
-        return figures.learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
+        return learning_figures([read_records(path) for path in folder.metrics_of_ranks], summary, evaluated)
 
     def _train(self, task: Task, timeout_s: float) -> tuple[Finished, RunFolder, dict[str, Any]]:
         log = self._log(task.folder_name)
@@ -119,20 +121,20 @@ class Workshop:
 
 
 def train_command(flags: tuple[str, ...], num_ranks: int = 1) -> list[str]:
-    """Returns the command that trains with these flags, under torchrun for several ranks."""
+    """Returns the command that trains with these flags; torchrun starts several ranks."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}"]
     return [sys.executable, *(torchrun if num_ranks > 1 else ()), "-m", "asyncrl.train", *flags]
 
 
 def evaluate_run(run: Path, *flags: str, stderr: Any = None) -> subprocess.CompletedProcess[bytes]:
-    """Evaluates the policy of a run; the last line of the output is the result as JSON."""
+    """Evaluates the policy of a run; the last line of its output is the result as JSON."""
     place = (f"--train_dir={run.parent}", f"--experiment={run.name}")
     command = [sys.executable, "-m", "asyncrl.evaluate", *place, *flags, "--json"]
     return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, check=False)
 
 
 def num_passes(task: Task, config: TrainConfig) -> int:
-    """Returns how often each collected sample is trained on, where samples are not drawn from a replay."""
+    """Returns how often each collected sample of a trajectory is trained on."""
     if SAMPLING_FLAG in task.flags:
         return 0
     return 1 if config.backend == "hogwild" else config.num_epochs

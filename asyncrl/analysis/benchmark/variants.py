@@ -1,7 +1,7 @@
-"""What is compared, and the tasks that measure it, in the order in which they are run.
+"""The variants that a benchmark compares, and the tasks that measure them, in their order.
 
-A round is one seed: pure simulation first, then every variant, in turn forwards and backwards, so that a machine that
-grows slower in the course of a benchmark slows all variants alike.
+A round is one seed: pure simulation first, then every variant. Every second round has the reverse order of variants, so
+that a machine that becomes slower during the benchmark slows all variants alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal, cast
 Mode = Literal["sync", "async", "sampling", "hogwild"]
 TaskKind = Literal["simulation", "throughput", "learning"]
 Unit = Literal["workers", "ranks"]
-"""What a speed-up is taken over."""
+"""Quantity over which a speed-up is measured."""
 
 SAMPLING_FLAG = "--debug_skip_training=True"
 
@@ -32,14 +32,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the same task.
+    """One way to train in the environment.
 
     Attributes:
-        mode: collecting in turn with training, or meanwhile, or without any; or the Hogwild backend.
+        mode: collection in turn with training (sync), during training (async), without training (sampling); or the
+            Hogwild backend.
         inference_mode: where the policy runs.
-        layout: rollout workers and environments of each rank, as the plan resolved them.
-        num_ranks: learners that train together, each with as many workers, under torchrun if there are several.
-        learner_threads: threads of each learner; None for what the plan gives a run.
+        layout: rollout workers and environments of each rank, as planned.
+        num_ranks: learners that train together, each with its own workers; torchrun starts several.
+        learner_threads: threads of each learner; None for the number in the plan.
     """
 
     mode: Mode
@@ -50,13 +51,13 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """For tables, plots and folders."""
+        """Name in tables, plots and folders."""
         ranks = f" {self.num_ranks} ranks" if self.num_ranks > 1 else ""
         return f"{self.mode} {self.inference_mode} {self.layout}{ranks}"
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The settings that make a run this variant."""
+        """Flags of a run of this variant."""
         return (
             *mode_flags(self.mode),
             f"--inference_mode={self.inference_mode}",
@@ -67,15 +68,15 @@ class Variant:
 
     @property
     def simulated(self) -> Layout:
-        """The processes and environments of all ranks together."""
+        """Processes and environments of all ranks together."""
         return Layout(self.num_ranks * self.layout.num_workers, self.layout.num_envs_per_worker)
 
     def count(self, unit: Unit) -> int:
-        """How many workers each rank has, or how many ranks there are."""
+        """Returns the number of workers of each rank, or of ranks."""
         return self.layout.num_workers if unit == "workers" else self.num_ranks
 
-    def but_for(self, unit: Unit) -> tuple[str, str, int, int]:
-        """What variants have in common that differ in the count of one unit only."""
+    def without(self, unit: Unit) -> tuple[str, str, int, int]:
+        """Returns what is equal in variants that differ only in the count of this unit."""
         other = self.num_ranks if unit == "workers" else self.layout.num_workers
         return self.mode, self.inference_mode, self.layout.num_envs_per_worker, other
 
@@ -85,11 +86,11 @@ class Task:
     """One measurement: pure simulation of a layout, or a run of a variant.
 
     Attributes:
-        name: of the layout or variant.
-        seed: the run's seed; for pure simulation the round's.
-        flags: of the training run, none for pure simulation.
+        name: name of the layout or variant.
+        seed: seed of the run or, for pure simulation, of the round.
+        flags: flags of the training run; none for pure simulation.
         conditions: everything else that the result depends on.
-        num_ranks: processes that torchrun starts for the run, if there are several.
+        num_ranks: ranks of the run.
     """
 
     kind: TaskKind
@@ -101,7 +102,6 @@ class Task:
 
     @property
     def folder_name(self) -> str:
-        """Name of the run's folder."""
         return f"{self.kind}_{self.name.replace(' ', '_')}_seed{self.seed}"
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How each kind of task is measured: flags of its runs, and conditions beside them. None if it is not measured."""
+    """Flags of each kind of run, None if it is not measured; conditions of the simulation and of all tasks."""
 
     simulation: tuple[str, ...]
     throughput: tuple[str, ...] | None
@@ -119,19 +119,19 @@ class Protocol:
 
 
 def mode_flags(mode: Mode) -> tuple[str, ...]:
-    """Returns the settings that make a run one of this mode."""
+    """Returns the flags of a mode."""
     if mode == "hogwild":
         return ("--backend=hogwild",)
     return (f"--async_rl={mode != 'sync'}", *((SAMPLING_FLAG,) if mode == "sampling" else ()))
 
 
 def layouts_of(variants: Sequence[Variant]) -> list[Layout]:
-    """Returns the layouts whose pure simulation the variants are compared with, each once."""
+    """Returns the layouts whose pure simulation the variants are compared with."""
     return list(dict.fromkeys(variant.simulated for variant in variants))
 
 
 def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: Protocol) -> list[Task]:
-    """Returns all tasks in the order in which they are to be run: rounds of throughput, then rounds of learning."""
+    """Returns all tasks in their order: rounds of throughput, then rounds of learning."""
     learning = [variant for variant in variants if variant.mode != "sampling"]
     runs = (("throughput", variants, protocol.throughput), ("learning", learning, protocol.learning))
     tasks: list[Task] = []
@@ -151,8 +151,8 @@ def ordered_tasks(variants: Sequence[Variant], seeds: Sequence[int], protocol: P
 def combinations(
     modes: Sequence[Mode], inference_modes: Sequence[str], num_workers: Sequence[str], num_envs: Sequence[str]
 ) -> Iterator[tuple[tuple[str, ...], Mode]]:
-    """Returns flags and mode of every combination, modes next to one another; what has no values gets no flag."""
-    asked = {"inference_mode": inference_modes, "num_workers": num_workers, "num_envs_per_worker": num_envs}
-    choices = [[f"--{name}={value}" for value in values] for name, values in asked.items() if values]
+    """Returns flags and mode of every combination, the modes next to one another; an empty list gives no flag."""
+    values_of = {"inference_mode": inference_modes, "num_workers": num_workers, "num_envs_per_worker": num_envs}
+    choices = [[f"--{name}={value}" for value in values] for name, values in values_of.items() if values]
     for *flags, mode in itertools.product(*choices, modes):
         yield tuple(flags), cast(Mode, mode)

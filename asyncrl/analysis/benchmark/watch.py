@@ -1,4 +1,4 @@
-"""Runs one command and watches all of its processes: their CPU time, and the memory that they take together."""
+"""Runs a command and measures the CPU time and the memory of all its processes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ import psutil
 _LOOK_EVERY_S = 1.0
 _POLL_S = 0.05
 _GRACE_S = 15.0
-# Reading the proportional set size walks a process's page tables, so it is done rarely, and mostly during warm-up.
+# Reading the proportional set size walks the page tables of a process, so it is done rarely, mostly in the warm-up.
 _FIRST_MEMORY_LOOK_S = 1.0
 _MEMORY_LOOK_FACTOR = 1.6
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a command and its descendants used.
+    """CPU time and memory of a command and its descendants.
 
     Attributes:
         cpu: pairs of seconds since the start and CPU seconds used until then.
-        peak_pss_bytes: largest sum of proportional set sizes, in which shared pages count once; None where the
-            system does not tell it.
+        peak_pss_bytes: largest sum of proportional set sizes, in which shared pages count once; None if unknown.
         peak_rss_bytes: largest sum of resident set sizes, in which shared pages count once for each process.
     """
 
@@ -39,7 +38,7 @@ class Usage:
     peak_rss_bytes: int
 
     def cpu_between(self, begin_s: float, end_s: float) -> float:
-        """Returns CPU seconds used between two moments, in seconds since the start."""
+        """Returns the CPU seconds used between two times, in seconds since the start."""
         times, used = zip(*self.cpu, strict=True)
         begin, end = np.interp([begin_s, end_s], times, used)
         return float(end - begin)
@@ -47,21 +46,20 @@ class Usage:
 
 @dataclass(frozen=True)
 class Finished:
-    """How a command ended, and what it used."""
+    """The end of a command."""
 
     exit_code: int
     usage: Usage
 
 
-class CommandTimedOut(Exception):
-    """A command took longer than it was given, and was ended."""
+class TaskFailed(Exception):
+    """A measurement failed; the message says why, and what to change."""
 
 
 class ProcessTreeWatch:
-    """Adds up what a process and its descendants use, also those that have ended."""
+    """Adds up the usage of a process and its descendants, those that have ended included."""
 
     def __init__(self, pid: int) -> None:
-        """Watches `pid` from now on."""
         self._root = psutil.Process(pid)
         self._started = time.monotonic()
         self._cpu_by_process: dict[tuple[int, float], float] = {}
@@ -71,7 +69,7 @@ class ProcessTreeWatch:
         self._memory_look_at = _FIRST_MEMORY_LOOK_S
 
     def look(self) -> None:
-        """Notes what has been used until now."""
+        """Measures the usage until now."""
         elapsed = time.monotonic() - self._started
         try:
             processes = [self._root, *self._root.children(recursive=True)]
@@ -94,19 +92,20 @@ class ProcessTreeWatch:
             self._peak_pss = max(self._peak_pss or 0, sum(pss))
 
     def usage(self) -> Usage:
-        """Returns what was used until the last look."""
+        """Returns the usage until the last look."""
         return Usage(tuple(self._cpu), self._peak_pss, self._peak_rss)
 
 
 def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) -> Finished:
-    """Runs a command to its end, its output going to a file that is recreated.
+    """Runs a command to its end and writes its output to a file.
+
+    If an exception such as KeyboardInterrupt ends the wait, all processes of the command are ended first.
 
     Raises:
-        CommandTimedOut: it took longer than `timeout_s`.
-        BaseException: whatever else ends the wait, such as KeyboardInterrupt. All its processes are gone then.
+        TaskFailed: the command took longer than `timeout_s`.
     """
     with log.open("wb") as output:
-        # A session of its own: Ctrl-C reaches it through `_end` only, and once.
+        # In a separate session, so that Ctrl-C reaches it once and only through `_end`.
         process = subprocess.Popen(
             list(command), stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -116,7 +115,7 @@ def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) 
         while process.poll() is None:
             now = time.monotonic()
             if now - started > timeout_s:
-                raise CommandTimedOut(f"did not end within {timeout_s:g} s (output: {log})")
+                raise TaskFailed(f"did not end within {timeout_s:g} s (output: {log})")
             if now >= look_at:
                 watch.look()
                 look_at = now + _LOOK_EVERY_S
@@ -128,10 +127,10 @@ def run_watched(command: Sequence[str], log: Path, timeout_s: float = math.inf) 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Asks the command to stop, and kills what is left of it after a while, in whatever session."""
+    """Asks the command to stop, and kills its remaining processes after a while."""
     started: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
-        started = psutil.Process(process.pid).children(recursive=True)  # torchrun's have sessions of their own
+        started = psutil.Process(process.pid).children(recursive=True)  # those of torchrun have separate sessions
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
