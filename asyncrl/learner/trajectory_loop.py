@@ -160,8 +160,8 @@ class TrajectoryLoop:
                 if not self._has_fixed_lag:
                     self._publish()
                 num_passes += 1
-                if progress.is_last:
-                    break
+                if progress.is_last:  # asking the ranks would not change anything
+                    continue
                 is_cut_short = self._stopping.is_met
                 if has_ranks:
                     is_cut_short = agreement.should_stop(is_cut_short)
