@@ -60,5 +60,4 @@ BOUNDED_SAC = asyncrl.Algorithm(
     settings=BoundedSacConfig,
     defaults={"batch_size": 64, "encoder_mlp_layers": [16], "normalize_input": False},
     make_learner=BoundedSac,
-    squashes_actions=True,
 )

@@ -86,7 +86,7 @@ class Samples(NamedTuple):
 
 
 class LossMetrics(NamedTuple):
-    """What a loss returns for a minibatch; all but the last are scalars.
+    """What a loss returns for a minibatch: scalar tensors, except for the last.
 
     Attributes:
         loss: the sum that is minimized.

@@ -16,6 +16,8 @@ from asyncrl.config.user_modules import import_user_module, import_user_modules
 if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
 
+_SAC_LEARNER = "asyncrl.learner.sac:SacLearner"
+
 Function = Callable[..., Any] | str
 """A function, or where it is: `module:function`."""
 
@@ -29,8 +31,8 @@ class Algorithm:
         collects: `trajectories`, each trained on once it is complete (`asyncrl.learner.on_policy`), or single steps
             that a `replay` keeps (`asyncrl.learner.sac`).
         settings: subclass of `TrainConfig` that adds the algorithm's own settings; None if it has none.
-        defaults: values of other settings, by name. Files and flags override them; so do presets, which have values
-            for the algorithms of the package only.
+        defaults: values of other settings, by name. Files and flags override them. They override presets, which were
+            made for the algorithms of the package.
         loss: with trajectories, `loss(parameters, values, batch, distribution, config)`: the `LossMetrics` of a
             minibatch (`asyncrl.algorithms.losses`).
         array_policy_loss: an accelerator, `array_policy_loss(log_prob, old_log_prob, advantages, config)`: the policy
@@ -43,8 +45,10 @@ class Algorithm:
             of `asyncrl.learner.sac.SacLearner`.
         make_model: `make_model(spec, config)`: the model that acts; None for `ActorCritic` or, with a replay,
             `SacActor`.
-        squashes_actions: continuous actions are always squashed to their bounds.
-        runs_on_hogwild: it can be used with `--backend=hogwild`.
+        squashes_actions: the model of `make_model` always squashes continuous actions to their bounds, as `SacActor`
+            does.
+        runs_on_hogwild: it can be used with `--backend=hogwild`, whose workers train an `ActorCritic` with `loss`, or
+            SAC. Not for an algorithm with its own `make_model` or `make_learner`.
     """
 
     name: str
@@ -61,10 +65,12 @@ class Algorithm:
     runs_on_hogwild: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError if a function or the default of a setting is missing."""
+        """Raises ValueError if a function or the default of a setting is missing, or if parts do not fit together."""
         needed = "loss" if self.collects == "trajectories" else "make_learner"
         if getattr(self, needed) is None:
             raise ValueError(f"the algorithm {self.name} collects {self.collects}, so it needs {needed}")
+        if self.runs_on_hogwild and (self.make_model is not None or self.make_learner not in (None, _SAC_LEARNER)):
+            raise ValueError(f"the algorithm {self.name} has its own model or learner: Hogwild workers do not use it")
         fields = {} if self.settings is None else self.settings.model_fields
         without_default = [name for name, field in fields.items() if field.is_required()]
         if without_default:
@@ -104,8 +110,7 @@ _algorithms = {
                 "normalize_input": False,
                 "initial_stddev": 1.0,
             },
-            make_learner="asyncrl.learner.sac:SacLearner",
-            squashes_actions=True,
+            make_learner=_SAC_LEARNER,
             runs_on_hogwild=True,
         ),
     )

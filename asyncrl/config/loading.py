@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm, known_names
 from asyncrl.config.errors import ConfigError, Problem, UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, help_page, refused_value, split_flags, unknown_name
@@ -120,7 +122,7 @@ def load(
         except UsageError as error:
             layers.problems.append(Problem((name,), str(error)))
     try:
-        from_file = read_mapping(Path(texts["config"])) if "config" in texts else {}
+        from_file = read_mapping(Path(texts["config"]), settings) if "config" in texts else {}
     except UsageError as error:
         layers.problems.append(Problem(("config",), f"--config: {error}"))
     _spell_out(from_file, layers)
@@ -247,7 +249,11 @@ def _read_saved(wanted: Mapping[str, Any], find_saved: FindSaved, layers: _Layer
     if path is None:
         return None
     try:
-        return TrainConfig.from_saved(read_mapping(path))
+        values = read_mapping(path)
+        with contextlib.suppress(Exception):  # `from_saved` reports what is wrong with the algorithm
+            own = find_algorithm(str(values.get("algo", "ppo")), values.get("import_modules", ())).settings
+            values = read_mapping(path, all_settings(own or TrainConfig))
+        return TrainConfig.from_saved(values)
     except ConfigError as error:
         reason = "its config.yaml cannot be used. " + " ".join(problem.text for problem in error.problems)
     except UsageError as error:
@@ -262,8 +268,11 @@ def _validate(layers: _Layers, config_type: type[TrainConfig]) -> TrainConfig:
         return config_type(**layers.values)
     except ConfigError as error:
         refused = sorted(name for problem in error.problems for name in problem.settings)
+    except ValidationError as error:  # a rule between an algorithm's own settings
+        texts = [detail["msg"].removeprefix("Value error, ") for detail in error.errors()]
+        raise ConfigError([*layers.problems, *(Problem(("algo",), text) for text in texts)]) from None
     for name in refused:
-        value, origin = layers.values.pop(name), layers.origins.pop(name)
+        value, origin = layers.values.pop(name, None), layers.origins.pop(name, "default")
         where = "--" if origin in ("flag", "argument") else f"In the {origin} "
         expected = all_settings(config_type)[name].expected
         if name == "algo":

@@ -24,7 +24,7 @@ from pydantic import (
 
 from asyncrl.config.algorithms import BUILT_IN, Algorithm, find_algorithm
 from asyncrl.config.env_maker import MakesEnv, as_env
-from asyncrl.config.errors import ConfigError, UsageError
+from asyncrl.config.errors import ConfigError, Problem, UsageError
 
 
 def _read_env(given: Any) -> str:
@@ -36,8 +36,8 @@ def _read_env(given: Any) -> str:
 def _check_algo(name: Any, info: ValidationInfo) -> str:
     try:
         find_algorithm(name, info.data.get("import_modules", ()))
-    except (UsageError, TypeError) as error:
-        raise ValueError(str(error)) from error
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise ValueError(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}") from error
     return str(name)
 
 
@@ -111,7 +111,13 @@ class TrainConfig(BaseModel):
         """
         if not isinstance(values, dict):
             raise UsageError("There are no settings: expected lines of `name: value`.")
-        algorithm = find_algorithm(str(values.get("algo", "ppo")), values.get("import_modules", ()))
+        name = str(values.get("algo", "ppo"))
+        try:
+            algorithm = find_algorithm(name, values.get("import_modules", ()))
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(f"--algo={name}: a module raised {type(error).__name__}: {error}") from error
         if values.get("compile") == "inductor":  # removed; it computed the same as plain updates
             values = {**values, "compile": "off"}
         return (algorithm.settings or cls).model_validate({**_BEFORE_THEY_WERE_SETTINGS, **values})
@@ -125,17 +131,20 @@ class TrainConfig(BaseModel):
         except ValidationError as error:
             if not isinstance(values, dict):
                 raise
-            names = dict.fromkeys(str(detail["loc"][0]) for detail in error.errors())
+            details = {str(detail["loc"][0]) if detail["loc"] else "": detail for detail in error.errors()}
         from asyncrl.config.flags import refused_value, unknown_name
         from asyncrl.config.settings import all_settings
 
         known = all_settings(cls)
-        raise ConfigError(
-            refused_value(name, values[name], known[name].expected)
-            if name in known
-            else unknown_name(name, known, f"There is no setting {name}")
-            for name in names
-        )
+        problems = []
+        for name, detail in details.items():
+            if name in ("", "algo") and detail["type"] in ("value_error", "assertion_error"):  # the check says why
+                problems.append(Problem((name,) if name else (), str(detail["ctx"]["error"])))
+            elif name in known:
+                problems.append(refused_value(name, values.get(name, known[name].default), known[name].expected))
+            else:
+                problems.append(unknown_name(name, known, f"There is no setting {name}"))
+        raise ConfigError(problems)
 
     env: EnvSource = _run("", "Gymnasium id, or MODULE:Id or MODULE:function of a module that registers or makes it")
     env_kwargs: dict[str, Any] = _run({}, "keyword arguments for the environment, as JSON")
@@ -446,7 +455,8 @@ class TrainConfig(BaseModel):
     @property
     def squashes(self) -> bool:
         """Whether continuous actions are squashed to their bounds."""
-        return self.squash_actions or self.algorithm.squashes_actions
+        has_sac_actor = self.is_off_policy and self.algorithm.make_model is None
+        return self.squash_actions or self.algorithm.squashes_actions or has_sac_actor
 
     @property
     def action_mapping(self) -> ActionMapping:

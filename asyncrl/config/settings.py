@@ -71,7 +71,7 @@ def all_settings(config_type: type[TrainConfig] = TrainConfig) -> dict[str, Sett
             name=name,
             section=schema.get("section", "algorithm"),
             description=schema.get("description", ""),
-            default=schema["default"],
+            default=config_type.model_fields[name].get_default(call_default_factory=True),
             expected=expected_values(schema),
             is_text=types <= {"string", "null"},
             is_nullable="null" in types,
@@ -158,8 +158,12 @@ def read_scalar(text: str, setting: Setting) -> Any:
         raise UsageError(f"--{setting.name}={text} is not valid YAML or JSON: expected {setting.expected}.") from None
 
 
-def read_mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path, settings: Mapping[str, Setting] | None = None) -> dict[str, Any]:
     """Reads a YAML file whose top level is a mapping; values of text settings stay as they are written.
+
+    Args:
+        path: the file.
+        settings: known settings by name; None for those of the package.
 
     Raises:
         UsageError: the file cannot be read, is no mapping, or has a key twice.
@@ -172,14 +176,14 @@ def read_mapping(path: Path) -> dict[str, Any]:
     loader = _Loader(text)
     try:
         root = loader.get_single_node()
-        return {} if root is None else _read_node(loader, root, path)
+        return {} if root is None else _read_node(loader, root, path, settings or all_settings())
     except yaml.YAMLError as error:
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
     finally:
         loader.dispose()
 
 
-def _read_node(loader: _Loader, root: yaml.Node, path: Path) -> dict[str, Any]:
+def _read_node(loader: _Loader, root: yaml.Node, path: Path, settings: Mapping[str, Setting]) -> dict[str, Any]:
     if not isinstance(root, yaml.MappingNode):
         raise UsageError(f"{path} must hold `name: value` lines.")
     values: dict[str, Any] = {}
@@ -187,12 +191,12 @@ def _read_node(loader: _Loader, root: yaml.Node, path: Path) -> dict[str, Any]:
         key = str(key_node.value)
         if key in values:
             raise UsageError(f"{path} has {key} twice, the second time in line {key_node.start_mark.line + 1}.")
-        setting = all_settings().get(key)
+        setting = settings.get(key)
         is_null = setting is not None and setting.is_nullable and value_node.tag == "tag:yaml.org,2002:null"
         if setting is not None and setting.is_text and isinstance(value_node, yaml.ScalarNode) and not is_null:
             values[key] = value_node.value
         elif isinstance(value_node, yaml.MappingNode) and setting is None:
-            values[key] = _read_node(loader, value_node, path)
+            values[key] = _read_node(loader, value_node, path, settings)
         else:
             values[key] = loader.construct_object(value_node, deep=True)
     return values

@@ -20,8 +20,11 @@ def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
     """The model with which rollout workers, inference workers and evaluation act; its weights follow from the seed."""
     algorithm = config.algorithm
     if algorithm.make_model is not None:
-        model: ActingModel = imported(algorithm.make_model)(spec, config)
-        return model
+        made = imported(algorithm.make_model)(spec, config)
+        kind = SacActor if config.is_off_policy else ActorCritic
+        if not isinstance(made, kind):
+            raise UsageError(f"--algo={config.algo} makes a {type(made).__name__}, not a subclass of {kind.__name__}.")
+        return made
     return make_sac_actor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
 
 

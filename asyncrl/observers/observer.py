@@ -39,9 +39,10 @@ class Observer:
     All events are called in the process and thread that called `Trainer.run`, so a slow observer delays other events
     but no sample. `run` has the settings and the state of the run, and methods that request something of it.
 
-    An observer that raises is not called again: the run saves a checkpoint and ends, and `Trainer.run` raises a
-    `RunFailed` with the observer's exception as its cause. If the learner's process dies, the run restarts from its
-    last checkpoint, and `on_end` and `on_start` are called once more. Of several ranks, rank 0 calls its observers.
+    An observer that raises is not called again: the run saves a checkpoint and ends (after `on_start` it ends before
+    any process starts), and `Trainer.run` raises a `RunFailed` with the observer's exception as its cause. If the
+    learner's process dies, the run restarts from its last checkpoint, and `on_end` and `on_start` are called once more.
+    Of several ranks, rank 0 calls its observers.
     """
 
     def on_start(self, run: Run) -> None:

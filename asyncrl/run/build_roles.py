@@ -22,7 +22,6 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
-from asyncrl.config.errors import UsageError
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.factory import env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation.worker import EvaluationWorker
@@ -259,8 +258,7 @@ class _LearnerParts:
     def on_policy_learner(self) -> OnPolicyLearner:
         """The learner of trajectories, in the state to begin with."""
         model = make_acting_model(self.setup.spec, self.setup.config)
-        if not isinstance(model, ActorCritic):
-            raise UsageError(f"--algo={self.setup.config.algo} makes a {type(model).__name__}, not an ActorCritic.")
+        assert isinstance(model, ActorCritic)
         store = ParameterStore(self.agreement.ranks)
         learner = OnPolicyLearner(model, self.setup.learner_config, self.device, store)
         if self.saved is not None:

@@ -25,6 +25,27 @@ from asyncrl.runtime import checkpoint
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
 TOY = "--algo=toy_algorithms:REINFORCE"
+OWN_SETTINGS = """
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+import asyncrl
+
+
+class Settings(asyncrl.TrainConfig):
+    shape: Literal["none", "hard"] = "none"
+    sizes: list[int] = Field(default_factory=lambda: [1, 2], description="sizes")
+
+    @model_validator(mode="after")
+    def check(self):
+        if self.shape == "hard" and len(self.sizes) != 3:
+            raise ValueError("hard needs three sizes")
+        return self
+
+
+OWN = asyncrl.Algorithm("own", settings=Settings, loss=print)
+"""
 SMALL = ("--num_workers=2", "--num_envs_per_worker=4", "--rollout=32", "--encoder_mlp_layers=16", "--seed=1")
 
 
@@ -127,6 +148,39 @@ def test_its_settings_may_stand_in_a_file(tmp_path: Path) -> None:
     assert loaded.origins["advantage_power"] == f"file {path}"
 
 
+def test_any_kind_of_own_setting_is_read_from_a_file_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_settings.py").write_text(OWN_SETTINGS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "config.yaml"
+    path.write_text("algo: own_settings:OWN\nshape: none\n")
+    config = load(["--env=CartPole-v1", f"--config={path}"]).config
+    assert (config.model_dump()["shape"], config.model_dump()["sizes"]) == ("none", [1, 2])
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude={"train_dir", "experiment"})))
+    resumed = load(["--experiment=run"], find_saved=lambda train_dir, experiment: path)
+    assert resumed.config.model_dump()["shape"] == "none"
+    with pytest.raises(UsageError, match="hard needs three sizes"):
+        load(["--env=CartPole-v1", "--algo=own_settings:OWN", "--shape=hard"])
+
+
+def test_a_module_that_raises_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_algorithm.py").write_text("missing_name\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for flags in (["--algo=broken_algorithm:NAME"], ["--algo=mine", "--import_modules=broken_algorithm"]):
+        with pytest.raises(UsageError, match="missing_name"):
+            load(["--env=CartPole-v1", *flags])
+    with pytest.raises(UsageError, match="missing_name"):
+        TrainConfig(algo="broken_algorithm:NAME")
+    with pytest.raises(UsageError, match="There is no module 'no_such_module'"):
+        TrainConfig(algo="no_such_module:NAME")
+    with pytest.raises(UsageError):
+        TrainConfig(algo=3)  # type: ignore[arg-type]
+
+
+def test_actions_are_squashed_where_the_actor_of_sac_acts() -> None:
+    config = load(["--env=Pendulum-v1", "--algo=toy_algorithms:BOUNDED_SAC", "--preset=none"]).config
+    assert config.action_mapping == "squashed"
+
+
 def test_one_that_learns_from_a_replay_is_trained(start: Callable[..., Command]) -> None:
     flags = ("--algo=toy_algorithms:BOUNDED_SAC", "--env=Pendulum-v1", "--preset=none", "--most_value=0.5")
     sizes = ("--train_for_env_steps=600", "--warmup_env_steps=200", "--num_workers=1", "--num_envs_per_worker=2")
@@ -145,6 +199,11 @@ def test_names_of_the_package_are_not_taken() -> None:
             asyncrl.register_algorithm(asyncrl.Algorithm(name, loss=toy_algorithms.reinforce_loss))
     with pytest.raises(ValueError, match="so it needs make_learner"):
         asyncrl.Algorithm("incomplete", collects="replay")
+
+    with pytest.raises(ValueError, match="Hogwild workers do not use it"):
+        asyncrl.Algorithm(
+            "own_learner", collects="replay", make_learner=toy_algorithms.BoundedSac, runs_on_hogwild=True
+        )
 
     class WithoutDefault(asyncrl.TrainConfig):
         temperature: float
