@@ -138,8 +138,9 @@ class TrainConfig(BaseModel):
         known = all_settings(cls)
         problems = []
         for name, detail in details.items():
-            if name in ("", "algo") and detail["type"] in ("value_error", "assertion_error"):  # the check says why
-                problems.append(Problem((name,) if name else (), str(detail["ctx"]["error"])))
+            reason = str(detail.get("ctx", {}).get("error", ""))
+            if not name or (name == "algo" and not reason.startswith("There is no algorithm")):  # the check says why
+                problems.append(Problem((name,) if name else (), reason or detail["msg"]))
             elif name in known:
                 problems.append(refused_value(name, values.get(name, known[name].default), known[name].expected))
             else:
