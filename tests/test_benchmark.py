@@ -100,6 +100,7 @@ def test_learning_from_a_replay_is_compared_at_the_same_ratio(tmp_path, capfd):
         (curve,) = learning["curves"].values()
         assert curve[-1][0] >= 400, "when the first episodes have ended"
         assert learning["evaluated_return"]["median"] < 0.0
+    assert {found["variant"]["name"] for found in data["mode_comparisons"]} <= {names[1]}
     report = (tmp_path / "out" / "report.md").read_text()
     assert "`replay/workers_blocked`" in report
     assert "Return over wall-clock time" in report

@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 
@@ -9,6 +10,7 @@ from asyncrl.analysis.benchmark.results import (
     LearningFigures,
     SimulationFigures,
     ThroughputFigures,
+    common_thresholds,
     summarize,
 )
 from asyncrl.analysis.benchmark.variants import Layout, Task, Variant
@@ -158,6 +160,41 @@ def test_ranks_have_a_speedup_of_their_own_and_the_share_of_their_exchanges(tmp_
     if plots.left_out is None:
         assert {"speedup_ranks.png", "return_over_rank_steps.png"} <= {path.name for path in plots.files.values()}
     assert results.to_json()["variants"][1]["learning"]["other_curves"] == {"0": [other]}
+
+
+def learned(curve):
+    return LearningFigures(int(curve[-1][0]), curve[-1][1], curve[-1][2], None, curve)
+
+
+def test_async_is_compared_with_sync_of_the_same_seed(tmp_path):
+    other = Variant("async", "central", LAYOUT)
+    figures = {Task("learning", other.name, 0, (), ()): learned([[10.0, 1.0, 500.0]])}
+    sync = [[[10.0, 2.0, 0.0], [20.0, 4.0, 100.0]], [[10.0, 2.0, 100.0]], [[10.0, 2.0, 0.0]], [[10.0, 2.0, 0.0]]]
+    in_background = [[[30.0, 3.0, 100.0]], [[10.0, 1.0, 0.0]], [[5.0, 1.0, 100.0]], [[10.0, 1.0, 0.0]]]
+    for variant, curves in ((SYNC, sync), (ASYNC, in_background)):
+        for seed, curve in enumerate(curves):
+            figures[Task("learning", variant.name, seed, (), ())] = learned(curve)
+    results = summarize(ABOUT, [SYNC, ASYNC, other], figures, {})
+    at_100, at_900 = results.mode_comparisons
+    assert (at_100.variant, at_100.threshold, at_100.num_neither) == (ASYNC, 100.0, 1)
+    # Seed 0 reached it in both modes, seed 1 only in sync, seed 2 only in async, seed 3 in neither.
+    assert at_100.env_steps.values == (1.5, float("inf"), 0.0)
+    assert at_100.seconds.values == (0.75, float("inf"), 0.0)
+    assert (at_900.env_steps, at_900.seconds, at_900.num_neither) == (None, None, 4)
+    row = line_of(to_markdown(results, Plots({}), tmp_path), "Async beside sync", ASYNC.name)
+    assert row[1:4] == ["100", "1.50 [0.00, inf] (1 of 3 seeds censored)", "0.75 [0.00, inf] (1 of 3 seeds censored)"]
+
+
+def test_without_thresholds_those_are_taken_that_every_run_reached():
+    curves = [[[1.0, 1.0, 0.0], [2.0, 1.0, 110.0], [3.0, 1.0, 90.0]], [[1.0, 1.0, 10.0], [2.0, 1.0, 300.0]]]
+    assert common_thresholds(curves) == pytest.approx((55.0, 99.0))
+    assert common_thresholds([*curves, []]) == (), "a run that finished no episode"
+    assert common_thresholds([[[1.0, 1.0, 5.0]], [[1.0, 1.0, 9.0]]]) == (), "runs that did not improve"
+    figures = {Task("learning", SYNC.name, 0, (), ()): learned(curves[0])}
+    results = summarize(dataclasses.replace(ABOUT, thresholds=()), [SYNC, ASYNC], figures, {})
+    assert results.about.thresholds == pytest.approx((55.0, 99.0))
+    assert [reached.env_steps.median for reached in results.variants[0].learning.reached] == [2.0, 2.0]
+    assert summarize(ABOUT, [SYNC], figures, {}).about.thresholds == ABOUT.thresholds
 
 
 def test_the_data_is_json_without_infinities():

@@ -74,7 +74,8 @@ class OwnOptions(BaseModel):
     seeds: PositiveInt = option(3, "number of seeds; each seed is one round of all measurements [default 3]")
     thresholds: Annotated[tuple[float, ...], _Split] = option(
         (),
-        "list of returns, such as 100,200: report the time and steps to reach each [default none]",
+        "list of returns, such as 100,200: report the time and steps to reach each [default: half and nine tenths of "
+        "the way to the highest return that every run reached]",
         f"numbers{_A_LIST}",
     )
     warm_up_s: NonNegativeFloat = option(25.0, "seconds after the first step that throughput leaves out [default 25]")

@@ -10,11 +10,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from asyncrl.analysis.benchmark.results import Learning, Reached, Results, ThroughputFigures, VariantSpeedup
+from asyncrl.analysis.benchmark.results import (
+    Learning,
+    ModeComparison,
+    Reached,
+    Results,
+    ThroughputFigures,
+    VariantSpeedup,
+)
 from asyncrl.analysis.benchmark.variants import Unit, Variant
 from asyncrl.analysis.drawing import check_can_draw, color, draw_error_bars, finish, new_figure, save
 from asyncrl.analysis.statistics import Spread
-from asyncrl.analysis.tables import cell, digits, mebibytes, percent, section
+from asyncrl.analysis.tables import cell, digits, mebibytes, percent, ratio, rounded, section
 from asyncrl.config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -153,12 +160,25 @@ def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
         "threshold. Seeds that never reach it are censored: they count as later than all others."
     )
     reached_columns: Columns[Reached] = {
-        "return": lambda reached: f"{reached.threshold:g}",
+        "return": lambda reached: rounded(reached.threshold),
         "environment steps": lambda reached: cell(reached.env_steps),
         "seconds": lambda reached: cell(reached.seconds, digits(1)),
     }
     all_reached = [(variant, reached) for variant, figures in learning for reached in figures.reached]
     sections.append(_by_variant("Time and steps to a return", note, all_reached, reached_columns))
+
+    note = (
+        "Environment steps and seconds that async needs to reach a return, divided by those of sync with the same "
+        "seed. Below 1 async is quicker. Infinite where only sync reached it, 0 where only async did."
+    )
+    comparison_columns: Columns[ModeComparison] = {
+        "return": lambda found: rounded(found.threshold),
+        "steps of async / sync": lambda found: cell(found.env_steps, ratio),
+        "seconds of async / sync": lambda found: cell(found.seconds, ratio),
+        "seeds that never reached it in either mode": lambda found: str(found.num_neither),
+    }
+    compared = [(each.variant, each) for each in results.mode_comparisons]
+    sections.append(_by_variant("Async beside sync", note, compared, comparison_columns))
 
     images = [f"![{title}]({path.relative_to(folder).as_posix()})" for title, path in plots.files.items()]
     if images or plots.left_out is not None:

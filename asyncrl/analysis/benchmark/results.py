@@ -21,6 +21,7 @@ Value = TypeVar("Value")
 
 _SHARE_PREFIXES = ("perf/", "profile/", "replay/")
 _LAG_FIGURES = ("lag/mean", "lag/p95", "lag/max")
+_STEPS, _SECONDS = 0, 1  # columns of a curve; the return is the third
 
 
 @dataclass(frozen=True)
@@ -324,12 +325,31 @@ class VariantSpeedup:
 
 
 @dataclass(frozen=True)
+class ModeComparison:
+    """How long async needs to reach a return, as a share of sync with the same inference, layout and seed.
+
+    Attributes:
+        variant: the async variant.
+        env_steps, seconds: async's steps and seconds divided by sync's, of the seeds with which at least one of the two
+            reached the return; infinite where async never did, 0 where sync never did. None if no seed did.
+        num_neither: seeds with which neither reached it.
+    """
+
+    variant: Variant
+    threshold: float
+    env_steps: Spread | None
+    seconds: Spread | None
+    num_neither: int
+
+
+@dataclass(frozen=True)
 class Results:
     """All figures of a benchmark.
 
     Attributes:
         simulation: environment steps per second of pure simulation, by layout.
         speedups: of variants that differ only in their workers or only in their ranks.
+        mode_comparisons: of pairs of variants that differ only in their mode, async and sync.
         missing: reasons of measurements without a result.
         lag_within_dataset: see `uniform_lag`.
     """
@@ -338,6 +358,7 @@ class Results:
     simulation: dict[str, Spread]
     variants: tuple[VariantResult, ...]
     speedups: tuple[VariantSpeedup, ...]
+    mode_comparisons: tuple[ModeComparison, ...]
     missing: dict[str, str]
     lag_within_dataset: tuple[float, float, int]
 
@@ -358,14 +379,21 @@ class Results:
 def summarize(
     about: About, variants: Sequence[Variant], measured: Mapping[Task, Figures], missing: Mapping[str, str]
 ) -> Results:
-    """Computes the statistics of all tasks with a result; `missing` has the reasons of the others."""
+    """Computes the statistics of all tasks with a result; `missing` has the reasons of the others.
+
+    Without thresholds in `about` those of `common_thresholds` are taken.
+    """
+    learning_runs = {variant: _by_seed(measured, "learning", variant.name, LearningFigures) for variant in variants}
+    if not about.thresholds:
+        curves = [run.curve for by_seed in learning_runs.values() for run in by_seed.values()]
+        about = dataclasses.replace(about, thresholds=common_thresholds(curves))
     simulation = {
         str(layout): _by_seed(measured, "simulation", str(layout), SimulationFigures) for layout in layouts_of(variants)
     }
     results = []
     for variant in variants:
         throughput = _by_seed(measured, "throughput", variant.name, ThroughputFigures)
-        learning = _by_seed(measured, "learning", variant.name, LearningFigures)
+        learning = learning_runs[variant]
         results.append(
             VariantResult(
                 variant,
@@ -382,6 +410,7 @@ def summarize(
         },
         variants=tuple(results),
         speedups=tuple(found for unit in get_args(Unit) for found in _speedups(variants, measured, unit)),
+        mode_comparisons=tuple(_mode_comparisons(learning_runs, about.thresholds)),
         missing=dict(missing),
         lag_within_dataset=uniform_lag(about.updates_per_dataset),
     )
@@ -423,17 +452,55 @@ def _learning(by_seed: Mapping[int, LearningFigures], thresholds: Iterable[float
     runs = list(by_seed.values())
 
     def reached(threshold: float, column: int) -> Spread:
-        return spread([first_reached([(point[column], point[2]) for point in run.curve], threshold) for run in runs])
+        return spread([_first_reached(run, threshold, column) for run in runs])
 
     return Learning(
         env_steps=spread([run.env_steps for run in runs]),
         wall_s=spread([run.wall_s for run in runs]),
         final_return=_over_seeds([run.final_return for run in runs]),
         evaluated_return=_over_seeds([run.evaluated_return for run in runs]),
-        reached=tuple(Reached(each, reached(each, column=0), reached(each, column=1)) for each in thresholds),
+        reached=tuple(Reached(each, reached(each, _STEPS), reached(each, _SECONDS)) for each in thresholds),
         curves={seed: run.curve for seed, run in by_seed.items()},
         other_curves={seed: run.other_curves for seed, run in by_seed.items()},
     )
+
+
+def _first_reached(run: LearningFigures, threshold: float, column: int) -> float:
+    return first_reached([(point[column], point[2]) for point in run.curve], threshold)
+
+
+def common_thresholds(curves: Sequence[Sequence[Sequence[float]]]) -> tuple[float, ...]:
+    """Returns thresholds that every run reached: a half and nine tenths of the way to the highest of them.
+
+    The way begins at the lowest first return of all runs. There are none if a run has no return or none improves on it.
+    """
+    returns = [[point[2] for point in curve] for curve in curves]
+    if not returns or not all(returns):
+        return ()
+    first, best = min(of_run[0] for of_run in returns), min(max(of_run) for of_run in returns)
+    return tuple(first + share * (best - first) for share in (0.5, 0.9)) if best > first else ()
+
+
+def _mode_comparisons(
+    runs: Mapping[Variant, Mapping[int, LearningFigures]], thresholds: Iterable[float]
+) -> Iterator[ModeComparison]:
+    for variant, threshold in itertools.product(runs, thresholds):
+        sync = runs.get(dataclasses.replace(variant, mode="sync"), {})
+        pairs = [(run, sync[seed]) for seed, run in runs[variant].items() if seed in sync]
+        if variant.mode == "async" and pairs:
+            steps, seconds = (_ratios(pairs, threshold, column) for column in (_STEPS, _SECONDS))
+            yield ModeComparison(
+                variant=variant,
+                threshold=threshold,
+                env_steps=spread(steps) if steps else None,
+                seconds=spread(seconds) if seconds else None,
+                num_neither=len(pairs) - len(steps),
+            )
+
+
+def _ratios(pairs: Iterable[tuple[LearningFigures, LearningFigures]], threshold: float, column: int) -> list[float]:
+    reached = [[_first_reached(run, threshold, column) for run in pair] for pair in pairs]
+    return [own / other for own, other in reached if not math.isinf(min(own, other))]
 
 
 def _speedups(variants: Sequence[Variant], measured: Mapping[Task, Figures], unit: Unit) -> Iterator[VariantSpeedup]:
