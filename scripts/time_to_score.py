@@ -3,6 +3,8 @@
     python scripts/time_to_score.py --suite=quick --compare_to=docs/time_to_score_quick.json  # before each release
     python scripts/time_to_score.py --suite=quick --outcome=docs/time_to_score_quick.json     # store the reference
     python scripts/time_to_score.py --suite=full --work_dir=scores/full                       # hours
+    python scripts/time_to_score.py --suite=defaults    # without a preset, beside Stable-Baselines3's defaults
+    python scripts/time_to_score.py --suite=untouched   # environments that had no part in finding settings
     python scripts/time_to_score.py --suite=full --tasks=Hopper-v5 --variant small='--batch_size=256 --num_epochs=4'
     python scripts/time_to_score.py --suite=full --work_dir=scores/full --table               # only the report
 
@@ -13,7 +15,8 @@ and a run with a result is not made again unless its settings or, for asyncrl, t
 again.
 
 Exit code: 0 if all runs have a result and, with --compare_to, no task is worse; 1 otherwise; 130 after Ctrl-C.
-Needs `pip install -e ".[mujoco,atari,plot]" "gymnasium[box2d]"`; Atari for Pong only.
+Needs `pip install -e ".[mujoco,atari,plot]" "gymnasium[box2d]"`; Atari for Pong only. The suite `untouched` also needs
+`pip install flappy-bird-gymnasium highway-env`.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -29,6 +33,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from peer_environments import DRIVERS
 from rounds import names_in
 from scoring import report
 from scoring.analysis import outcome, regressions
@@ -36,7 +41,7 @@ from scoring.records import Record
 from scoring.report import OWN, Results
 from scoring.running import conditions, run
 from scoring.systems import Job, System, known_systems, variant
-from scoring.tasks import SUITES, Task
+from scoring.tasks import SUITES, USUAL_SYSTEMS, Task
 
 from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.analysis.drawing import check_can_draw
@@ -102,7 +107,7 @@ class Session:
                         yield task, system, seed
 
     def _job(self, task: Task, system: System, seed: int) -> Job:
-        name = f"{task.env.replace('/', '_')}_{system.name}_{seed}"
+        name = f"{re.sub('[/:]', '_', task.env)}_{system.name}_{seed}"
         options = self._options
         return Job(task, seed, self._folder / "runs" / name, options.limit_s, options.num_cores)
 
@@ -164,6 +169,8 @@ def check_and_store(session: Session, compare_to: Path | None, store: Path | Non
 def main() -> int:
     options = _parse()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Workers import the small environments of the suite `defaults` by the name of their module.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(DRIVERS))))
     session = Session(options, options.tasks, options.systems)
     if options.prepare_only:
         for system in session.systems:
@@ -189,7 +196,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--systems",
         type=lambda text: names_in(text, names),
-        help=f"{', '.join(names)} [default: {OWN} in the quick suite, otherwise all but sample_factory_async]",
+        help=f"{', '.join(names)} [default: those of the suite in scoring/tasks.py]",
     )
     parser.add_argument(
         "--variant",
@@ -217,14 +224,13 @@ def _completed(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
     if options.table:
         options.commit = _last_commit(options.work_dir / "results.jsonl") or options.commit
     known = known_systems(options.work_dir.resolve(), options.commit)
-    usual = [OWN] if options.suite == "quick" else [name for name in known if name != "sample_factory_async"]
     try:
         wanted = names_in(options.tasks, [task.env for task in suite]) if options.tasks else None
         variants = [variant(text, options.commit) for text in options.variant]
     except (argparse.ArgumentTypeError, ValueError) as error:
         parser.error(str(error))
     options.tasks = [task for task in suite if wanted is None or task.env in wanted]
-    options.systems = [*(known[name] for name in options.systems or usual), *variants]
+    options.systems = [*(known[name] for name in options.systems or USUAL_SYSTEMS[options.suite]), *variants]
     called = [system.name for system in options.systems]
     if len(set(called)) < len(called) or {item.name for item in variants} & set(known):
         parser.error(f"two systems have one name: {', '.join(called)}")

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import gymnasium
+from gymnasium import spaces
 from learning_log import LearningLog, write_evaluation
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecNormalize
 from torch import nn
 
@@ -89,13 +91,20 @@ def linear(start: float):
     return lambda remaining: remaining * start
 
 
+def default_policy(envs: VecEnv) -> str:
+    """Returns the policy that Stable-Baselines3's documentation names for the kind of observations."""
+    if isinstance(envs.observation_space, spaces.Dict):
+        return "MultiInputPolicy"
+    return "CnnPolicy" if is_image_space(envs.observation_space) else "MlpPolicy"
+
+
 def train(folder: Path, options: dict) -> None:
     """Trains until the steps or the time are reached, and saves the final policy."""
     settings = options["settings"]
     envs = make_envs(options["env"], settings, settings.get("n_envs", 1), options["seed"], in_training=True)
     if settings.get("normalize"):
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
-    policy = settings.get("policy", "MlpPolicy")
+    policy = settings.get("policy") or default_policy(envs)
     model = PPO(policy, envs, device="cpu", seed=options["seed"], **arguments(settings))
     curve = Curve(folder, options)
     model.learn(options["env_steps"], callback=curve)

@@ -29,7 +29,7 @@ SAMPLE_FACTORY = Peer(
 STABLE_BASELINES3 = Peer(
     "stable_baselines3_learning",
     ("stable-baselines3==2.9.2", "gymnasium[mujoco,box2d]", "mujoco=={mujoco}", "ale-py==0.12.1",
-     "opencv-python-headless"),
+     "opencv-python-headless", "flappy-bird-gymnasium==0.4.0", "highway-env==1.12.1"),
     ("stable-baselines3", "gymnasium", "mujoco", "box2d", "ale-py", "torch", "numpy"),
     "stable_baselines3_learning.py",
 )  # fmt: skip
@@ -223,8 +223,8 @@ class SampleFactory(PeerSystem):
         self._mode = mode
 
     def env_of(self, task: Task) -> str | None:
-        """Its Gymnasium, 0.29, has older versions. Games need other settings and are left out."""
-        if task.env.startswith("ALE/"):
+        """Its Gymnasium, 0.29, has older versions. Tasks that need other settings or packages are left out."""
+        if task.env.startswith("ALE/") or ":" in task.env:
             return None
         return _OLDER_VERSIONS.get(task.env, task.env.replace("-v5", "-v4"))
 
@@ -240,13 +240,15 @@ class StableBaselines3(PeerSystem):
         setting = "PPO with rl-baselines3-zoo's settings" if is_tuned else "PPO with its defaults, one environment"
         super().__init__(name, f"Stable-Baselines3, {kind}", setting, STABLE_BASELINES3, work_dir)
         self._is_tuned = is_tuned
+        self._tuned: dict[str, Any] = json.loads(TUNED.read_text(encoding="utf-8"))["settings"]
 
     def env_of(self, task: Task) -> str | None:
-        """Its defaults are not for images."""
-        return task.env if self._is_tuned or not task.env.startswith("ALE/") else None
+        """The zoo does not know all tasks, and the defaults are not for games."""
+        is_possible = task.env in self._tuned if self._is_tuned else not task.env.startswith("ALE/")
+        return task.env if is_possible else None
 
     def settings(self, task: Task) -> Any:
-        return json.loads(TUNED.read_text(encoding="utf-8"))["settings"][task.env] if self._is_tuned else {}
+        return self._tuned[task.env] if self._is_tuned else {}
 
 
 def known_systems(work_dir: Path, commit: str | None) -> dict[str, System]:
@@ -254,6 +256,7 @@ def known_systems(work_dir: Path, commit: str | None) -> dict[str, System]:
     systems: list[System] = [
         Asyncrl("asyncrl", "asyncrl, async", (), commit),
         Asyncrl("asyncrl_sync", "asyncrl, sync", ("--async_rl=False",), commit),
+        Asyncrl("asyncrl_defaults", "asyncrl, no preset", ("--preset=none",), commit),
         SampleFactory("sync", work_dir),
         SampleFactory("async", work_dir),
         StableBaselines3(True, work_dir),

@@ -61,7 +61,35 @@ _BY_ENV = {task.env: task for task in _TASKS}
 # simulators.
 _QUICK_STEPS = {"CartPole-v1": 100_000, "LunarLander-v3": 300_000, "Hopper-v5": 500_000, "HalfCheetah-v5": 500_000}
 
+# What an environment gets that no preset knows, after few steps; observations of several kinds.
+_DEFAULT_ENVS = ("CartPole-v1", "Acrobot-v1", "Pendulum-v1", "LunarLander-v3")
+_DEFAULTS = (
+    *(replace(_BY_ENV[env], env_steps=100_000) for env in _DEFAULT_ENVS),
+    Task("toy_environments:Target-v0", 100_000, (-40, -20, -10), -54, -5.3),
+    Task("toy_environments:Catch-v0", 100_000, (0, 0.5, 0.9), -0.75, 1),
+)
+
+# Environments that had no part in finding a preset or a default. They were named before they were first trained.
+_UNTOUCHED = (
+    Task("flappy_bird_gymnasium:FlappyBird-v0", 300_000, (0, 5, 20), -8, 50),
+    Task("highway_env:highway-fast-v0", 20_000, (15, 20, 25), 10.4, 29),
+    Task("Taxi-v4", 300_000, (-200, -50, 0, 7), -777, 8),
+    Task("MountainCar-v0", 300_000, (-190, -150, -120), -200, -110),
+    Task("Pusher-v5", 300_000, (-60, -45, -35), -150, -25),
+    Task("HumanoidStandup-v5", 300_000, (50_000, 80_000, 110_000), 33_000, 150_000),
+)
+
 SUITES: dict[str, tuple[Task, ...]] = {
     "quick": tuple(replace(_BY_ENV[env], env_steps=steps) for env, steps in _QUICK_STEPS.items()),
     "full": _TASKS,
+    "defaults": _DEFAULTS,
+    "untouched": _UNTOUCHED,
 }
+
+USUAL_SYSTEMS: dict[str, tuple[str, ...]] = {
+    "quick": ("asyncrl",),
+    "full": ("asyncrl", "asyncrl_sync", "sample_factory", "sb3_zoo", "sb3_default"),
+    "defaults": ("asyncrl_defaults", "sb3_default"),
+    "untouched": ("asyncrl", "sb3_default"),
+}
+"""Names of the systems that each suite compares by default."""

@@ -9,9 +9,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import time_to_score
+from gymnasium.utils.env_checker import check_env
 from scoring import report, running
 from scoring.analysis import (
     GATE_SHARE,
@@ -24,8 +26,8 @@ from scoring.analysis import (
 )
 from scoring.records import Record, SavedPolicy, Snapshot, choose, find_saved
 from scoring.running import Job
-from scoring.systems import Asyncrl, StableBaselines3, System, variant
-from scoring.tasks import SUITES, Task
+from scoring.systems import Asyncrl, StableBaselines3, System, known_systems, variant
+from scoring.tasks import SUITES, USUAL_SYSTEMS, Task
 
 from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.analysis.statistics import interquartile_interval, interquartile_mean
@@ -449,3 +451,37 @@ def test_a_run_that_cannot_be_trained_says_where_its_output_is(tmp_path: Path) -
     with pytest.raises(TaskFailed, match=r"exit code 2 \(output: .*run.training.log\)"):
         running.run(system, job, episodes=2)
     assert "no_such_flag" in (tmp_path / "run.training.log").read_text()
+
+
+# Suites
+
+
+def test_every_suite_compares_systems_that_exist_on_tasks_of_different_names(tmp_path: Path) -> None:
+    known = known_systems(tmp_path, "abc")
+    assert set(SUITES) == set(USUAL_SYSTEMS)
+    for suite, tasks in SUITES.items():
+        assert len({task.env for task in tasks}) == len(tasks)
+        for system in (known[name] for name in USUAL_SYSTEMS[suite]):
+            assert any(system.env_of(task) is not None for task in tasks), (suite, system.name)
+    assert known["sb3_zoo"].env_of(SUITES["untouched"][0]) is None, "the zoo has no settings for it"
+
+
+def test_the_small_environments_keep_to_gymnasiums_interface_and_can_be_solved() -> None:
+    for name in ("Catch-v0", "Target-v0"):
+        check_env(gymnasium.make(f"toy_environments:{name}").unwrapped, skip_render_check=True)
+    catch = gymnasium.make("toy_environments:Catch-v0")
+    for seed in range(5):
+        image, _ = catch.reset(seed=seed)
+        is_over = False
+        while not is_over:
+            (row, ball), paddle = np.argwhere(image[::4, ::4, 0])[0], np.argwhere(image[36, ::4, 0])[0, 0]
+            image, reward, is_over, _, _ = catch.step(1 + np.sign(ball - paddle) if row < 9 else 1)
+        assert reward == 1.0
+    target = gymnasium.make("toy_environments:Target-v0")
+    for seed in range(5):
+        seen, _ = target.reset(seed=seed)
+        is_over = False
+        while not is_over:
+            direction = np.clip(10 * (seen["target"] - seen["position"]), -1, 1)
+            seen, reward, _, is_over, _ = target.step(-direction if seen["is_mirrored"] else direction)
+        assert reward == pytest.approx(0.0, abs=1e-5)
