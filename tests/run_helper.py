@@ -288,7 +288,7 @@ def recording(folder: Path) -> Iterator[None]:
         found = sample(sampler, *sizes)
         with (batches / f"{os.getpid()}.drawn").open("ab") as file:
             for batch in found:
-                columns = [tensor.numpy().reshape(len(batch.reward), -1) for tensor in batch.tensors]
+                columns = [tensor.numpy().reshape(len(batch.reward), -1) for tensor in batch]
                 file.write(np.concatenate(columns, axis=1, dtype=np.float32).tobytes())
         return found
 

@@ -86,7 +86,7 @@ def test_learning_from_a_replay_is_compared_at_the_same_ratio(tmp_path, capfd):
     windows_s = {name: each["window_s"] for name, each in zip(names, figures, strict=True)}
     for variant in data["variants"]:
         throughput, learning = variant["throughput"], variant["learning"]
-        # The contract allows so many updates to be owed at either end of the window (`learner/limiter.py`).
+        # The contract allows so many updates to be owed at either end of the window (`buffers/replay.py`).
         most_owed = 2 + 0.5 * 3 * 2 + TrainConfig().replay_ratio_tolerance
         steps_per_s, window_s = throughput["env_steps_per_s"]["median"], windows_s[variant["variant"]["name"]]
         owed_per_s = abs(0.5 * steps_per_s - throughput["sgd_steps_per_s"]["median"])

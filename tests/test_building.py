@@ -14,7 +14,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
-from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.run.build_roles import build_acting_policy
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.torchrun import RankAddress

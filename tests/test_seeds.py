@@ -12,12 +12,12 @@ from small_runs import BOX, planned, small_arena
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor, TwinCritic
-from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.rollout import build_env_group as rollout_building
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.run import build_roles as building

@@ -19,7 +19,7 @@ import numpy as np
 from asyncrl.analysis.curves import Array, Band, Curve, make_curve, mean_band, moving_average
 from asyncrl.analysis.records import EVAL_RETURN, TRAIN_RETURN, Run, Unit, differing_settings
 from asyncrl.config.errors import UsageError
-from asyncrl.monitoring.metrics import EPISODE_WINDOW
+from asyncrl.monitoring.reports import EPISODE_WINDOW
 
 XAxis = Literal["per_worker_steps", "per_rank_steps", "total_steps", "wall_time"]
 Metric = Literal["train", "eval"]

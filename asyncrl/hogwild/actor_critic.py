@@ -13,7 +13,7 @@ from asyncrl.buffers.shared_tensors import ReturnUnits
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.models.acting import Act
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import read_block

@@ -19,7 +19,7 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.messages import Waker
-from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.shared_tensors import RUN, GlobalClock, ReturnUnits, SharedTensor, saved_worker_steps
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
@@ -29,7 +29,6 @@ from asyncrl.hogwild.actor_critic import HogwildActorCritic, ServerActorCritic
 from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
 from asyncrl.hogwild.worker import HogwildA2cWorker, HogwildSacWorker, HogwildWorker, OwnActions, WorkerParts
-from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import CRITIC, SacLearner
@@ -37,13 +36,12 @@ from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
 from asyncrl.models.factory import make_actor_critic, make_sac_actor
 from asyncrl.models.uniform import UniformPolicy
-from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog
-from asyncrl.rollout.replay_worker import ReplaySplit
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
-from asyncrl.rollout.worker import Split
+from asyncrl.rollout.worker import ReplaySplit, Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
 

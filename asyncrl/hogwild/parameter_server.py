@@ -26,8 +26,7 @@ from asyncrl.hogwild.storage import SharedStorage
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import WeightsPublisher
-from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import LearnerReport
+from asyncrl.monitoring.reports import LearnerReport, Phase, PhaseTimer, busy_s
 
 _PUBLISH_EVERY_S = 0.2
 _SETTLE_S = 2.0

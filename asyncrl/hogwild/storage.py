@@ -19,9 +19,7 @@ from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.optimizer import FlatAdam
-from asyncrl.learner.parameter_store import ParameterStore
-from asyncrl.learner.statistics import RunningMoments
+from asyncrl.learner.optimizer import FlatAdam, ParameterStore, RunningMoments
 
 _RMSPROP_ALPHA = 0.99
 

@@ -22,22 +22,20 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.inference_buffer import InferenceBuffer
-from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.shared_tensors import GlobalClock
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.learner.dataset import Batcher
-from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import Act
-from asyncrl.monitoring.phases import Phase, PhaseTimer
+from asyncrl.monitoring.reports import Phase, PhaseTimer
 from asyncrl.rollout.env_group import EnvironmentGroup
-from asyncrl.rollout.replay_worker import ReplaySplit
-from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase, Split
+from asyncrl.rollout.worker import WAIT_S, ReplaySplit, RolloutWorkerBase, Split
 
 _SLOT = _SPLIT = 0  # a worker has one slot and one split, in private memory
 

@@ -18,8 +18,7 @@ from collections.abc import Container, Mapping
 from asyncrl.buffers.control import WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.models.acting import ActingPolicy
-from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import InferenceReport
+from asyncrl.monitoring.reports import InferenceReport, Phase, PhaseTimer, busy_s
 
 WAIT_S = 0.1
 

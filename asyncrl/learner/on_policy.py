@@ -36,8 +36,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, is_bad
 from asyncrl.learner.state import LearnerState, Scalar
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult

@@ -1,4 +1,7 @@
-"""Adam on flat tensors, the schedules of its learning rate, and the count of skipped steps."""
+"""What a learner changes at each step: parameters and their memory, Adam, its learning rate, running moments.
+
+`ParameterStore` allocates private memory; `asyncrl.hogwild.storage` has one whose memory other processes share.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.ranks import Ranks
 from asyncrl.runtime.processes import RunFailed
 
 
@@ -163,3 +167,105 @@ def _describe(name: str, values: Tensor) -> str:
     span = f"{finite.min():.4g} to {finite.max():.4g}" if len(finite) > 0 else "none is finite"
     lost = len(values) - len(finite)
     return f"{name}: {span}" + (f", and {lost} of {len(values)} are not finite" if lost else "")
+
+
+_VARIANCE_EPS = 1e-5
+
+
+class RunningMoments:
+    """Mean and variance of each element of the vectors of all ranks (Chan et al. 1979).
+
+    Attributes:
+        mean: [D] float64.
+        variance: [D] float64, biased.
+        count: number of vectors.
+    """
+
+    def __init__(self, size: int, device: torch.device, ranks: Ranks | None = None) -> None:
+        self.mean = torch.zeros(size, dtype=torch.float64, device=device)
+        self.variance = torch.ones(size, dtype=torch.float64, device=device)
+        self.count = 0
+        self._ranks = ranks or Ranks()
+
+    @property
+    def std(self) -> Tensor:
+        """[D] float64 deviation, at least 0.003, so that normalizing a constant element gives small numbers."""
+        return (self.variance + _VARIANCE_EPS).sqrt()
+
+    def update(self, batch: Tensor) -> None:
+        """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored."""
+        batch_count = batch.shape[0]
+        shift = spread = torch.zeros_like(self.mean)
+        if batch_count > 0:
+            # Around the running mean, so that a large offset does not cost float32 sums their precision.
+            center = self.mean.to(batch.dtype) if self.count else batch[0]
+            centered = batch - center
+            offset = centered.mean(0)
+            spread = centered.sub_(offset).square_().mean(0).double()
+            shift = (center.double() + offset.double()) - self.mean
+            if not bool(torch.isfinite(shift + spread).all()):
+                batch_count, shift, spread = 0, torch.zeros_like(shift), torch.zeros_like(spread)
+        if self._ranks.num_ranks > 1:
+            batch_count, shift, spread = self._of_all_ranks(batch_count, shift, spread)
+        if batch_count == 0:
+            return
+        total = self.count + batch_count
+        weight = batch_count / total
+        if self.count == 0:
+            self.variance.zero_()
+        self.mean.add_(shift, alpha=weight)
+        self.variance.lerp_(spread, weight).addcmul_(shift, shift, value=weight * (1.0 - weight))
+        self.count = total
+
+    def merge(self) -> None:
+        """Adopts the moments of other processes, where they are shared."""
+
+    def _of_all_ranks(self, count: int, shift: Tensor, spread: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Merges the moments of all ranks, in float64 and around the common mean."""
+        sums = self._ranks.sum(torch.cat((shift * count, shift.new_full((1,), count))))
+        total = int(sums[-1])
+        mean = sums[:-1] / max(total, 1)
+        merged = self._ranks.sum(count * (spread + (shift - mean).square())) / max(total, 1)
+        return total, mean, merged
+
+
+class ParameterStore:
+    """Private memory of one learner. Subclasses place values and optimizer state elsewhere.
+
+    Attributes:
+        is_shared: whether other processes change the values, too, at any time.
+        ranks: learners with equal values, each in its own memory, that make the same steps.
+    """
+
+    is_shared = False
+    ranks = Ranks()
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        if ranks is not None:
+            self.ranks = ranks
+
+    @property
+    def is_capturable(self) -> bool:
+        """Whether an update can be captured in a CUDA graph: it waits for no other process."""
+        return self.ranks.num_ranks == 1
+
+    def allocate(self, name: str, initial: Tensor) -> Tensor:
+        """The memory for a trained tensor `[N]` of this name; with private memory `initial` itself."""
+        return initial
+
+    def optimizer(
+        self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
+    ) -> FlatAdam:
+        """The optimizer of the tensors of these names; `parameters` come from `allocate`."""
+        return FlatAdam(parameters, gradients, config)
+
+    def sync(self) -> None:
+        """Updates copies of shared tensors to their current values."""
+
+    def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
+        """Moves an allocated tensor towards another one by a share of their difference."""
+        tensor.lerp_(towards, share)
+
+    def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
+        """Running moments of vectors `[size]`."""
+        return RunningMoments(size, device, self.ranks)

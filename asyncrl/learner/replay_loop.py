@@ -14,17 +14,15 @@ from collections.abc import Sequence
 import torch
 
 from asyncrl.buffers.messages import Waker
-from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.buffers.replay import ReplayLimiter, ReplayStripes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import WeightsPublisher
-from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import LearnerReport, ReplayMetrics, SacMetrics, mean_metrics
+from asyncrl.monitoring.reports import LearnerReport, Phase, PhaseTimer, ReplayMetrics, SacMetrics, busy_s, mean_metrics
 from asyncrl.runtime.checkpoint import SavedReplay
 
 MOST_UPDATES_AT_ONCE = 16  # between two publications
@@ -75,7 +73,7 @@ class ReplayLoop:
         self._steps_before = stripes.total_env_steps()
         if most_env_steps is None:
             most_env_steps = config.train_for_env_steps - first_env_steps
-        self._most_env_steps = most_env_steps
+        self._stop_at = self._steps_before + most_env_steps  # as the stripes count
         self._unreported: list[SacMetrics] = []
         self._report_started = time.monotonic()
         self._publish_and_release()
@@ -97,14 +95,14 @@ class ReplayLoop:
         """Whether steps are left to collect, or updates are due."""
         if self._agreement.ranks.num_ranks > 1 or self._agreement.is_over:
             return not self._agreement.is_over
-        return self.own_env_steps < self._most_env_steps or self._limiter.due > 0
+        return self._stripes.total_env_steps() < self._stop_at or self._limiter.due > 0
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Makes some of the updates that are due, or waits for steps at most `timeout_s`."""
         due, agreement, phases = self._limiter.due, self._agreement, self._phases
         num_updates, new_values = min(due, MOST_UPDATES_AT_ONCE), None
         has_ranks = agreement.ranks.num_ranks > 1
-        is_done = due == 0 and self.own_env_steps >= self._most_env_steps
+        is_done = due == 0 and self._stripes.total_env_steps() >= self._stop_at
         if due == 0 and not (has_ranks and is_done):
             self._release()
             self._waker.wait(timeout_s)

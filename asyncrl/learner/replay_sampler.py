@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -146,8 +145,7 @@ def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return field.reshape(-1, *field.shape[3:])
 
 
-@dataclass(frozen=True)
-class Transitions:
+class Transitions(NamedTuple):
     """B transitions of n steps each, or fewer where an episode ends.
 
     Attributes:
@@ -169,14 +167,9 @@ class Transitions:
     between_obs: Tensor
     between_discount: Tensor
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All fields in their order."""
-        return [getattr(self, field.name) for field in fields(self)]
-
     def to(self, device: torch.device) -> Transitions:
         """The same transitions on `device`; fields that are there already are not copied."""
-        return Transitions(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return Transitions(*(tensor.to(device) for tensor in self))
 
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

@@ -8,7 +8,6 @@ One update computes targets with the current policy, then trains the critics, mo
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -20,8 +19,7 @@ from asyncrl.algorithms import sac
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.optimizer import LearningRate, SkippedSteps, is_bad
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, is_bad
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
@@ -297,7 +295,7 @@ class SacLearner:
             trains_actor = self.policy_version % self._config.policy_delay == 0
             noise = self._noise(batch, trains_actor)
             update = self._graphs or self._update
-            figures.append(update([*batch.tensors, noise], trains_actor))
+            figures.append(update([*batch, noise], trains_actor))
         if self._graphs is not None:
             self.notice = self.notice or self._graphs.take_notice()
         return self._metrics(figures, batches[-1])
@@ -524,20 +522,23 @@ class SacLearner:
         )
         critic = torch.stack(of_critics)
         actor = torch.stack(of_actor) if of_actor else critic.new_empty((0, len(_ACTOR_FIGURES)))
-        critic_mean, critic_taken = _mean_of_finite(critic, torch.zeros_like(critic[0]))
-        actor_mean, actor_taken = _mean_of_finite(actor, self._last_actor_figures)
-        self._last_actor_figures.copy_(actor_mean)
-        flags = torch.cat((critic_taken, actor_taken)).to(critic_mean)
-        figures = torch.cat((actor_mean, critic_mean, flags)).tolist()
+        means, flags = [], []
+        for rows, otherwise in ((actor, self._last_actor_figures), (critic, torch.zeros_like(critic[0]))):
+            was_taken = torch.isfinite(rows).all(1)
+            mean = torch.where(was_taken.unsqueeze(1), rows, 0.0).sum(0) / was_taken.sum()
+            means.append(torch.where(was_taken.any(), mean, otherwise))
+            flags.append(was_taken.to(rows))
+        self._last_actor_figures.copy_(means[0])
+        figures = torch.cat((*means, *reversed(flags))).tolist()
         were_taken = [flag == 1.0 for flag in figures[len(_ACTOR_FIGURES) + len(_CRITIC_FIGURES) :]]
         for skipped, names, of_part, taken in (
             (self._skipped_critic, _CRITIC_FIGURES, critic, were_taken[: len(critic)]),
             (self._skipped_actor, _ACTOR_FIGURES, actor, were_taken[len(critic) :]),
         ):
             if skipped.note(taken):
-                samples = {field.name: getattr(last_batch, field.name) for field in dataclasses.fields(last_batch)}
-                weights = {"policy's weights": self._actor.flat.data, "critics' weights": self._critic.flat.data}
-                raise skipped.diagnosis(dict(zip(names, of_part[-1].tolist(), strict=True)), {**samples, **weights})
+                named = last_batch._asdict()
+                named |= {"policy's weights": self._actor.flat.data, "critics' weights": self._critic.flat.data}
+                raise skipped.diagnosis(dict(zip(names, of_part[-1].tolist(), strict=True)), named)
         self.skipped_steps = self._skipped_critic.total + self._skipped_actor.total
         if not any(were_taken[: len(critic)]):
             return None
@@ -555,13 +556,6 @@ class SacLearner:
             grad_norm_actor=grad_norm_actor,
             grad_norm_critic=grad_norm_critic,
         )
-
-
-def _mean_of_finite(rows: Tensor, otherwise: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean `[K]` of the finite rows of `[U, K]`, or `otherwise` without any; and which rows are finite, `[U]`."""
-    is_finite = torch.isfinite(rows).all(1)
-    mean = torch.where(is_finite.unsqueeze(1), rows, 0.0).sum(0) / is_finite.sum()
-    return torch.where(is_finite.any(), mean, otherwise), is_finite
 
 
 def _expected(log_probs: Tensor, values: Tensor) -> Tensor:

@@ -21,8 +21,7 @@ from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import StopCondition, WeightsPublisher
-from asyncrl.monitoring.phases import Phase, PhaseTimer, busy_s
-from asyncrl.monitoring.reports import LagMetrics, LearnerReport
+from asyncrl.monitoring.reports import LagMetrics, LearnerReport, Phase, PhaseTimer, busy_s
 
 _LOOK_EVERY_S = 0.2
 

@@ -27,8 +27,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.state import LearnerState
-from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Report
+from asyncrl.monitoring.reports import CheckpointReport, LearnerReport, Phase, PhaseTimer, Report
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.checkpoint import Checkpoint, SavedReplay
 from asyncrl.runtime.processes import RunFailed

@@ -22,7 +22,7 @@ from asyncrl.models.factory import ActingModel
 from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
-from asyncrl.monitoring.phases import Phase, PhaseTimer
+from asyncrl.monitoring.reports import Phase, PhaseTimer
 
 Act = Callable[[npt.NDArray[Any], npt.NDArray[Any]], ActorOutput]
 """From observations `[B, row_size]` and recurrent states `[B, S]` to the policy's results."""

@@ -55,7 +55,7 @@ def _count_parameters(spec: EnvSpec, config: TrainConfig) -> tuple[int, int]:
 
 
 def trained_sizes(spec: EnvSpec, config: TrainConfig) -> dict[str, int]:
-    """Elements of each tensor that a learner trains, by its name in `asyncrl.learner.parameter_store`."""
+    """Elements of each tensor that a learner trains, by its name in `asyncrl.learner.optimizer`."""
     if not config.is_off_policy:
         return {"model": num_model_parameters(spec, config)}
     num_actor, num_critics = _count_parameters(spec, config)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from asyncrl.config.errors import UsageError
-from asyncrl.monitoring.metrics import EPISODE_WINDOW
-from asyncrl.monitoring.reports import EpisodeRecord, EvaluationReport
+from asyncrl.monitoring.reports import EPISODE_WINDOW, EpisodeRecord, EvaluationReport
 from asyncrl.monitoring.status import Status
 from asyncrl.observers.observer import Observer, Run
 

@@ -21,8 +21,7 @@ from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.encoders import split_tensor
-from asyncrl.monitoring.phases import Phase, PhaseTimer
-from asyncrl.monitoring.reports import LagMetrics
+from asyncrl.monitoring.reports import LagMetrics, Phase, PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase
 

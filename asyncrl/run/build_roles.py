@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
-from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
+from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
@@ -29,9 +29,8 @@ from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.dataset import Batcher, DeviceSlots
-from asyncrl.learner.limiter import ReplayLimiter
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -44,13 +43,20 @@ from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, We
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
-from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.worker import DeviceWorker
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.failures import FailureLog
-from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
-from asyncrl.rollout.worker import ActionSource, LocalActions, RemoteActions, RolloutWorker, Split
+from asyncrl.rollout.worker import (
+    ActionSource,
+    LocalActions,
+    RemoteActions,
+    ReplaySplit,
+    ReplayWorker,
+    RolloutWorker,
+    Split,
+)
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 
 _ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the environments' seeds

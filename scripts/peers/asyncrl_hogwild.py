@@ -29,7 +29,7 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.learner.on_policy import MODEL
 from asyncrl.learner.sac import CRITIC
-from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import process_context, start_loading_modules
 

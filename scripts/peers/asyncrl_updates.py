@@ -31,7 +31,7 @@ from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.hogwild.worker import OwnActions
 from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns

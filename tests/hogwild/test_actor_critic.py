@@ -27,12 +27,12 @@ from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import trained_sizes
-from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime import checkpoint
 

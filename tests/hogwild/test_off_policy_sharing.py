@@ -14,7 +14,7 @@ from asyncrl.buffers.shared_tensors import SharedTensor, shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.sac import SacActor

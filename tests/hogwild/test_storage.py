@@ -12,7 +12,7 @@ from hogwild.shared import batch_of, observe_times, shared_arena
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.storage import Copies, InitialStorage, MergedMoments, SharedStorage
-from asyncrl.learner.statistics import RunningMoments
+from asyncrl.learner.optimizer import RunningMoments
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 

@@ -21,8 +21,7 @@ from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import LearnerOutcome, LearnerWorker, StopCondition
-from asyncrl.monitoring.phases import PhaseTimer
-from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, TrainMetrics
+from asyncrl.monitoring.reports import CheckpointReport, LagMetrics, PhaseTimer, TrainMetrics
 from asyncrl.runtime import checkpoint
 
 LAG = LagMetrics(0.0, 0.0, 0, 0.0)

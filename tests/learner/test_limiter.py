@@ -8,9 +8,8 @@ from fractions import Fraction
 import pytest
 from replays import TaggedWriter, new_replay
 
-from asyncrl.buffers.replay import ReplayLimits
+from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits
 from asyncrl.config.plan import ReplayPlan
-from asyncrl.learner.limiter import ReplayLimiter
 
 ENDLESS = 10**12
 

@@ -29,7 +29,7 @@ from asyncrl.hogwild.storage import Copies, SharedStorage
 from asyncrl.learner import update_runner
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import threading
 from dataclasses import fields
@@ -29,17 +28,16 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.parameter_store import ParameterStore
+from asyncrl.learner.optimizer import ParameterStore, RunningMoments
 from asyncrl.learner.ranks import RankConsensus, Ranks, Turn
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.statistics import RunningMoments
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import StopCondition
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.sac import SacActor
-from asyncrl.monitoring.phases import PhaseTimer
+from asyncrl.monitoring.reports import PhaseTimer
 
 ONE_AT_A_TIME = threading.Lock()
 """Initial weights are drawn from the generator of the whole process."""
@@ -262,10 +260,7 @@ def test_two_ranks_learn_from_half_batches_what_one_does_from_whole_ones(spec: E
     def learn(ranks: Ranks, first: int, last: int) -> LearnerState:
         noise = [torch.cat((now[first:last], then[first:last])) for now, then in zip(present, following, strict=True)]
         learner = off_policy(spec, ranks, noise if spec is SAC_BOX else [torch.empty(0)] * 6)
-        own = [
-            Transitions(**{field.name: getattr(batch, field.name)[first:last] for field in fields(Transitions)})
-            for batch in batches
-        ]
+        own = [Transitions(*(tensor[first:last] for tensor in batch)) for batch in batches]
         learner.observe(torch.cat([batch.obs for batch in own]))
         learner.train(own)
         return learner.state_dict()
@@ -282,7 +277,7 @@ def test_sac_leaves_a_step_out_in_all_ranks_if_one_has_numbers_that_are_not_fini
 
     def work(ranks: ThreadRanks) -> tuple[int, LearnerState]:
         learner = off_policy(SAC_BOX, ranks, noise)
-        bad = dataclasses.replace(batches[1], reward=batches[1].reward + (math.inf if ranks.rank == 0 else 0.0))
+        bad = batches[1]._replace(reward=batches[1].reward + (math.inf if ranks.rank == 0 else 0.0))
         learner.train([batches[0], bad])
         return learner.skipped_steps, learner.state_dict()
 

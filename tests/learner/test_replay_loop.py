@@ -17,8 +17,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import replay_loop as trainer_module
 from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE, ReplayLoop
-from asyncrl.monitoring.phases import PhaseTimer
-from asyncrl.monitoring.reports import SacMetrics
+from asyncrl.monitoring.reports import PhaseTimer, SacMetrics
 
 
 class Fakes:

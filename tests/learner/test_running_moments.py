@@ -2,7 +2,7 @@
 
 import torch
 
-from asyncrl.learner.statistics import RunningMoments
+from asyncrl.learner.optimizer import RunningMoments
 
 
 def test_merged_batches_have_the_moments_of_all_vectors() -> None:

@@ -192,7 +192,7 @@ def test_reward_one_for_ever_is_worth_more_than_once(spec: EnvSpec, discount: fl
     for batch in draw(spec, 800):
         same = torch.zeros_like(batch.obs)
         ones = torch.ones_like(batch.reward)
-        batches.append(dataclasses.replace(batch, obs=same, next_obs=same, reward=ones, discount=discount * ones))
+        batches.append(batch._replace(obs=same, next_obs=same, reward=ones, discount=discount * ones))
     learner.train(batches)
     values = learner.critic(torch.zeros(1, 3), *([torch.zeros(1, 2)] if spec is BOX else [])).detach()
     torch.testing.assert_close(values, torch.full_like(values, value), atol=0.05 * value, rtol=0.0)
@@ -204,7 +204,7 @@ def test_the_entropy_becomes_the_target_though_rewards_pull_away(spec: EnvSpec) 
     batches = []
     for batch in draw(spec, 2000, size=32):
         payoff = -3.0 * (batch.action.tanh() ** 2).sum(-1) if spec is BOX else 2.0 * (batch.action == 1)
-        batches.append(dataclasses.replace(batch, reward=payoff, discount=torch.zeros_like(batch.reward)))
+        batches.append(batch._replace(reward=payoff, discount=torch.zeros_like(batch.reward)))
     learner.train(batches[:-400])
     metrics = learner.train(batches[-400:])
     target = -2.0 if spec is BOX else 0.5 * math.log(4)
@@ -333,7 +333,7 @@ def test_updates_see_observations_in_units_of_their_deviation(spec: EnvSpec) -> 
     learner.observe(seen[:1000] * scale + shift)
     learner.observe(seen[1000:] * scale + shift)
     for batch in draw(spec, 3):
-        moved = dataclasses.replace(batch, obs=batch.obs * scale + shift, next_obs=batch.next_obs * scale + shift)
+        moved = batch._replace(obs=batch.obs * scale + shift, next_obs=batch.next_obs * scale + shift)
         assert learner.train([moved]).critic_loss == pytest.approx(plain.train([batch]).critic_loss, rel=1e-2)
 
 
@@ -342,10 +342,10 @@ def test_observations_may_be_bytes(spec: EnvSpec) -> None:
     as_floats, as_bytes = make(spec, normalize_input=True), make(spec, normalize_input=True)
     obs = torch.randint(256, (12, 3), dtype=torch.uint8)
     (batch,) = draw(spec, 1)
-    bytewise = dataclasses.replace(batch, obs=obs, next_obs=obs)
+    bytewise = batch._replace(obs=obs, next_obs=obs)
     as_bytes.observe(obs)
     as_floats.observe(obs.float())
-    expected = as_floats.train([dataclasses.replace(batch, obs=obs.float(), next_obs=obs.float())])
+    expected = as_floats.train([batch._replace(obs=obs.float(), next_obs=obs.float())])
     assert as_bytes.train([bytewise]) == expected
 
 

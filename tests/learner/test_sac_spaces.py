@@ -149,7 +149,7 @@ def test_every_space_is_trained(spec: EnvSpec, n_step: int, precision: str) -> N
     learner = make(spec, n_step=n_step, normalize_input=True, precision=precision)
     batch = batch_of(spec)
     between = batch.next_obs.unsqueeze(1).expand(-1, n_step - 1, -1)
-    batch = dataclasses.replace(batch, between_obs=between, between_discount=torch.full((12, n_step - 1), 0.9))
+    batch = batch._replace(between_obs=between, between_discount=torch.full((12, n_step - 1), 0.9))
     before = learner.state_dict()
     learner.observe(batch.obs)
     metrics = learner.train([batch] * 3)
@@ -165,7 +165,7 @@ def test_every_space_is_trained(spec: EnvSpec, n_step: int, precision: str) -> N
 @every_spec
 def test_the_actor_step_goes_up_the_soft_value_and_leaves_the_critics_alone(spec: EnvSpec) -> None:
     learner, batch = make(spec, learning_rate=1e-3, ent_coef=0.1), batch_of(spec, 64)
-    losses = [learner.train([dataclasses.replace(batch, reward=batch.reward * 0.0)]) for _ in range(30)]
+    losses = [learner.train([batch._replace(reward=batch.reward * 0.0)]) for _ in range(30)]
     assert losses[0] is not None and losses[-1] is not None
     assert losses[-1].actor_loss < losses[0].actor_loss
 
@@ -176,7 +176,7 @@ def test_forbidden_choices_are_never_taken_and_the_target_entropy_is_that_of_all
     mask = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0])  # log 2 nats each at most
     for rows in (batch.obs, batch.next_obs):
         rows[:, 3:] = mask
-    metrics = learner.train([dataclasses.replace(batch, reward=torch.zeros(64))] * 50)
+    metrics = learner.train([batch._replace(reward=torch.zeros(64))] * 50)
     assert metrics is not None
     parameters = learner.model(*learner.model.inputs_of(batch.obs)).detach()
     assert float(parameters.exp()[:, 2].max()) == 0.0

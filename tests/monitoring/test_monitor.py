@@ -7,7 +7,6 @@ import pytest
 
 from asyncrl.config.plan import HogwildPlan
 from asyncrl.config.schema import TrainConfig
-from asyncrl.monitoring.phases import Phase
 from asyncrl.monitoring.reports import (
     Activity,
     CheckpointReport,
@@ -17,6 +16,7 @@ from asyncrl.monitoring.reports import (
     InferenceReport,
     LagMetrics,
     LearnerReport,
+    Phase,
     ReplayMetrics,
     RestartReport,
     RolloutReport,

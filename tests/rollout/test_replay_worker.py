@@ -14,11 +14,10 @@ from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.monitoring.phases import Phase
+from asyncrl.monitoring.reports import Phase
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
-from asyncrl.rollout.replay_worker import ReplaySplit, ReplayWorker
-from asyncrl.rollout.worker import WAIT_S
+from asyncrl.rollout.worker import WAIT_S, ReplaySplit, ReplayWorker
 
 ENDLESS = 10**9
 

@@ -62,7 +62,7 @@ def values(finished: FinishedRun, *observations: list[float]) -> np.ndarray:
 def assert_updates_are_made_when_due(finished: FinishedRun, env_steps: int = 0, updates: int = 0) -> None:
     """In no report an update is made too early, or more are owed than the contract allows; at the end none is owed.
 
-    The contract (`learner/limiter.py`) says how far workers may be ahead of the updates, and all of them may step at
+    The contract (`buffers/replay.py`) says how far workers may be ahead of the updates, and all of them may step at
     the same time. It says nothing of time, so this holds on a machine of any pace.
 
     Args:
