@@ -12,6 +12,7 @@ only its own flags.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -132,6 +134,35 @@ def _vtrace() -> Iterator[Case]:
     yield Case("A2C CartPole-v1 500k lag 20", flags, 0.0, needed=0)
 
 
+_OBJECTIVES = {
+    "clip": ("--ppo_objective=clip",),
+    "decoupled": ("--ppo_objective=decoupled",),
+    "V-trace": ("--ppo_objective=clip", "--with_vtrace=True"),
+}
+# Tasks that are not learned to their ceiling in so many steps, and the optimizer steps on a dataset by their presets.
+_LAG_TASKS = (("Hopper-v5", 500_000, 320), ("HalfCheetah-v5", 500_000, 320), ("LunarLander-v3", 200_000, 96))
+
+
+def _lag() -> Iterator[Case]:
+    # Serial, so each sample is exactly so many datasets old. All passes are made: with `clip` the divergence contains
+    # the lag, and `--target_kl` would end updates early for it.
+    for env, steps, updates in _LAG_TASKS:
+        flags = (*_flags(env, steps), "--serial_mode=True", "--async_rl=False", "--target_kl=none",
+                 "--max_policy_lag=1000000")  # fmt: skip
+        yield Case(f"{env} lag 0", flags, 0.0, needed=0)
+        for datasets, (name, objective) in itertools.product((1, 4, 16), _OBJECTIVES.items()):
+            late = (f"--debug_forced_lag={datasets * updates}", *objective)
+            yield Case(f"{env} lag {datasets} {name}", (*flags, *late), 0.9, needed=0, compared_to=f"{env} lag 0")
+
+
+def _lag_async() -> Iterator[Case]:
+    for env, steps, _ in _LAG_TASKS:
+        sync = f"{env} sync"
+        yield Case(sync, (*_flags(env, steps), "--async_rl=False"), 0.0, needed=0)
+        for name, objective in _OBJECTIVES.items():
+            yield Case(f"{env} async {name}", (*_flags(env, steps), *objective), 0.9, needed=0, compared_to=sync)
+
+
 def _ranks() -> Iterator[Case]:
     # The thresholds are those of one rank. The presets stay, so each optimizer step has twice as many samples.
     yield Case("CartPole-v1 100k 2 ranks", _flags("CartPole-v1", 100_000), 450.0, num_ranks=2)
@@ -175,6 +206,8 @@ SUITES: dict[str, list[Case]] = {
         Case("A2C CartPole-v1 500k", _flags("CartPole-v1", 500_000, "--algo=a2c"), 450.0),
         Case("A2C InvertedPendulum-v5 1M", _flags("InvertedPendulum-v5", 1_000_000, "--algo=a2c"), 900.0),
     ],
+    "lag": list(_lag()),
+    "lag_async": list(_lag_async()),
     "memory": list(_memory()),
     "ranks": list(_ranks()),
     "resume": list(_resumed()),
@@ -310,20 +343,28 @@ def main() -> int:
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
     parser.add_argument("--results", type=Path, default=Path("acceptance.jsonl"))
     parser.add_argument("--train_dir", type=Path, default=Path("train_dir"))
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; with several, seconds say little")
     parser.add_argument("--table", action="store_true", help="show what was measured and run nothing")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
     cases = [case for case in SUITES[options.suite] if options.only in case.name]
     records = read_json_lines(options.results)
-    done = {(record["case"], record["seed"]) for record in records}
+    finished = {(record["case"], record["seed"]) for record in records}
     # All cases with their first seed, then with their second: a suite that is stopped early has results of all cases.
     in_turn = sorted((idx, order, case) for order, case in enumerate(cases) for idx in range(len(case.seeds)))
-    todo = [(case, case.seeds[idx]) for idx, _, case in in_turn if (case.name, case.seeds[idx]) not in done]
-    for case, seed in [] if options.table else todo:
-        record = run_case(case, seed, options.train_dir)
-        records.append(record)
-        append_json_line(options.results, record)
-        print(f"{case.name} seed {seed}: {record['value']:.1f} ({record['total_s']} s)", flush=True)
+    todo = [(case, case.seeds[idx]) for idx, _, case in in_turn if (case.name, case.seeds[idx]) not in finished]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        running = [pool.submit(run_case, case, seed, options.train_dir) for case, seed in todo if not options.table]
+        try:
+            for done in as_completed(running):
+                record = {**done.result(), "jobs": options.jobs}
+                records.append(record)
+                append_json_line(options.results, record)
+                name, value = f"{record['case']} seed {record['seed']}", record["value"]
+                print(f"{name}: {value:.1f} ({record['total_s']} s)", flush=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     print(outcomes(cases, records))
     print()
     print(milestones(cases, records))
