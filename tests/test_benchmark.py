@@ -76,8 +76,9 @@ def test_learning_from_a_replay_is_compared_at_the_same_ratio(tmp_path, capfd):
              "--num_envs_per_worker=2", "--learner_threads=1", "--encoder_mlp_layers=[8]", "--batch_size=16",
              "--warmup_env_steps=100", "--updates_per_env_step=0.5", "--replay_size=2000", "--warm_up_s=1",
              "--measure_s=3", "--simulate_s=0.1", "--train_for_env_steps=600", "--episodes=1",
-             f"--output={tmp_path}/out"]  # fmt: skip
+             "--thresholds=-3000", f"--output={tmp_path}/out"]  # fmt: skip
     assert benchmark.main(flags) == 0, capfd.readouterr()
+    assert "async local 1 x 2 to -3000, divided by sync: steps " in capfd.readouterr().out
     data = json.loads((tmp_path / "out" / "benchmark.json").read_text())
     names = ["sync local 1 x 2", "async local 1 x 2"]
     assert [variant["variant"]["name"] for variant in data["variants"]] == names
@@ -100,7 +101,9 @@ def test_learning_from_a_replay_is_compared_at_the_same_ratio(tmp_path, capfd):
         (curve,) = learning["curves"].values()
         assert curve[-1][0] >= 400, "when the first episodes have ended"
         assert learning["evaluated_return"]["median"] < 0.0
-    assert {found["variant"]["name"] for found in data["mode_comparisons"]} <= {names[1]}
+    (compared,) = data["mode_comparisons"]
+    assert (compared["variant"]["name"], compared["num_neither"]) == (names[1], 0)
+    assert compared["env_steps"]["median"] > 0.0
     report = (tmp_path / "out" / "report.md").read_text()
     assert "`replay/workers_blocked`" in report
     assert "Return over wall-clock time" in report

@@ -31,10 +31,6 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def ratio(value: float) -> str:
-    return f"{value:.2f}"
-
-
 def mebibytes(value: float) -> str:
     return number(value / _MEBIBYTE)
 

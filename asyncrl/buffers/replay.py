@@ -277,7 +277,7 @@ class ReplayLimiter:
 
     @property
     def due(self) -> int:
-        """Updates that may be made now. In sync mode there are none before every split has made its step."""
+        """Updates that may be made now. In sync mode every split makes its step first."""
         env_steps = self._stripes.total_env_steps()
         if not self._is_async and not self._is_round_over and env_steps < self._most_env_steps:
             return 0

@@ -21,7 +21,7 @@ from asyncrl.analysis.benchmark.results import (
 from asyncrl.analysis.benchmark.variants import Unit, Variant
 from asyncrl.analysis.drawing import check_can_draw, color, draw_error_bars, finish, new_figure, save
 from asyncrl.analysis.statistics import Spread
-from asyncrl.analysis.tables import cell, digits, mebibytes, percent, ratio, rounded, section
+from asyncrl.analysis.tables import cell, digits, mebibytes, percent, section
 from asyncrl.config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Plots:
 
 def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
     """Returns the whole report; paths of plots are relative to its folder."""
-    about, throughput, learning = results.about, results.throughput(), results.learning()
+    about, throughput = results.about, results.throughput()
     machine, packages = about.provenance["machine"], about.provenance["packages"]
     versions = ", ".join(f"{name} {version}" for name, version in packages.items())
     sections = [
@@ -144,6 +144,20 @@ def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
         section("What the roles do", note, ["share of time", *(variant.name for variant, _ in throughput)], rows)
     )
 
+    sections += _learning_sections(results)
+
+    images = [f"![{title}]({path.relative_to(folder).as_posix()})" for title, path in plots.files.items()]
+    if images or plots.left_out is not None:
+        sections += ["## Plots", plots.left_out or "\n\n".join(images)]
+    if results.missing:
+        lines = [f"* {name}: {' '.join(reason.split())}" for name, reason in results.missing.items()]
+        sections += ["## Measurements without a result", "\n".join(lines)]
+    return "\n\n".join(filter(None, sections)) + "\n"
+
+
+def _learning_sections(results: Results) -> list[str]:
+    """Sections of the runs with the real settings."""
+    learning = results.learning()
     note = "Runs with the real settings. Seconds count from the start of the command."
     if any(item.variant.num_ranks > 1 for item in results.variants):
         note += " Training episodes are those of the first rank."
@@ -153,14 +167,14 @@ def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
         "return, last 100 training episodes": lambda run: cell(run.final_return, digits(1)),
         "return, evaluated": lambda run: cell(run.evaluated_return, digits(1)),
     }
-    sections.append(_by_variant("Return at the end", note, learning, learning_columns))
+    sections = [_by_variant("Return at the end", note, learning, learning_columns)]
 
     note = (
         "Steps and seconds of the first record whose mean return of the last 100 training episodes is at least the "
         "threshold. Seeds that never reach it are censored: they count as later than all others."
     )
     reached_columns: Columns[Reached] = {
-        "return": lambda reached: rounded(reached.threshold),
+        "return": lambda reached: f"{reached.threshold:g}",
         "environment steps": lambda reached: cell(reached.env_steps),
         "seconds": lambda reached: cell(reached.seconds, digits(1)),
     }
@@ -169,24 +183,16 @@ def to_markdown(results: Results, plots: Plots, folder: Path) -> str:
 
     note = (
         "Environment steps and seconds that async needs to reach a return, divided by those of sync with the same "
-        "seed. Below 1 async is quicker. Infinite where only sync reached it, 0 where only async did."
+        "seed. Below 1 async is quicker; 0 where only async reached it."
     )
     comparison_columns: Columns[ModeComparison] = {
-        "return": lambda found: rounded(found.threshold),
-        "steps of async / sync": lambda found: cell(found.env_steps, ratio),
-        "seconds of async / sync": lambda found: cell(found.seconds, ratio),
+        "return": lambda found: f"{found.threshold:g}",
+        "steps of async / sync": lambda found: cell(found.env_steps, digits(2)),
+        "seconds of async / sync": lambda found: cell(found.seconds, digits(2)),
         "seeds that never reached it in either mode": lambda found: str(found.num_neither),
     }
     compared = [(each.variant, each) for each in results.mode_comparisons]
-    sections.append(_by_variant("Async beside sync", note, compared, comparison_columns))
-
-    images = [f"![{title}]({path.relative_to(folder).as_posix()})" for title, path in plots.files.items()]
-    if images or plots.left_out is not None:
-        sections += ["## Plots", plots.left_out or "\n\n".join(images)]
-    if results.missing:
-        lines = [f"* {name}: {' '.join(reason.split())}" for name, reason in results.missing.items()]
-        sections += ["## Measurements without a result", "\n".join(lines)]
-    return "\n\n".join(filter(None, sections)) + "\n"
+    return [*sections, _by_variant("Async beside sync", note, compared, comparison_columns)]
 
 
 def _by_variant(title: str, note: str, found: Sequence[tuple[Variant, Found]], columns: Columns[Found]) -> str:

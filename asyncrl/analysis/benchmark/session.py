@@ -33,7 +33,7 @@ from asyncrl.analysis.benchmark.variants import (
     ordered_tasks,
 )
 from asyncrl.analysis.benchmark.watch import TaskFailed
-from asyncrl.analysis.tables import cell, ratio, rounded
+from asyncrl.analysis.tables import cell, digits
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
@@ -182,8 +182,8 @@ def _write_report(benchmark: Benchmark, store: ResultStore, failures: dict[Task,
     report.write_text(to_markdown(results, draw_plots(results, output / "plots"), output), encoding="utf-8")
     say(f"report: {report}")
     for found in results.mode_comparisons:
-        what = f"{found.variant.name} reaches {rounded(found.threshold)}"
-        say(f"{what} after {cell(found.env_steps, ratio)} of sync's steps, {cell(found.seconds, ratio)} of its seconds")
+        steps, seconds = (cell(figure, digits(2)) for figure in (found.env_steps, found.seconds))
+        say(f"{found.variant.name} to {found.threshold:g}, divided by sync: steps {steps}, seconds {seconds}")
     for path in filter(None, (output / "benchmark.json", own.json_path)):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
