@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.inference_buffer import ActorCriticOutput
+from asyncrl.buffers.inference_buffer import ActorOutput
 
 NOBODY = -1
 _POISONED = ("value", "log_prob", "reward")
@@ -137,7 +137,7 @@ class TrajectorySlots:
         """See `InferenceBuffer`."""
         return self.obs[place], self.rnn_state[place]
 
-    def answer(self, place: tuple[int, int], envs: slice, answer: ActorCriticOutput, version: int, now: float) -> None:
+    def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
         """See `InferenceBuffer`; the row after the last step gets a value only."""
         self.value[place] = answer.value[envs]
         self.policy_version[place] = version
