@@ -34,6 +34,7 @@ _INSTALL = {
     "opencv": "pip install opencv-python-headless",
     "pygame": 'pip install "gymnasium[classic-control]"',
 }
+_ACTING_SEEDS = 1 << 20
 
 
 def make_env(
@@ -215,6 +216,11 @@ def env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
     """
     entropy = [seed, env_idx, env_steps] if env_steps else [seed, env_idx]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def acting_seed(seed: int, actor_idx: int, env_steps: int) -> int:
+    """Seed of the exploration of actor `actor_idx`, like `env_seed` but from other numbers than the environments."""
+    return env_seed(seed, _ACTING_SEEDS + actor_idx, env_steps)
 
 
 def _import_registering_module(env_id: str) -> str:

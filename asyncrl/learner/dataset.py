@@ -152,12 +152,11 @@ class DeviceSlots:
         fields: as those of `slot_tensors`, on the device.
     """
 
-    def __init__(self, slots: TrajectorySlots, device: torch.device, arena: Arena | None = None) -> None:
-        """Allocates the copies, and page-locks the arena of the slots if it is given."""
+    def __init__(self, slots: TrajectorySlots, device: torch.device, arena: Arena) -> None:
+        """Allocates the copies, and page-locks the arena of the slots."""
         self._device = device
         self._shared = slot_tensors(slots)
-        if arena is not None:
-            pin_arena(arena, self)
+        pin_arena(arena, self)
         self.fields = {name: torch.zeros_like(field, device=device) for name, field in self._shared.items()}
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))

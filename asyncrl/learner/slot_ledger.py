@@ -13,12 +13,15 @@ import threading
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
+
+if TYPE_CHECKING:
+    from asyncrl.learner.dataset import DeviceSlots
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,6 @@ class Columns:
     is_last: bool
 
 
-class SlotReader(Protocol):
-    """Reads ready slots asynchronously."""
-
-    def start_copy(self, slot: int) -> None:
-        """Begins to read a slot that is ready."""
-
-    def settle(self, slot: int) -> None:
-        """Waits until the slot is not read any more; it is about to be freed."""
-
-
 class SlotLedger:
     """The order of ready slots and free slots. Used by the learner process alone, under its lock.
 
@@ -49,10 +42,10 @@ class SlotLedger:
         dropped_samples: valid samples dropped so far because they were too old, or their worker died.
     """
 
-    def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, reader: SlotReader | None = None) -> None:
-        """Takes ownership of the slots, all of which are free; `reader` is told of ready slots."""
+    def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, copies: DeviceSlots | None = None) -> None:
+        """Takes ownership of the slots, all of which are free; ready ones are copied to `copies`."""
         self._slots = slots
-        self._reader = reader
+        self._copies = copies
         self._plan = plan
         self._free: deque[int] = deque(range(slots.num_slots))
         self._waiting_splits: deque[int] = deque(range(plan.num_splits))
@@ -64,8 +57,8 @@ class SlotLedger:
 
     def add_ready(self, slot: int) -> None:
         """Adds a slot that a split has handed over."""
-        if self._reader is not None:
-            self._reader.start_copy(slot)
+        if self._copies is not None:
+            self._copies.start_copy(slot)
         self.ready.append(slot)
         self._waiting_splits.append(self._slots.owner[slot])
 
@@ -164,8 +157,8 @@ class SlotLedger:
         """Frees the slots whose last column is among these."""
         for part in columns:
             if part.is_last:
-                if self._reader is not None:
-                    self._reader.settle(part.slot)
+                if self._copies is not None:
+                    self._copies.settle(part.slot)
                 self._slots.free(part.slot)
                 self._free.append(part.slot)
 

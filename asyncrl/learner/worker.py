@@ -171,7 +171,7 @@ class LearnerWorker:
         env_steps, path, error = self._trainer.env_steps, None, None
         is_complete = not self._agreement.was_interrupted
         if self._config.checkpoint_resets and not is_complete:
-            newest = self._saver.newest
+            newest = checkpoint.latest(self._saver.folder)
             path = None if newest is None else str(newest)
         elif self._saves:
             saved = self._saver.save(env_steps, self._content_with_replay)
@@ -199,7 +199,7 @@ class CheckpointSaver:
 
     def __init__(self, folder: Path, config: TrainConfig, env_steps: int) -> None:
         """Intervals begin now, at `env_steps` trained before."""
-        self._folder = folder
+        self.folder = folder
         self._keep = config.keep_checkpoints
         self._every_s = math.inf if config.checkpoint_resets else config.save_every_s
         self._every_steps = config.save_every_env_steps
@@ -226,13 +226,13 @@ class CheckpointSaver:
             RunFailed: `MOST_FAILED` checkpoints in a row could not be written.
         """
         self._saved_at, self._saved_steps = time.monotonic(), env_steps
-        return self._write("newest", self._folder, env_steps, content, self._keep)
+        return self._write("newest", self.folder, env_steps, content, self._keep)
 
     def save_milestone(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
         """Saves a checkpoint that is never deleted. The next one is due at the next multiple of the interval."""
         now = time.monotonic()
         self._milestone_at = now - (now - self._milestone_at) % self._milestones_s
-        return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content, None)
+        return self._write("milestone", self.folder / checkpoint.MILESTONES, env_steps, content, None)
 
     def save_best(self, env_steps: int, content: Callable[[], Checkpoint], mean_return: float) -> CheckpointReport:
         """Saves the best policy so far and deletes the one before."""
@@ -241,12 +241,8 @@ class CheckpointSaver:
             plain = content()
             return dataclasses.replace(plain, state={**plain.state, "mean_return": mean_return})
 
-        report = self._write("best", self._folder / checkpoint.BEST, env_steps, best, 1)
+        report = self._write("best", self.folder / checkpoint.BEST, env_steps, best, 1)
         return dataclasses.replace(report, mean_return=mean_return)
-
-    @property
-    def newest(self) -> Path | None:
-        return checkpoint.latest(self._folder)
 
     def _write(
         self, kind: str, folder: Path, env_steps: int, content: Callable[[], Checkpoint], keep: int | None
