@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import vector_observation
 from linear_networks import networks_of_linear_layers
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -18,7 +19,7 @@ from transitions import BOX, CHOICE, CPU, draw, one_step
 from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.sac import SacLearner, matmul_dtype
 from asyncrl.models.distributions import SquashedGaussian
