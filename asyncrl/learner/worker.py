@@ -123,11 +123,7 @@ class LearnerWorker:
         return self._stopping.is_met or self._agreement.is_over or not self._trainer.has_more_to_learn
 
     def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
-        """Trains once within `timeout_s`, and saves the checkpoints that are due.
-
-        Returns:
-            The report of a newest checkpoint, if one was due.
-        """
+        """Trains once within `timeout_s`, and saves the checkpoints that are due; returns the report of the newest."""
         report = self._trainer.train_once(timeout_s)
         if report is not None:
             send(report)
@@ -236,12 +232,8 @@ class CheckpointSaver:
 
     def save_best(self, env_steps: int, content: Callable[[], Checkpoint], mean_return: float) -> CheckpointReport:
         """Saves the best policy so far and deletes the one before."""
-
-        def best() -> Checkpoint:
-            plain = content()
-            return dataclasses.replace(plain, state={**plain.state, "mean_return": mean_return})
-
-        report = self._write("best", self.folder / checkpoint.BEST, env_steps, best, 1)
+        best = self.folder / checkpoint.BEST
+        report = self._write("best", best, env_steps, lambda: checkpoint.as_best(content(), mean_return), 1)
         return dataclasses.replace(report, mean_return=mean_return)
 
     def _write(
