@@ -163,11 +163,7 @@ def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, An
 def check_vectorized(
     env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any], atari_preprocessing: bool = True
 ) -> tuple[str | None, bool]:
-    """Checks whether the id's vectorized implementation can replace `env`.
-
-    Returns:
-        Why it cannot, or None; and whether it resets within a step (see `EnvSpec`).
-    """
+    """Why the id's vectorized implementation cannot replace `env`, or None; and whether it resets within a step."""
     if env.spec is None or env.spec.vector_entry_point is None:
         return "none is registered", False
     try:

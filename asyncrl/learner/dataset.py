@@ -21,8 +21,7 @@ from asyncrl.monitoring.reports import LagMetrics
 class Dataset:
     """C columns of T rows; a column is one environment's part of one trajectory.
 
-    After a truncation the next row holds the episode's final observation: `valid` is False there, `value` is its
-    value, and the other fields are not read.
+    Rows follow the rule of `asyncrl.buffers.layout`; of one that is not `valid` only `obs` and `value` are read.
 
     Attributes:
         obs: [T+1, C, row_size], raw rows.

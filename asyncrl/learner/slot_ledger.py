@@ -66,13 +66,8 @@ class SlotLedger:
         """Reassigns the slots of a worker that died, by their state in shared memory alone.
 
         A finished slot becomes ready, whether or not its number has arrived. One that was being filled is emptied and
-        granted to the same split again, so that a dataset in sync mode stays complete.
-
-        Args:
-            splits: all splits of the worker.
-
-        Returns:
-            (split, slot) of each grant.
+        granted to the same split again, so that a dataset in sync mode stays complete. `splits` are all splits of the
+        worker; returns (split, slot) of each grant.
         """
         grants = []
         for slot in range(self._slots.num_slots):
@@ -87,11 +82,7 @@ class SlotLedger:
         return grants
 
     def grant(self) -> list[tuple[int, int]]:
-        """Grants the slots that may be granted now.
-
-        Returns:
-            (split, slot) of each grant.
-        """
+        """Grants the slots that may be granted now; returns (split, slot) of each grant."""
         plan, free = self._plan, self._free
         if plan.async_rl and not plan.fixed_lag:
             splits = [self._waiting_splits.popleft() for _ in range(min(len(free), len(self._waiting_splits)))]
@@ -110,14 +101,10 @@ class SlotLedger:
         return grants
 
     def take_dataset(self, learner_version: int) -> list[Columns] | None:
-        """Takes the columns of one dataset in the order in which their slots became ready.
+        """Takes the columns of one dataset in the order in which their slots became ready; None if there are too few.
 
-        Args:
-            learner_version: the policy version that will train on them; slots with a sample older than
-                `max_policy_lag` are dropped first.
-
-        Returns:
-            The columns, or None while there are too few.
+        First it drops slots with a sample that is more than `max_policy_lag` versions older than `learner_version`,
+        which will train on them.
         """
         oldest_allowed = learner_version - self._plan.max_policy_lag
         for slot in list(self.ready):
@@ -252,17 +239,14 @@ class SlotExchange:
         self.poll()
 
     def begin_dataset(self) -> None:
-        """With a fixed lag: grants the slots of the next dataset."""
         with self._changed:
             self._ledger.begin_dataset()
         self.poll()
 
     @property
     def num_ready(self) -> int:
-        """Slots that wait to be trained on."""
         return len(self._ledger.ready)
 
     @property
     def dropped_samples(self) -> int:
-        """Samples dropped so far because they were too old, or their worker died."""
         return self._ledger.dropped_samples
