@@ -374,5 +374,4 @@ class ReplayWorker(RolloutWorkerBase):
 
     @property
     def waiting_for(self) -> Phase:
-        """What the worker waits for if `poll` advanced no split."""
         return Phase.WAIT_UPDATES if self._is_limited else Phase.WAIT_ACTIONS
