@@ -1,4 +1,4 @@
-"""Runs updates operation by operation or as a CUDA graph; both compute the same.
+"""Runs updates as CUDA graphs, which compute the same as operation by operation.
 
 If a graph fails, the rest of the run uses plain updates, and the user gets a message.
 """
@@ -25,6 +25,9 @@ All other values that it reads must be the same in each call with the same last 
 allocated in the first call.
 """
 
+Graphs = dict[bool, tuple[list[Tensor], GraphedFunction[Figures]]]
+"""For updates that train the policy and for others: the tensors that the graph reads, and the graph."""
+
 
 def makes_graphs(compile: Compile, device: torch.device) -> bool:
     """Whether updates run as CUDA graphs: with auto on a CUDA device."""
@@ -32,13 +35,13 @@ def makes_graphs(compile: Compile, device: torch.device) -> bool:
 
 
 class UpdateRunner:
-    """Two CUDA graphs: one for updates that train the policy, one for those that do not."""
+    """Runs updates as two CUDA graphs: one of those that train the policy, one of those that do not."""
 
     def __init__(self, update: Update, device: torch.device) -> None:
         """Captures nothing yet; the update's tensors are on `device`."""
         self._update = update
         self._device = device
-        self._graphs: dict[bool, tuple[list[Tensor], GraphedFunction[Figures]]] | None = {}
+        self._graphs: Graphs | None = {}  # None after a failure
         self._notice: str | None = None
 
     @property
@@ -63,12 +66,7 @@ class UpdateRunner:
         notice, self._notice = self._notice, None
         return notice
 
-    def _replay(
-        self,
-        graphs: dict[bool, tuple[list[Tensor], GraphedFunction[Figures]]],
-        inputs: Sequence[Tensor],
-        trains_actor: bool,
-    ) -> Figures:
+    def _replay(self, graphs: Graphs, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         if trains_actor not in graphs:
             own = [tensor.clone() for tensor in inputs]
             graphs[trains_actor] = own, GraphedFunction(lambda: self._update(own, trains_actor), self._device)

@@ -392,7 +392,6 @@ def test_a_replay_and_who_waited_for_whom_are_published(run):
         500,
         0,
         40,
-        40,
         2.0,
         1.5,
         None,
