@@ -30,6 +30,7 @@ class InferenceWorker:
 
     def __init__(
         self,
+        worker_idx: int,
         policy: ActingPolicy,
         num_envs: int,
         table: RequestTable,
@@ -45,6 +46,7 @@ class InferenceWorker:
         `rings` come from the rollout workers that it serves, and `clients` wake them, both by the workers' indices. A
         request waits for others at most `max_wait_s`; `num_envs` is the number of environments of a split.
         """
+        self._worker_idx = worker_idx
         self._policy = policy
         self._num_envs = num_envs
         self._table = table
@@ -83,6 +85,7 @@ class InferenceWorker:
         """Returns the figures since the last report."""
         now, phases = time.monotonic(), self.phases.take()
         report = InferenceReport(
+            worker_idx=self._worker_idx,
             wall_s=now - self._report_started,
             busy_s=busy_s(phases),
             num_forward_passes=self._num_forward_passes,

@@ -99,6 +99,7 @@ class InferenceReport:
     """One inference worker: forward passes and the observations in them; `notice` is a warning for the user."""
 
     role: ClassVar[str] = "inference"
+    worker_idx: int
     wall_s: float
     busy_s: float
     num_forward_passes: int

@@ -126,6 +126,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
     served, phases = setup.served_by(server_idx), PhaseTimer()
     device = _own_device(setup.plan.inference_devices[server_idx % len(setup.plan.inference_devices)])
     return InferenceWorker(
+        worker_idx=server_idx,
         policy=build_acting_policy(setup, device, setup.plan.num_workers + server_idx, phases),
         num_envs=setup.plan.envs_per_split,
         table=RequestTable(setup.arena),

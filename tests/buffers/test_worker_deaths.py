@@ -164,6 +164,7 @@ class Run:
     def new_server(self, life: Life) -> InferenceWorker:
         arena: Any = MortalArena(self.arena, life)
         return InferenceWorker(
+            0,
             self.policy,
             1,
             RequestTable(arena),

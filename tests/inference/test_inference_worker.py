@@ -63,6 +63,7 @@ class Service:
 
     def new_worker(self) -> InferenceWorker:
         return InferenceWorker(
+            0,
             self.policy,
             self.slots.num_envs,
             self.table,

@@ -118,7 +118,7 @@ def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1
 
 def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
     run.at(1, rollout(0, 100, wall_s=1.0, busy_s=0.9), rollout(1, 100, wall_s=3.0, busy_s=0.3))
-    run.at(2, InferenceReport(1.0, 0.25, 10, 400), InferenceReport(1.0, 0.75, 30, 400))
+    run.at(2, InferenceReport(0, 1.0, 0.25, 10, 400), InferenceReport(1, 1.0, 0.75, 30, 400))
     run.at(3, learner(1000, 8, LagMetrics(4.0, 6.0, 12, 10.0, 0.25), loss=1.0, learning_rate=2e-3))
     run.at(
         4, learner(2000, 16, LagMetrics(8.0, 10.0, 11, 30.0), loss=3.0, learning_rate=1e-3, dropped=5, slots_ready=3)
