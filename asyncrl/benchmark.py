@@ -36,10 +36,9 @@ class _Terminated(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
+    """Runs the command line and returns its exit code.
 
-    Returns:
-        0 everything was measured, 1 something failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+    0 everything was measured, 1 something failed, 2 wrong usage, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     if {"--help", "-h"} & set(arguments):

@@ -1,13 +1,101 @@
-"""`python -m asyncrl.train`: trains a policy."""
+"""`python -m asyncrl.train`: trains a policy. Flags in, a `Session`, sentences and an exit code out."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Sequence
 
-from asyncrl.cli.train import main
+from asyncrl.cli.console import Console, format_settings, print_end, print_failure, print_findings
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import ExtraFlag
+from asyncrl.config.loading import load
+from asyncrl.run.session import EndedByFirstRank, Session, exit_code_of
+from asyncrl.runtime.checkpoint import CheckpointError
+from asyncrl.runtime.processes import RunFailed, refuse_to_run_while_imported
 from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.runtime.run_folder import find_saved_config
+from asyncrl.runtime.signals import StopAtOnce
 
-__all__ = ["main"]
+_FLAGS = (ExtraFlag("print_config", "print each setting and where it came from, and start nothing"),)
+_EXAMPLES = (
+    "python -m asyncrl.train --env=CartPole-v1 --train_for_env_steps=200000",
+    "python -m asyncrl.train --env=my_module:MyEnv-v0 --experiment=my_run --num_workers=8",
+    "python -m asyncrl.train --experiment=my_run    (resumes it with its settings; flags override them)",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    0 done, 1 failed, 2 mistake of the user, 3 processes or environments failed too often, 130 stopped by Ctrl-C, 143
+    stopped by SIGTERM.
+    """
+    refuse_to_run_while_imported()
+    # Imports have taken about their processor time. The age of the process would include the time before it became
+    # Python, such as that of the shell in `bash -c "...; exec python ..."`.
+    started_at = time.monotonic() - (time.process_time() if argv is None else 0.0)
+    arguments = sys.argv[1:] if argv is None else argv
+    session = Session(
+        lambda: load(
+            arguments,
+            _FLAGS,
+            description="Train a policy on a Gymnasium environment.",
+            examples=_EXAMPLES,
+            lenient=True,
+            find_saved=find_saved_config,
+        ),
+        [Console()],
+        started_at=started_at,
+        answers_signals=True,
+    )
+    try:
+        with session:
+            session.exit_code = _run(session)
+        return session.exit_code
+    except (UsageError, CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exit_code_of(error)
+    except EndedByFirstRank as end:
+        return end.exit_code
+    except StopAtOnce as error:
+        print(error, file=sys.stderr, flush=True)
+        _print_end(session)
+        return error.exit_code
+    except KeyboardInterrupt as error:  # before the run has started, which takes Ctrl-C as a request
+        return exit_code_of(error)
+    except RunFailed as failure:
+        _print_end(session)
+        if session.folder is None:
+            print(f"error: {failure.summary}", failure.details, sep="\n", file=sys.stderr)
+        else:
+            print_failure(failure, session.loaded.config.train_dir, session.folder)
+        return failure.exit_code
+
+
+def _run(session: Session) -> int:
+    """Checks everything, then trains."""
+    loaded = session.read_settings()
+    is_only_shown = bool(loaded.cli.get("print_config"))
+    checked = session.check(is_to_train=not is_only_shown)
+    if is_only_shown:
+        print(format_settings(session.loaded, checked.plan))
+        return print_findings(checked)
+    if loaded.preset is not None and not loaded.config.quiet:
+        print(f"preset {loaded.preset} ({loaded.preset_path}); --preset=none turns it off", flush=True)
+    if (code := print_findings(checked)) != 0 or checked.spec is None:
+        return code
+    result = session.train()
+    if result.nothing_to_do is not None:
+        print(f"Nothing to do: the run already has {result.nothing_to_do}.")
+    _print_end(session)
+    return session.exit_code
+
+
+def _print_end(session: Session) -> None:
+    if session.summary is not None and session.folder is not None and not session.loaded.config.quiet:
+        print_end(session.summary, session.loaded.config, session.folder)
+
 
 if __name__ == "__main__":
     sys.exit(run_for_a_reader(main))

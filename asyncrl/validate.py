@@ -1,13 +1,98 @@
-"""`python -m asyncrl.validate`: checks the settings of a run, or shows its plan."""
+"""`python -m asyncrl.validate`: reports every problem of a run's settings, or shows its plan; starts nothing.
+
+A plan is shown only if the settings have no problem: otherwise it would be the plan of a run that cannot exist.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
+from collections.abc import Sequence
 
-from asyncrl.cli.validate import main
+from pydantic import BaseModel, PositiveInt
+
+from asyncrl.cli.console import format_plan, format_settings, plan_as_data, print_findings
+from asyncrl.config.flags import option, option_flags, parse_options
+from asyncrl.config.loading import LoadedConfig, load
+from asyncrl.config.machine import Machine
+from asyncrl.run import preflight
 from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.runtime.run_folder import find_saved_config
 
-__all__ = ["main"]
+
+class _Options(BaseModel):
+    as_json: bool = option(False, "print one JSON object instead of text", flag="json")
+    print_config: bool = option(False, "print each setting and where it came from")
+    num_ranks: PositiveInt = option(
+        1, "ranks that torchrun will start on all machines; shows one rank's plan and the totals [default 1]"
+    )
+    num_local_ranks: PositiveInt | None = option(
+        None, "ranks that torchrun will start on this machine, which share its memory [default all]"
+    )
+
+
+_EXAMPLES = ("python -m asyncrl.validate --env=Humanoid-v5 --async_rl=False --batch_size=512",)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0 if the run can start, 2 for a mistake in the settings, 1 if the environment raised."""
+    loaded = load(
+        sys.argv[1:] if argv is None else argv,
+        option_flags(_Options),
+        program="python -m asyncrl.validate",
+        description="Check the settings of a training run and show what it would need. Takes the flags of training.",
+        examples=_EXAMPLES,
+        lenient=True,
+        find_saved=find_saved_config,
+    )
+    options, refused = parse_options(_Options, {name: value for name, value in loaded.cli.items() if value is not None})
+    if options is not None:
+        num_ranks, num_local_ranks = options.num_ranks, options.num_local_ranks or options.num_ranks
+        if num_ranks % num_local_ranks:
+            refused = [
+                f"--num_ranks={num_ranks} must be a multiple of --num_local_ranks={num_local_ranks}: every machine "
+                "runs the same number of ranks."
+            ]
+    if options is None or refused:
+        print(*(f"error: {text}" for text in refused), sep="\n", file=sys.stderr)
+        return 2
+    machine = dataclasses.replace(Machine.detect(), num_ranks=num_ranks, num_local_ranks=num_local_ranks)
+    result = preflight.run(loaded, machine, checks_env=True)
+    if options.as_json:
+        print(json.dumps(_as_data(loaded, result, options.print_config), indent=2))
+        return result.exit_code
+    if not result.problems:
+        if loaded.preset is not None:
+            print(f"{'preset:':<15} {loaded.preset} ({loaded.preset_path})")
+        if result.spec is not None:
+            print(f"{'environment:':<15} {result.spec}")
+        print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
+        if options.print_config:
+            print(format_settings(loaded, result.plan))
+        sys.stdout.flush()
+    code = print_findings(result)
+    if code == 0:
+        print("ok: this run can start")
+    return code
+
+
+def _as_data(loaded: LoadedConfig, result: preflight.Preflight, with_config: bool) -> dict[str, object]:
+    data: dict[str, object] = {
+        "ok": result.exit_code == 0,
+        "preset": loaded.preset,
+        "problems": [dataclasses.asdict(problem) for problem in result.problems],
+        "warnings": [dataclasses.asdict(warning) for warning in result.warnings],
+        "environment_failure": result.environment_failure,
+        "environment": None if result.spec is None else result.spec.to_data(),
+        "plan": None if result.problems else plan_as_data(result.plan, result.arena_bytes, result.free_bytes),
+    }
+    if with_config and not result.problems:
+        data["config"] = {
+            name: {"value": value, "origin": loaded.origins[name]} for name, value in loaded.config.model_dump().items()
+        }
+    return data
+
 
 if __name__ == "__main__":
     sys.exit(run_for_a_reader(main))

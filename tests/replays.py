@@ -6,10 +6,11 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+from layouts import vector_observation
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.replay import ReplayStripes, replay_specs
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.learner.replay_sampler import Transitions
 
 SPEC = EnvSpec("Tagged", vector_observation(4), DiscreteAction(2, 0), None)

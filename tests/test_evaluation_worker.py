@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
+from layouts import vector_observation
 from small_runs import planned, small_arena
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.evaluation import worker as module
 from asyncrl.evaluation.episodes import EvaluationResult
 from asyncrl.evaluation.worker import EvaluationWorker

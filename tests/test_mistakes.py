@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from layouts import vector_observation
 
 import asyncrl
 from asyncrl import benchmark, evaluate, plot, train, validate
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.run import preflight, session
 from asyncrl.runtime import checkpoint

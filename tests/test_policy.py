@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from layouts import vector_observation
 
 import asyncrl
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model

@@ -5,19 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from layouts import vector_observation
 
 from asyncrl.cli.console import print_findings
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.envs.errors import EnvironmentFailed
-from asyncrl.envs.spec import (
-    BoxAction,
-    DiscreteAction,
-    EnvSpec,
-    ObservationLayout,
-    ObservationPart,
-    vector_observation,
-)
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.models import registry
 from asyncrl.models.encoders import ObservationEncoder
 from asyncrl.run import preflight

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from layouts import vector_observation
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl, WorkerDeaths
@@ -14,7 +15,7 @@ from asyncrl.buffers.layout import arena_specs
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.monitoring.reports import RestartReport
 from asyncrl.run import restart_policy
 from asyncrl.run.restart_policy import CLEAN_UP_TIMEOUT_S, RestartPolicy, WorkerSpec

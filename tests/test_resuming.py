@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layouts import vector_observation
 
 from asyncrl.cli.console import Console
 from asyncrl.config.errors import ConfigError, UsageError
@@ -17,16 +18,7 @@ from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import (
-    Action,
-    BoxAction,
-    Channels,
-    DiscreteAction,
-    EnvSpec,
-    ObservationLayout,
-    ObservationPart,
-    vector_observation,
-)
+from asyncrl.envs.spec import Action, BoxAction, Channels, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.monitoring.summary import ResumedTotals
 from asyncrl.observers.observer import Run, StartPoint
 from asyncrl.run import resuming

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from layouts import vector_observation
 from torch import Tensor
 
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.learner.replay_sampler import Transitions
 
 BOX = EnvSpec("Box", vector_observation(3, "float64"), BoxAction((2,), (-1.0,) * 2, (1.0,) * 2, "float32"), None)

@@ -237,8 +237,8 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
 def continues(valid: Any, terminated: Any, truncated: Any) -> Any:
     """Rows whose episode continues with the next row; bool arrays or tensors of one shape.
 
-    The rule of rows: `obs[t + 1]` follows `obs[t]` unless `terminated[t]`. After a truncation it is the final
-    observation, in a row that is not valid: its value is bootstrapped, but no return continues through it.
+    By the rule of rows (`asyncrl.buffers.layout`) the row after a truncation holds the final observation: its value is
+    bootstrapped, but no return continues through it.
     """
     return valid & ~(terminated | truncated)
 

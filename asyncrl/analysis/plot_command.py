@@ -21,7 +21,7 @@ from asyncrl.config.flags import (
     format_examples,
     format_flags,
     help_width,
-    nearest,
+    nearest_hint,
     option,
     option_flags,
     parse_options,
@@ -107,17 +107,16 @@ def read_options(argv: Sequence[str]) -> Options:
         )
     name, command = argv[0], _COMMANDS.get(argv[0])
     if command is None:
-        near = nearest(name, _COMMANDS)
-        hint = f"; the nearest is {near}" if near else ""
+        hint = nearest_hint(name, _COMMANDS)
         raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
     flags = option_flags(Options, command.flags)
     runs, flag_tokens = _separate(argv[1:], flags)
-    given = split_flags(flag_tokens, {}, flags)
-    options, refused = parse_options(Options, {"command": name, "runs": runs, **given.texts})
-    problems = [*map(str, given.problems), *refused]
+    texts, wrong = split_flags(flag_tokens, {}, flags)
+    options, refused = parse_options(Options, {"command": name, "runs": runs, **texts})
+    problems = [*map(str, wrong), *refused]
     if not runs:
         problems.append(f"No run was given: {name} needs at least one, by its folder's path or its name in train_dir.")
-    if name == "compare" and "x" not in given.texts:
+    if name == "compare" and "x" not in texts:
         axes = ", ".join(f"--x={axis}" for axis in _AXES)
         problems.append(f"--x is required: choose the horizontal axis. Would pass: {axes}.")
     if options is not None and options.out is not None:
@@ -136,7 +135,6 @@ def read_options(argv: Sequence[str]) -> Options:
 
 
 def help_text() -> str:
-    """Returns the text of --help."""
     width = help_width()
     about = "Draw figures of runs. RUN is a run's folder or its name in train_dir; the run may still be training."
     lines = ["usage: python -m asyncrl.plot COMMAND RUN... --name=value ...", "", *textwrap.wrap(about, width), ""]
@@ -149,14 +147,11 @@ def help_text() -> str:
 
 
 def run_command(options: Options, say: Say) -> dict[str, Any]:
-    """Reads the runs, computes and draws the figures.
+    """Reads the runs, computes and draws the figures; returns their numbers and files, for JSON.
 
     Args:
         options: the command line.
         say: prints one line.
-
-    Returns:
-        The numbers and the files of the figures, for JSON.
 
     Raises:
         UsageError: matplotlib is missing, a run cannot be read or lacks data, or a file cannot be written.

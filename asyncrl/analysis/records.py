@@ -16,7 +16,7 @@ import yaml
 from asyncrl.analysis.curves import Curve, make_curve
 from asyncrl.config.errors import UsageError
 from asyncrl.runtime.locating import TRAIN_DIR, locate
-from asyncrl.runtime.run_folder import RunFolder
+from asyncrl.runtime.run_folder import RunFolder, has_broken_line
 
 TRAIN_RETURN, EVAL_RETURN = "rollout/ep_rew_mean", "eval/mean_reward"
 STEPS, ELAPSED = "env_steps", "time/time_elapsed"
@@ -40,9 +40,9 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 def append_json_line(path: Path, entry: Mapping[str, Any]) -> None:
     """Appends an object and syncs it to the disk; a broken last line is ended first."""
-    is_cut_off = path.exists() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    end_of_line = "\n" * has_broken_line(path)
     with path.open("a", encoding="utf-8") as file:
-        file.write("\n" * is_cut_off + json.dumps(entry) + "\n")
+        file.write(end_of_line + json.dumps(entry) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,4 +1,4 @@
-"""Statistics over seeds and tasks: medians, interquartile means, bootstrap intervals.
+"""Statistics over seeds: medians and bootstrap intervals.
 
 A value that was never reached (censored) is infinite, so it is larger than any other.
 """
@@ -37,15 +37,6 @@ class Spread:
         return sum(math.isinf(value) for value in self.values)
 
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean and its 95 % bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
 def spread(values: Sequence[float]) -> Spread:
     """Returns the median of one figure over seeds with its interval, the percentiles of the medians of resamples.
 
@@ -59,30 +50,9 @@ def spread(values: Sequence[float]) -> Spread:
     median = float(statistics.median(values))
     if len(values) == 1:
         return Spread(tuple(values), median, None, None)
-    drawn = _sorted_resamples([values])
+    drawn = sorted_resamples([values])
     medians = (drawn[:, (len(values) - 1) // 2] + drawn[:, len(values) // 2]) / 2
-    return Spread(tuple(values), median, *_percentiles(medians))
-
-
-def interquartile_mean(values: Sequence[float]) -> float:
-    """Returns the mean of the values without a quarter of them, rounded down, at each end.
-
-    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice.
-    """
-    ordered = sorted(values)
-    cut = len(ordered) // 4
-    return statistics.fmean(ordered[cut : len(ordered) - cut])
-
-
-def interquartile_interval(scores: Sequence[Sequence[float]]) -> Interval:
-    """Returns the interquartile mean of each task's normalized scores, with its stratified bootstrap interval.
-
-    Source: Agarwal et al. 2021, and its library rliable.
-    """
-    drawn = _sorted_resamples([task for task in scores if task])
-    cut = drawn.shape[1] // 4
-    means = drawn[:, cut : drawn.shape[1] - cut].mean(axis=1)
-    return Interval(interquartile_mean([value for task in scores for value in task]), *_percentiles(means))
+    return Spread(tuple(values), median, *percentiles(medians))
 
 
 def first_reached(curve: Sequence[tuple[float, float]], threshold: float) -> float:
@@ -99,7 +69,7 @@ def uniform_lag(num_updates: int) -> tuple[float, float, int]:
     return float(ages.mean()), float(np.percentile(ages, 95)), num_updates - 1
 
 
-def _sorted_resamples(groups: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
+def sorted_resamples(groups: Sequence[Sequence[float]]) -> npt.NDArray[np.float64]:
     """Draws as many values from each group as it has, with replacement: [NUM_RESAMPLES, all values], rows sorted.
 
     The seed is fixed, so that a report is reproducible. Source: Efron and Tibshirani, An Introduction to the Bootstrap,
@@ -111,7 +81,7 @@ def _sorted_resamples(groups: Sequence[Sequence[float]]) -> npt.NDArray[np.float
     return np.sort(np.concatenate(drawn, axis=1), axis=1)
 
 
-def _percentiles(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
+def percentiles(estimates: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Returns the 95 % interval by rank: interpolation between a number and infinity has no meaning."""
     ordered = np.sort(estimates)
     low, high = (round((len(ordered) - 1) * share) for share in (0.025, 0.975))

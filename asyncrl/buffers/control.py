@@ -184,8 +184,7 @@ class RunControl:
         """What the run is doing now."""
         num_done, num_total, started_ns = self._update
         update = UpdateProgress(num_done, num_total, started_ns / 1e9) if num_total > 0 else None
-        num_steps = sum(words[_STEPS] for words in self._progress)
-        return Activity(num_steps, update, self.stop_requested, self.ended)
+        return Activity(self.total_steps, update, self.stop_requested, self.ended)
 
     def count_steps(self, worker_idx: int, num_steps: int) -> None:
         """Adds collected environment steps of one worker (that worker)."""
@@ -195,7 +194,6 @@ class RunControl:
         words[_STEPS] += num_steps
 
     def collected_steps(self, worker_idx: int) -> int:
-        """Environment steps that one worker has collected."""
         return int(self._progress[worker_idx][_STEPS])
 
     @property
@@ -220,7 +218,6 @@ class RunControl:
 
 
 def worker_death_specs(num_workers: int) -> list[ArraySpec]:
-    """Arrays of `WorkerDeaths`."""
     counts = [ArraySpec(f"worker_deaths.{word}", "int64", (num_workers,)) for word in ("died", "server", "learner")]
     return [*counts, ArraySpec("worker_deaths.total", "int64", (1,))]
 

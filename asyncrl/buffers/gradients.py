@@ -27,7 +27,6 @@ class PlaceState(enum.IntEnum):
 
 
 def gradient_specs(size: int, num_workers: int) -> list[ArraySpec]:
-    """Arrays for gradients of `size` elements."""
     return [
         ArraySpec("gradients.values", "float32", (num_workers * PLACES, size)),
         ArraySpec("gradients.state", "int64", (num_workers * PLACES,)),

@@ -3,7 +3,7 @@
 A slot holds one trajectory of one split: T rows of steps. `obs` and `value` have one row more, for the state after
 the last step. Row rules: `obs[t + 1]` is the true next observation of `obs[t]` unless `terminated[t]`. After a
 truncation the next row is the episode's final observation: it gets a value, has no action, is not stepped, and is not
-`valid`.
+`valid`; the row after it is the reset observation. After a termination the next row is the reset observation.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The replay: a stripe of rows for each split, written by its worker, read by the learner; and how far each may go.
 
 A stripe has R rows of E environments, which step together, so all environments share one cursor. Row r is at index
-r % R and holds an observation and the step taken from it. `obs[r + 1]` is the true next observation of `obs[r]` unless
-`terminated[r]`. After a truncation the next row holds the episode's final observation: it is not `valid`, not stepped
-and never the start of a transition; the reset observation is the row after it.
+r % R and holds an observation and the step taken from it. Rows follow the rule of `asyncrl.buffers.layout`; one that is
+not `valid` is never the start of a transition.
 
 A worker writes row c and the observation of row c + 1, then moves the cursor to c + 1. Meanwhile it overwrites row
 c - R and the observation of row c + 1 - R: with the cursor at c, the rows from c + 2 - R on are complete.
@@ -296,8 +295,7 @@ class ReplayLimiter:
     def release(self) -> bool:
         """Lets the workers step as far as they may now: in sync mode one row further when no updates are due.
 
-        Returns:
-            Whether they may step further than before.
+        Returns whether they may step further than before.
         """
         if self._is_async:
             limit = self._start + math.floor((self._updates + self._slack) / self._ratio)

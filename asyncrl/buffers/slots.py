@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.inference_buffer import ActorCriticOutput
+from asyncrl.buffers.inference_buffer import ActorOutput
 
 NOBODY = -1
 _POISONED = ("value", "log_prob", "reward")
@@ -80,19 +80,16 @@ class TrajectorySlots:
 
     def grant(self, slot: int, split_idx: int) -> None:
         """Gives a free slot to a split (learner)."""
-        if self._state[slot] != SlotState.FREE:
-            raise self._wrong_state(slot, SlotState.FREE)
+        self._require(slot, SlotState.FREE)
         self.owner[slot] = split_idx
         self._state[slot] = SlotState.FILLING
 
     def grant_again(self, slot: int) -> int:
         """Empties a slot whose worker died while it filled it; the same split keeps it (learner).
 
-        Returns:
-            Number of samples that are lost: valid ones of complete rows.
+        Returns the number of samples that are lost: valid ones of complete rows.
         """
-        if self._state[slot] != SlotState.FILLING:
-            raise self._wrong_state(slot, SlotState.FILLING)
+        self._require(slot, SlotState.FILLING)
         num_lost = int((self.valid[slot] & ~np.isnan(self.reward[slot])).sum())
         for field in self._poisoned.values():
             field[slot] = np.nan
@@ -100,8 +97,7 @@ class TrajectorySlots:
 
     def finish(self, slot: int, split_idx: int) -> None:
         """Hands a filled slot to the learner (worker)."""
-        if self._state[slot] != SlotState.FILLING:
-            raise self._wrong_state(slot, SlotState.FILLING)
+        self._require(slot, SlotState.FILLING)
         if self.owner[slot] != split_idx:
             raise SlotStateError(f"slot {slot} belongs to split {self.owner[slot]}, not to split {split_idx}")
         self._state[slot] = SlotState.READY
@@ -112,8 +108,7 @@ class TrajectorySlots:
         Raises:
             SlotStateError: the slot is not ready, or a row of it was not written since it was granted.
         """
-        if self._state[slot] != SlotState.READY:
-            raise self._wrong_state(slot, SlotState.READY)
+        self._require(slot, SlotState.READY)
         for name, field in self._poisoned.items():
             poisoned = np.isnan(field[slot])
             if poisoned.any():
@@ -126,18 +121,16 @@ class TrajectorySlots:
 
     def free(self, slot: int) -> None:
         """Ends the use of a slot and poisons it, so that its contents cannot be taken for new ones (learner)."""
-        if self._state[slot] != SlotState.TRAINING:
-            raise self._wrong_state(slot, SlotState.TRAINING)
+        self._require(slot, SlotState.TRAINING)
         for field in self._poisoned.values():
             field[slot] = np.nan
         self.owner[slot] = NOBODY
         self._state[slot] = SlotState.FREE
 
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """See `InferenceBuffer`."""
         return self.obs[place], self.rnn_state[place]
 
-    def answer(self, place: tuple[int, int], envs: slice, answer: ActorCriticOutput, version: int, now: float) -> None:
+    def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
         """See `InferenceBuffer`; the row after the last step gets a value only."""
         self.value[place] = answer.value[envs]
         self.policy_version[place] = version
@@ -149,7 +142,8 @@ class TrajectorySlots:
             if self.is_recurrent:
                 self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
 
-    def _wrong_state(self, slot: int, expected: SlotState) -> SlotStateError:
-        return SlotStateError(
-            f"slot {slot} is {self.state(slot).name}, expected {expected.name}; owner: split {self.owner[slot]}"
-        )
+    def _require(self, slot: int, expected: SlotState) -> None:
+        if self._state[slot] != expected:
+            raise SlotStateError(
+                f"slot {slot} is {self.state(slot).name}, expected {expected.name}; owner: split {self.owner[slot]}"
+            )

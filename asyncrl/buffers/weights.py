@@ -7,6 +7,7 @@ learner begins it only after the count became n + 1.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -92,27 +93,24 @@ class WeightsChannel:
         self._count[0] = count
 
     def read(self, out: FloatArray, seen: int) -> Publication | None:
-        """Copies the newest weights if they are newer than publication number `seen`.
+        """Copies the newest weights if they are newer than publication number `seen`; returns what was copied.
 
         Args:
             out: [N] float32, overwritten if there is something new.
             seen: number of the publication that the caller has.
-
-        Returns:
-            What was copied; None if there is nothing new.
         """
-        while (count := self._count[0]) != seen:
-            np.copyto(out, self._buffers[count % 2])
-            version, env_steps = self._versions[count % 2], self._env_steps[count % 2]
-            if self._count[0] == count:
-                return Publication(count, version, env_steps)
-        return None
+        return self._read(seen, lambda place: np.copyto(out, self._buffers[place]))
 
     def read_on_device(self, out: Tensor, seen: int) -> Publication | None:
         """Does what `read` does, on the device that `open_on_device` was called with."""
-        assert self._on_device is not None
+        device_weights = self._on_device
+        assert device_weights is not None
+        return self._read(seen, lambda place: device_weights.read(place, out))
+
+    def _read(self, seen: int, copy: Callable[[int], None]) -> Publication | None:
+        """Copies a buffer, by its number, until no publication has overwritten it meanwhile."""
         while (count := self._count[0]) != seen:
-            self._on_device.read(count % 2, out)
+            copy(count % 2)
             version, env_steps = self._versions[count % 2], self._env_steps[count % 2]
             if self._count[0] == count:
                 return Publication(count, version, env_steps)

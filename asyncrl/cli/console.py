@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from asyncrl.config.flags import format_value
@@ -14,7 +17,6 @@ from asyncrl.observers.observer import Run
 from asyncrl.observers.progress import ProgressBar, print_line
 from asyncrl.run.preflight import Preflight, format_bytes
 from asyncrl.runtime.checkpoint import BEST, latest, newest_first
-from asyncrl.runtime.command_text import command_text, run_flags, shown_path
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.reader import drop_output
 from asyncrl.runtime.run_folder import RunFolder
@@ -206,6 +208,25 @@ def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
         "updates": f"{plan.updates_per_dataset} in each iteration, {plan.num_updates:,} in the run "
         f"({_count(plan.num_datasets, 'iteration')})",
     }
+
+
+def command_text(module: str, *arguments: str) -> str:
+    """The command that runs a module with the same Python from the same working directory, for a user to paste."""
+    interpreter = Path(sys.executable)
+    if interpreter.is_relative_to(Path.cwd()):
+        interpreter = interpreter.relative_to(Path.cwd())
+    return shlex.join([str(interpreter), "-m", module, *arguments])
+
+
+def run_flags(train_dir: str, experiment: str) -> list[str]:
+    """The flags that name a run, without defaults."""
+    named = [] if train_dir == "train_dir" else [f"--train_dir={train_dir}"]
+    return [*named, f"--experiment={experiment}"]
+
+
+def shown_path(path: Path) -> str:
+    """A path as text, relative if it is in the working directory."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 
 def _count(number: int, noun: str) -> str:

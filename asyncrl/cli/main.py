@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 import asyncrl
-from asyncrl.config.flags import nearest
+from asyncrl.config.flags import nearest_hint
 from asyncrl.config.settings import all_settings
 
 COMMANDS = {
@@ -46,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"asyncrl {asyncrl.__version__}")
         return 0
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
-        hint = f"; the nearest is {near}" if near else ""
+        hint = nearest_hint(name, COMMANDS)
         print(f"error: There is no command {name!r}: expected one of {', '.join(COMMANDS)}{hint}.", file=sys.stderr)
         return 2
     if name == "completion":

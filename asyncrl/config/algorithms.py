@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.user_modules import import_user_module, import_user_modules
+from asyncrl.config.user_modules import import_user_module
 
 if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
@@ -146,7 +146,8 @@ def find_algorithm(name: str, import_modules: Sequence[str] = ()) -> Algorithm:
         UsageError: there is no such module or no such algorithm.
     """
     if name not in _algorithms:
-        import_user_modules(import_modules)
+        for module in import_modules:
+            import_user_module(module)
     if name in _algorithms:
         return _algorithms[name]
     module, colon, attribute = name.partition(":")

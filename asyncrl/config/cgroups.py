@@ -13,21 +13,18 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 """The file that names the control groups of this process."""
 
 
-def folders(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -> list[Path]:
-    """Folders of this process's control group and of its parents, of version 2 and of a controller of version 1.
+def folders(controller: str) -> list[Path]:
+    """Folders of this process's control group and of its parents, in version 2 and in version 1 of a controller.
 
-    Args:
-        controller: its name in version 1, such as memory or cpu.
-        root: `ROOT`, or a folder of a test.
-        membership: `MEMBERSHIP`, or a file of a test.
+    `controller` is its name in version 1, such as memory or cpu.
     """
     found = []
-    for line in _lines(membership):
+    for line in _lines(MEMBERSHIP):
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            top = root
+            top = ROOT
         elif controller in controllers.split(","):
-            top = root / controller
+            top = ROOT / controller
         else:
             continue
         folder = top / path.lstrip("/")
@@ -35,9 +32,9 @@ def folders(controller: str, root: Path = ROOT, membership: Path = MEMBERSHIP) -
     return found
 
 
-def cpu_quota(root: Path = ROOT, membership: Path = MEMBERSHIP) -> int | None:
+def cpu_quota() -> int | None:
     """Cores whose time the control groups let this process use, rounded up; None without a limit."""
-    quotas = [quota for folder in folders("cpu", root, membership) for quota in _quotas(folder)]
+    quotas = [quota for folder in folders("cpu") for quota in _quotas(folder)]
     return max(1, math.ceil(min(quotas))) if quotas else None
 
 

@@ -61,7 +61,6 @@ def as_env(given: str | MakesEnv) -> str:
 
 
 def find_callable(module: str, path: str) -> MakesEnv | None:
-    """The callable of this name in an imported module; None without one."""
     found: Any = sys.modules.get(module)
     for name in path.split("."):
         found = getattr(found, name, None)

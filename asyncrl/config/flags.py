@@ -48,21 +48,14 @@ class ExtraFlag:
     is_bool: bool = True
 
 
-@dataclass(frozen=True)
-class FlagTexts:
-    """A command line, split.
+def split_flags(
+    argv: Sequence[str], settings: Mapping[str, Setting], extra_flags: Iterable[ExtraFlag]
+) -> tuple[dict[str, str], list[Problem]]:
+    """Splits `--name=value`, `--name value`, a bare `--switch` and `--no-switch`, with `-` and `_` alike.
 
-    Attributes:
-        texts: text of each flag, the last one if it was given twice; "True" for a bare switch.
-        problems: one for each argument that is not a flag, and for each flag that lacks its value.
+    Returns the text of each flag, the last one if it was given twice ("True" for a bare switch), and a problem for each
+    argument that is not a flag and for each flag that lacks its value.
     """
-
-    texts: dict[str, str]
-    problems: tuple[Problem, ...]
-
-
-def split_flags(argv: Sequence[str], settings: Mapping[str, Setting], extra_flags: Iterable[ExtraFlag]) -> FlagTexts:
-    """Splits `--name=value`, `--name value`, a bare `--switch` and `--no-switch`, with `-` and `_` alike."""
     switches = {flag.name: flag.is_bool for flag in extra_flags} | {name: s.is_bool for name, s in settings.items()}
     texts: dict[str, str] = {}
     problems: list[Problem] = []
@@ -94,7 +87,7 @@ def split_flags(argv: Sequence[str], settings: Mapping[str, Setting], extra_flag
                 texts[name] = ", ".join(values)
             else:
                 problems.append(Problem((name,), f"--{written} needs a value: give --{written}=VALUE."))
-    return FlagTexts(texts, tuple(problems))
+    return texts, problems
 
 
 def option(default: Any, description: str, expected: str | None = None, *, flag: str | None = None) -> Any:
@@ -122,8 +115,7 @@ def option_flags(model: type[BaseModel], names: Iterable[str] | None = None) -> 
 def parse_options(model: type[Options], values: Mapping[str, Any]) -> tuple[Options | None, list[str]]:
     """Reads options from the texts of flags, by the flags' names, and values of other fields.
 
-    Returns:
-        The options, None if a text is refused; and a sentence for each refused text.
+    Returns the options, None if a text is refused; and a sentence for each refused text.
     """
     try:
         return model.model_validate(values), []
@@ -140,6 +132,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that is most similar to `name`; None if none is similar."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return near[0] if near else None
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest known one; empty if none is similar."""
+    near = nearest(name, known)
+    return f"; the nearest is {near}" if near else ""
 
 
 def unknown_name(name: str, known: Iterable[str], text: str, prefix: str = "") -> Problem:

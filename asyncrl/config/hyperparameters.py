@@ -60,7 +60,6 @@ class Hyperparameters:
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[float]) -> Hyperparameters:
-        """Reads the numbers of `to_numbers`."""
         return cls(*(None if number != number else float(number) for number in numbers))
 
 

@@ -106,14 +106,13 @@ def load(
     """
     flags = (*_OWN_FLAGS, *extra_flags)
     layers = _Layers()
-    config_type = _find_config_type(split_flags(argv, all_settings(), flags).texts, find_saved, layers)
+    config_type = _find_config_type(split_flags(argv, all_settings(), flags)[0], find_saved, layers)
     settings = all_settings(config_type)
     if (page := help_page(argv)) is not None:
         print(format_help(program, description, settings, flags, examples, page))
         raise SystemExit(0)
-    split = split_flags(argv, settings, flags)
-    texts = split.texts
-    layers.problems.extend(split.problems)
+    texts, problems = split_flags(argv, settings, flags)
+    layers.problems.extend(problems)
     from_file: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
     for name in [name for name in texts if name in settings]:

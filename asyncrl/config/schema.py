@@ -70,12 +70,10 @@ _BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw", "ppo_objecti
 """Values for runs saved before these settings existed, where today's default changes the behaviour."""
 
 
-def _setting(default: Any, section: str, description: str) -> Any:
-    return Field(default=default, description=description, json_schema_extra={"section": section})
-
-
 def _section(name: str) -> Callable[[Any, str], Any]:
-    return lambda default, description: _setting(default, name, description)
+    return lambda default, description: Field(
+        default=default, description=description, json_schema_extra={"section": name}
+    )
 
 
 _run, _folder, _evaluation, _roles = map(_section, ("run", "folder", "evaluation", "roles"))

@@ -5,16 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
 from types import ModuleType
 
 from asyncrl.config.errors import UsageError
-
-
-def import_user_modules(names: Sequence[str]) -> None:
-    """Imports modules as `import_user_module` does."""
-    for name in names:
-        import_user_module(name)
 
 
 def import_user_module(name: str) -> ModuleType:

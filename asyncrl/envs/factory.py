@@ -34,6 +34,7 @@ _INSTALL = {
     "opencv": "pip install opencv-python-headless",
     "pygame": 'pip install "gymnasium[classic-control]"',
 }
+_ACTING_SEEDS = 1 << 20
 
 
 def make_env(
@@ -162,11 +163,7 @@ def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, An
 def check_vectorized(
     env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any], atari_preprocessing: bool = True
 ) -> tuple[str | None, bool]:
-    """Checks whether the id's vectorized implementation can replace `env`.
-
-    Returns:
-        Why it cannot, or None; and whether it resets within a step (see `EnvSpec`).
-    """
+    """Why the id's vectorized implementation cannot replace `env`, or None; and whether it resets within a step."""
     if env.spec is None or env.spec.vector_entry_point is None:
         return "none is registered", False
     try:
@@ -215,6 +212,11 @@ def env_seed(seed: int, env_idx: int, env_steps: int = 0) -> int:
     """
     entropy = [seed, env_idx, env_steps] if env_steps else [seed, env_idx]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
+
+
+def acting_seed(seed: int, actor_idx: int, env_steps: int) -> int:
+    """Seed of the exploration of actor `actor_idx`, like `env_seed` but from other numbers than the environments."""
+    return env_seed(seed, _ACTING_SEEDS + actor_idx, env_steps)
 
 
 def _import_registering_module(env_id: str) -> str:

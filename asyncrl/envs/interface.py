@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -26,8 +27,7 @@ _HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that tr
 def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any, Any], int]:
     """Removes the outermost wrappers whose work `EnvGroup` does, because each adds a call to every step.
 
-    Returns:
-        The inner environment, and its time limit in steps, or `NO_LIMIT`.
+    Returns the inner environment, and its time limit in steps, or `NO_LIMIT`.
     """
     limit = NO_LIMIT
     while isinstance(env, gymnasium.Wrapper) and type(env) in (TimeLimit, OrderEnforcing):
@@ -85,11 +85,7 @@ def checked_step(env: gymnasium.Env[Any, Any], action: Any, env_id: str) -> tupl
 
 
 def five_values(result: Any, env_id: str) -> tuple[Any, Any, Any, Any, Any]:
-    """Returns the result of `step` if it has five values.
-
-    Raises:
-        UsageError: it has not.
-    """
+    """The result of `step`; a `UsageError` if it does not have five values."""
     if isinstance(result, tuple) and len(result) == len(_STEP_RETURNS):
         return result
     text = f"step() returned {_describe(result)}; Gymnasium expects 5 values: {', '.join(_STEP_RETURNS)}."
@@ -149,7 +145,8 @@ def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
             is_finding = isinstance(error, AssertionError)
             findings.append(str(error) if is_finding else f"{type(error).__name__}: {error}")
     findings += [str(warning.message) for warning in caught]
-    plain = [" ".join(_without_color(text).split()) for text in findings]
+    without_color = (re.sub(r"\x1b\[\d+m", "", text) for text in findings)
+    plain = [" ".join(text.removeprefix("WARN: ").split()) for text in without_color]
     return [text for text in dict.fromkeys(plain) if not any(part in text for part in _HANDLED)]
 
 
@@ -171,10 +168,3 @@ def _describe(result: Any) -> str:
 
 def _wrong_value(env_id: str, name: str, value: Any, expected: str) -> UsageError:
     return UsageError(f"{env_id}: step() returned {name} = {str(value)[:80]!r}; Gymnasium expects {expected}.")
-
-
-def _without_color(text: str) -> str:
-    """A warning of Gymnasium without terminal colors and level."""
-    for code in ("\x1b[33m", "\x1b[31m", "\x1b[0m"):
-        text = text.replace(code, "")
-    return text.removeprefix("WARN: ")

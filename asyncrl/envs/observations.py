@@ -68,9 +68,6 @@ class ObservationCodec:
         Args:
             observations: an array, or arrays nested like the space, each `[E, ...]`.
             rows: [E, row_size], where they are written.
-
-        Raises:
-            ObservationMismatch: a part is missing, or its shape, dtype or values do not fit the space.
         """
         self._write_parts(observations, rows, (len(rows),))
 

@@ -59,9 +59,6 @@ def spec_of_spaces(
         env_id: for messages.
         max_episode_steps: time limit; None if there is none.
         image_channels: channel axis of images; auto derives it from their shapes (`find_channels`).
-
-    Raises:
-        UsageError: a space that is not supported.
     """
     read_action = _read_action(action, env_id)
     read_observation = _read_observation(observation, read_action, env_id, image_channels)

@@ -173,11 +173,6 @@ class ObservationLayout:
         return ", ".join(map(str, self.parts))
 
 
-def vector_observation(size: int, dtype: str = "float32") -> ObservationLayout:
-    """The layout of a Box of one dimension."""
-    return ObservationLayout((ObservationPart((), "numbers", (size,), dtype),))
-
-
 class _ActionSizes:
     """Sizes that follow from the leaves of an action: its Box, Discrete and MultiDiscrete spaces."""
 

@@ -42,7 +42,6 @@ class EvaluationResult:
 
     @property
     def mean_reward(self) -> float:
-        """Mean return of an episode."""
         return statistics.fmean(self.returns)
 
     @property
@@ -63,11 +62,9 @@ class EvaluationResult:
 
     @property
     def mean_ep_length(self) -> float:
-        """Mean steps of an episode."""
         return statistics.fmean(self.lengths)
 
     def to_json(self) -> str:
-        """Returns the result as one line of JSON."""
         return json.dumps(
             {
                 "mean_reward": self.mean_reward,
@@ -81,7 +78,6 @@ class EvaluationResult:
         )
 
     def to_text(self) -> str:
-        """Returns the result for a person."""
         text = f"return {self.mean_reward:.2f}"
         if self.std_reward is not None and self.ci95 is not None:
             text += f" +- {self.std_reward:.2f} (95 % interval of the mean: {self.ci95[0]:.2f} to {self.ci95[1]:.2f})"

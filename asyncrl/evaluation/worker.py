@@ -100,13 +100,9 @@ class EvaluationWorker:
         return self._control.stop_requested or (self._control.ended and not self.is_due)
 
     def run(self, look: Callable[[], None] | None = None) -> list[Report]:
-        """Evaluates the newest weights.
+        """Evaluates the newest weights; `look` is called now and then, for a process that has other work too.
 
-        Args:
-            look: called now and then, for a process that has other work too.
-
-        Returns:
-            The result or the failure, and the checkpoint that was saved; nothing if the run was asked to stop.
+        Returns the result or the failure, and the checkpoint that was saved; nothing if the run was asked to stop.
         """
         started = time.monotonic()
         self._num_requests = self._control.num_evaluations

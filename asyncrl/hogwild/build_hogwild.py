@@ -24,7 +24,7 @@ from asyncrl.buffers.shared_tensors import RUN, GlobalClock, ReturnUnits, Shared
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import HogwildPlan, ReplayPlan
-from asyncrl.envs.factory import env_seed
+from asyncrl.envs.factory import acting_seed
 from asyncrl.hogwild.actor_critic import HogwildActorCritic, ServerActorCritic
 from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
@@ -34,7 +34,9 @@ from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import CRITIC, SacLearner
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
-from asyncrl.models.factory import make_actor_critic, make_sac_actor
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.factory import make_model
+from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.rollout.build_env_group import build_env_group
@@ -45,7 +47,6 @@ from asyncrl.rollout.worker import ReplaySplit, Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
 
-_ACTING_SEEDS = 1 << 20
 _POLL_S = 0.01
 _CPU = torch.device("cpu")
 
@@ -68,9 +69,9 @@ def build_parameter_server(
     resumed = () if setup.resume_from is None else saved_worker_steps(checkpoint.load_state(setup.resume_from))
     clock = _clock(setup, resumed)
     if config.is_off_policy:
-        sac = SacLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
+        sac = SacLearner(make_model(SacActor, setup.spec, config), config, setup.spec, _CPU, storage)
         return ParameterServer(sac, storage, SharedTensor(arena, CRITIC), publisher, waker, clock, config, phases)
-    learner = ServerActorCritic(make_actor_critic(setup.spec, config), config, storage, ReturnUnits(arena))
+    learner = ServerActorCritic(make_model(ActorCritic, setup.spec, config), config, storage, ReturnUnits(arena))
     trained = SharedTensor(arena, MODEL)
     places = GradientPlaces(arena) if hogwild.mode == "gradients" else None
     count = hogwild.num_gradients_to_combine
@@ -92,7 +93,7 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
     own = setup.plan.of_one_worker
     arena = Arena.create(arena_specs(setup.spec, own, num_weights=1))
     parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer())
-    seed = env_seed(setup.config.seed, _ACTING_SEEDS + worker_idx, setup.seed_steps)
+    seed = acting_seed(setup.config.seed, worker_idx, setup.seed_steps)
     failures = FailureLog(worker_idx, setup.config, setup.control)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
     if (info := setup.control.newest_training_info) is not None:
@@ -116,7 +117,7 @@ def _build_a2c_worker(
     if hogwild.mode == "gradients":
         places = GradientPlaces(setup.arena)
         learner = HogwildActorCritic(
-            make_actor_critic(setup.spec, config),
+            make_model(ActorCritic, setup.spec, config),
             config.model_copy(update={"max_grad_norm": 0.0}),  # the combined gradient is clipped, not its parts
             SendingStorage(shared, places, worker_idx, server),
             units=None,
@@ -126,7 +127,7 @@ def _build_a2c_worker(
     else:
         places = None
         learner = HogwildActorCritic(
-            make_actor_critic(setup.spec, config),
+            make_model(ActorCritic, setup.spec, config),
             config,
             shared,
             ReturnUnits(setup.arena),
@@ -145,7 +146,7 @@ def _build_sac_worker(
     setup: RunSetup, replay: ReplayPlan, parts: WorkerParts, group: EnvGroup | VectorEnvGroup, seed: int
 ) -> HogwildSacWorker:
     config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
-    actor, device = make_sac_actor(setup.spec, config), torch.device(setup.plan.device)
+    actor, device = make_model(SacActor, setup.spec, config), torch.device(setup.plan.device)
     storage = SharedStorage(setup.arena, parts.worker_idx + 1, _copies_on(device))
     learner = SacLearner(actor, config, setup.spec, device, storage)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
@@ -174,9 +175,9 @@ def _initialize(setup: RunSetup) -> None:
     config, storage, saved = setup.config, InitialStorage(setup.arena), state_to_begin_with(setup)
     learner: OnPolicyLearner | SacLearner
     if config.is_off_policy:
-        learner = SacLearner(make_sac_actor(setup.spec, config), config, setup.spec, _CPU, storage)
+        learner = SacLearner(make_model(SacActor, setup.spec, config), config, setup.spec, _CPU, storage)
     else:
-        learner = OnPolicyLearner(make_actor_critic(setup.spec, config), config, _CPU, storage)
+        learner = OnPolicyLearner(make_model(ActorCritic, setup.spec, config), config, _CPU, storage)
     if saved is not None:
         learner.load_state_dict(saved)
     if isinstance(learner, OnPolicyLearner):

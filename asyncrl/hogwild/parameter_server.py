@@ -142,7 +142,6 @@ class ParameterServer:
             env_steps=self.env_steps,
             num_samples=0,
             num_updates=self._num_updates,
-            policy_version=self._num_updates,
             wall_s=now - self._reported_at,
             busy_s=busy_s(phases),
             train=None,

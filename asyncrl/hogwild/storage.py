@@ -81,7 +81,6 @@ class SharedRMSprop(SharedAdam):
 def make_shared_optimizer(
     shared: Sequence[SharedTensor], gradients: Sequence[Tensor], config: TrainConfig, owner: int
 ) -> SharedAdam:
-    """Makes the optimizer of `hogwild_optimizer`."""
     kind = SharedRMSprop if config.hogwild_optimizer == "rmsprop" else SharedAdam
     return kind(shared, gradients, config, owner)
 
@@ -113,7 +112,6 @@ class CopyOptimizer(FlatAdam):
         self._following = following
 
     def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
-        """See `SharedAdam.step`."""
         for fetched, gradient in zip(self._fetched, self._gradients, strict=True):
             fetched.copy_(gradient)
         self._shared.step(float(learning_rate), found_inf.to("cpu"))
@@ -229,7 +227,6 @@ class SharedStorage(ParameterStore):
     def optimizer(
         self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
     ) -> FlatAdam:
-        """Returns the optimizer of the shared tensors."""
         shared = [SharedTensor(self._arena, name) for name in names]
         if self._copies is Copies.NONE:
             self._optimizers.append(make_shared_optimizer(shared, gradients, config, self._owner))
@@ -246,7 +243,6 @@ class SharedStorage(ParameterStore):
         return self._moments[-1]
 
     def sync(self) -> None:
-        """Brings all copies up to date."""
         for copy, value in self._values.values():
             copy.copy_(value)
 
@@ -282,12 +278,10 @@ class SendingStorage(ParameterStore):
     def optimizer(
         self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
     ) -> FlatAdam:
-        """Returns a `GradientSender` for the only gradient."""
         (gradient,) = gradients
         return GradientSender(gradient, config, self._places, self._worker_idx, self._combiner)
 
     def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
-        """Returns moments over the data of all processes."""
         return self._shared.moments(name, size, device)
 
 

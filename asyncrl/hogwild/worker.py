@@ -63,11 +63,7 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
         self._arena = parts.arena
 
     def poll(self) -> float:
-        """Works for a short time, until the run has all its steps.
-
-        Returns:
-            Seconds to wait, unless woken, before polling again.
-        """
+        """Works for a short time, until the run has all its steps; returns seconds as `RolloutWorker.poll` does."""
         if self._clock.is_over:
             self._clock.finish(self.worker_idx)
             return WAIT_S

@@ -66,11 +66,7 @@ class InferenceWorker:
         self._batcher.add([split_idx for split_idx in served if table.is_open(split_idx)], time.monotonic())
 
     def poll(self) -> float:
-        """Takes new requests and answers a batch if it is time.
-
-        Returns:
-            Seconds to wait, unless woken, before polling again.
-        """
+        """Takes new requests and answers a batch if it is time; returns seconds to wait before the next call."""
         if self._worker_deaths.total != self._deaths_seen:
             self._clean_up_after_deaths()
         now = time.monotonic()
@@ -105,9 +101,6 @@ class InferenceWorker:
     def report_age_s(self) -> float:
         """Seconds since the last report."""
         return time.monotonic() - self._report_started
-
-    def close(self) -> None:
-        pass
 
     def _clean_up_after_deaths(self) -> None:
         """Closes the requests of workers that died; nothing is written into their slots any more."""

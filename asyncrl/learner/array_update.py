@@ -309,8 +309,7 @@ class ArrayUpdate:
     def __call__(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
         """Takes one step, or leaves it out if the loss or the gradient is not finite.
 
-        Returns:
-            `[7]`: the scalars of `LossMetrics`, and the norm of the gradient before clipping; and log-ratios `[N]`.
+        Returns `[7]`: the scalars of `LossMetrics`, and the norm of the gradient before clipping; and log-ratios `[N]`.
         """
         num_samples = len(batch.log_prob)
         figures, log_ratio = np.zeros(NUM_LOSS_METRICS + 1, np.float32), batch.log_prob

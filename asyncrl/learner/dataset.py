@@ -21,8 +21,7 @@ from asyncrl.monitoring.reports import LagMetrics
 class Dataset:
     """C columns of T rows; a column is one environment's part of one trajectory.
 
-    After a truncation the next row holds the episode's final observation: `valid` is False there, `value` is its
-    value, and the other fields are not read.
+    Rows follow the rule of `asyncrl.buffers.layout`; of one that is not `valid` only `obs` and `value` are read.
 
     Attributes:
         obs: [T+1, C, row_size], raw rows.
@@ -152,12 +151,11 @@ class DeviceSlots:
         fields: as those of `slot_tensors`, on the device.
     """
 
-    def __init__(self, slots: TrajectorySlots, device: torch.device, arena: Arena | None = None) -> None:
-        """Allocates the copies, and page-locks the arena of the slots if it is given."""
+    def __init__(self, slots: TrajectorySlots, device: torch.device, arena: Arena) -> None:
+        """Allocates the copies, and page-locks the arena of the slots."""
         self._device = device
         self._shared = slot_tensors(slots)
-        if arena is not None:
-            pin_arena(arena, self)
+        pin_arena(arena, self)
         self.fields = {name: torch.zeros_like(field, device=device) for name, field in self._shared.items()}
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))

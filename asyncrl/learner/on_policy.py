@@ -36,8 +36,8 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, is_bad
-from asyncrl.learner.state import LearnerState, Scalar
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, is_bad
+from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
@@ -48,6 +48,15 @@ from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 _MOST_DISTRIBUTIONS = 256  # whose entropy is computed: that of squashed actions takes a quadrature
 
 FIGURES = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "kl_loss", "kl", "grad_norm")
+_DATASET_FIGURES = (
+    "approx_kl",
+    "clip_fraction",
+    "effective_sample_size",
+    "explained_variance",
+    "max_ratio_deviation_first_batch",
+    "entropy",
+    "std",
+)
 LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
 MODEL = "model"
 """Name of the trained weights in a `ParameterStore`."""
@@ -160,7 +169,7 @@ class OnPolicyLearner:
         config, model, device = self._config, self.model, self.device
         self._loss = imported(self._algorithm.loss)
         if self._has_graphs:
-            self._graphs = UpdateRunner(self._update_of_fields, config.compile, device)
+            self._graphs = UpdateRunner(self._update_of_fields, device)
             self._take_step = self._step_in_graph
         elif ArrayUpdate.fits(model, config, device):
             self._take_step = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
@@ -177,23 +186,16 @@ class OnPolicyLearner:
         return block_size(self.model)
 
     def publication(self, out: Tensor | None = None) -> Tensor:
-        """Writes the current weights and statistics as one block, and keeps the statistics of this version.
+        """The current weights and statistics as one block, to be published as `policy_version`.
 
-        Args:
-            out: [block_size] float32 to write to; a new CPU tensor if not given.
-
-        Returns:
-            The block, to be published as `policy_version`.
+        Keeps the statistics of this version. The block is `out: [block_size] float32`, or a new CPU tensor.
         """
-        if out is None:
-            out = torch.empty(self.block_size)
-        write_block(self.model, self._flat, out)
         oldest = self.policy_version - self._config.max_policy_lag
         self._published_obs_statistics = {
             version: statistics for version, statistics in self._published_obs_statistics.items() if version >= oldest
         }
         self._published_obs_statistics[self.policy_version] = self._obs_statistics
-        return out
+        return write_block(self.model, self._flat, out)
 
     def updates(self, dataset: Dataset, env_steps_before: int) -> Iterator[Progress]:
         """Trains `num_epochs` passes over the dataset; skips steps whose loss or gradient is not finite.
@@ -250,7 +252,7 @@ class OnPolicyLearner:
             steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
             steps_taken += steps
             self._trained = _Trained(dataset, prepared, samples.weight, steps_taken, learning_rates)
-            is_last = epoch == config.num_epochs or (config.target_kl is not None and self._exceeds_target_kl(steps))
+            is_last = epoch == config.num_epochs or self._exceeds_target_kl(steps)
             yield Progress(len(learning_rates), num_total, ends_pass=True, is_last=is_last)
             if is_last:
                 break
@@ -275,7 +277,7 @@ class OnPolicyLearner:
         means = torch.stack([step.figures for step in steps]).mean(0)
         distribution = self.model.distribution
         log_ratio = torch.cat([step.log_ratio for step in steps])
-        own = means.new_zeros(7)
+        own = means.new_zeros(len(_DATASET_FIGURES))
         if log_ratio.numel() > 0:  # other ranks may have all samples
             clip = clip_range(self._config.ppo_clip_ratio, self._config.ppo_clip_mode)
             ratio = log_ratio.exp()
@@ -302,37 +304,22 @@ class OnPolicyLearner:
             )
         if self.ranks.num_ranks > 1:
             self.ranks.average([own], log_ratio.numel())
-        loss, policy, value, entropy_loss, kl_loss, _, grad_norm, *rest = torch.cat((means, own)).tolist()
-        approx_kl, clip_fraction, effective_size, explained, ratio_deviation, mean_entropy, std = rest
-        return TrainMetrics(
-            loss=loss,
-            policy_gradient_loss=policy,
-            value_loss=value,
-            entropy_loss=entropy_loss,
-            kl_loss=kl_loss,
-            approx_kl=approx_kl,
-            clip_fraction=clip_fraction,
-            effective_sample_size=effective_size,
-            explained_variance=explained,
-            learning_rate=sum(learning_rates) / len(learning_rates),
-            grad_norm=grad_norm,
-            max_ratio_deviation_first_batch=ratio_deviation,
-            entropy=mean_entropy,
-            std=std if distribution.num_deviations > 0 else None,
-        )
+        named = dict(zip((*FIGURES, *_DATASET_FIGURES), torch.cat((means, own)).tolist(), strict=True))
+        del named["kl"]  # the learning rate follows it; the metric is `approx_kl`
+        if distribution.num_deviations == 0:
+            del named["std"]
+        return TrainMetrics(**named, learning_rate=sum(learning_rates) / len(learning_rates))
 
     def state_dict(self) -> LearnerState:
         """Copies the complete state of the learner; the copies share no memory with it or with one another."""
-        model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-        optimizer = {name: tensor.detach().cpu().clone() for name, tensor in self._optimizer_tensors().items()}
-        optimizer["generator"] = self._generator.get_state()
+        optimizer = copies_of(self._optimizer_tensors()) | {"generator": self._generator.get_state()}
         scalars: dict[str, Scalar] = {
             "policy_version": self.policy_version,
             "learning_rate": self._learning_rate.of_one_rank,
             "obs_count": self._obs_moments.count,
             "return_count": self._return_moments.count,
         }
-        return LearnerState(model, optimizer, scalars)
+        return LearnerState(copies_of(self.model.state_dict()), optimizer, scalars)
 
     def load_state_dict(self, state: LearnerState) -> None:
         """Continues from `state`; the caller publishes before the next dataset is collected."""
@@ -419,9 +406,7 @@ class OnPolicyLearner:
             action=action,
             action_parameters=dataset.action_parameters.flatten(0, 1).index_select(0, rows),
             log_prob=dataset.log_prob.flatten().index_select(0, rows),
-            advantage=estimates.advantages.flatten().index_select(0, rows),
-            normalized_return=self.model.normalize_return(estimates.returns.flatten().index_select(0, rows)),
-            normalized_value=self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
+            **self._fields_of(estimates, values, rows),
             weight=None if weights is None else weights.flatten().index_select(0, rows),
         )
         if self._recurrence:
@@ -450,6 +435,14 @@ class OnPolicyLearner:
             return VtraceResult(*gae(*rest), None)
         return vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c)
 
+    def _fields_of(self, estimates: VtraceResult, values: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        """The fields of samples that follow from the estimates and values of a dataset, for these rows of it."""
+        return {
+            "advantage": estimates.advantages.flatten().index_select(0, rows),
+            "normalized_return": self.model.normalize_return(estimates.returns.flatten().index_select(0, rows)),
+            "normalized_value": self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
+        }
+
     def _in_sequences(self, fields: dict[str, Tensor], dataset: Dataset) -> dict[str, Tensor]:
         """Cuts fields of all rows of a dataset into sequences `[N, L, ...]`, for a recurrent policy."""
         shape = (-1, self._recurrence, dataset.valid.shape[1])
@@ -462,12 +455,7 @@ class OnPolicyLearner:
         already, and the critic is trained on inputs normalized with those of the behaviour policies.
         """
         values = self._present_values(dataset, prepared.obs_statistics)
-        estimates, rows = self._estimate(dataset, values, prepared.log_ratios), prepared.rows
-        fields = {
-            "advantage": estimates.advantages.flatten().index_select(0, rows),
-            "normalized_return": self.model.normalize_return(estimates.returns.flatten().index_select(0, rows)),
-            "normalized_value": self.model.normalize_return(values[:-1].flatten().index_select(0, rows)),
-        }
+        fields = self._fields_of(self._estimate(dataset, values, prepared.log_ratios), values, prepared.rows)
         return prepared.samples._replace(**(self._in_sequences(fields, dataset) if self._recurrence else fields))
 
     @torch.no_grad()
@@ -571,11 +559,7 @@ class OnPolicyLearner:
         return self._step_by_autograd(Samples(**present), inputs[-1])
 
     def _step_by_autograd(self, batch: Samples, learning_rate: float | Tensor) -> tuple[Tensor, Tensor]:
-        """Takes one step on any model.
-
-        Returns:
-            `[7]`: the scalars of `LossMetrics`, and the norm of the gradient before clipping; and the log-ratios.
-        """
+        """Takes one step on any model; returns `FIGURES` [7] (the norm is that before clipping) and log-ratios."""
         (parameters, values), rows = self._run_rows(batch)
         if rows.valid is not None:
             of_samples = rows.valid.nonzero().squeeze(-1)
@@ -608,8 +592,6 @@ class OnPolicyLearner:
 
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
         """Takes one step down the gradient, unless it or `loss` is not finite; returns its norm before clipping."""
-        grad_norm: Tensor = torch.linalg.vector_norm(self._gradient)
-        if self._config.max_grad_norm > 0.0:
-            self._gradient.mul_((self._config.max_grad_norm / (grad_norm + 1e-6)).clamp_(max=1.0))
+        grad_norm = clip_gradient(self._gradient, self._config.max_grad_norm)
         self._optimizer.step(learning_rate, is_bad(loss + grad_norm))
         return grad_norm

@@ -133,6 +133,14 @@ def is_bad(figures: Tensor) -> Tensor:
     return torch.isfinite(figures).all().logical_not().float()
 
 
+def clip_gradient(gradient: Tensor, max_norm: float) -> Tensor:
+    """Scales a gradient `[N]` down to `max_norm` (0: never), in place; returns its norm before."""
+    norm: Tensor = torch.linalg.vector_norm(gradient)
+    if max_norm > 0.0:
+        gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
+    return norm
+
+
 class SkippedSteps:
     """Counts skipped steps; `total` is their number."""
 

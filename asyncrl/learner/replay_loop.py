@@ -146,7 +146,6 @@ class ReplayLoop:
             env_steps=self.env_steps,
             num_samples=num_updates * self._config.batch_size,
             num_updates=num_updates,
-            policy_version=num_updates,
             wall_s=now - self._report_started,
             busy_s=busy_s(phases),
             train=mean_metrics(self._unreported),

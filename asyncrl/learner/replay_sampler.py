@@ -72,9 +72,7 @@ class ReplaySampler:
                 whole[lost] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        tensors = [torch.from_numpy(array) for array in drawn]
-        if self._device.type != "cpu":
-            tensors = to_device(tensors, self._device)
+        tensors = to_device([torch.from_numpy(array) for array in drawn], self._device)
         parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
         return [Transitions(*fields) for fields in zip(*parts, strict=True)]
 

@@ -19,9 +19,9 @@ from asyncrl.algorithms import sac
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, is_bad
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, is_bad
 from asyncrl.learner.replay_sampler import Transitions
-from asyncrl.learner.state import LearnerState
+from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
@@ -111,25 +111,21 @@ class TrainedNetwork:
     def step(self, learning_rate: float | Tensor, figures: Tensor) -> Tensor:
         """Takes one step down the gradients, or skips it if a figure or the gradients' norm is not finite.
 
+        Returns the figures and the norm before clipping, [K + 1].
+
         Args:
             learning_rate: a scalar tensor on the parameters' device may change between replays of a CUDA graph.
             figures: [K], means over the batch that must be finite; means over all ranks afterwards.
-
-        Returns:
-            [K + 1]: the figures, and the norm before clipping.
         """
         if self._weight_gradients is not None and self._weight_gradients.hidden is not None:
             flat, copied = self._weight_gradients.hidden
             flat.copy_(copied)
         if self._ranks.num_ranks > 1:
             self._ranks.average([*self._gradients, figures])
-        norm: Tensor = torch.linalg.vector_norm(self._gradient)
-        if self._max_grad_norm > 0.0:
-            self._gradient.mul_((self._max_grad_norm / (norm + 1e-6)).clamp_(max=1.0))
+        norm = clip_gradient(self._gradient, self._max_grad_norm)
         figures = torch.cat((figures, norm.unsqueeze(0)))
         self._optimizer.step(learning_rate, is_bad(figures))
-        if self._weights is not None and self._weights.hidden is not None:
-            self._weights.refresh()
+        self.refresh()
         return figures
 
     def tensors(self) -> dict[str, Tensor]:
@@ -225,14 +221,14 @@ class SacLearner:
         self._rate = torch.zeros((), dtype=own, device=device)
         self._graphs: UpdateRunner | None = None
         if storage.is_capturable and makes_graphs(config.compile, device):
-            self._graphs = UpdateRunner(self._update, config.compile, device)
+            self._graphs = UpdateRunner(self._update, device)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next update on; a captured graph contains the old ones."""
         self._config = new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
         if self._graphs is not None:
-            self._graphs = UpdateRunner(self._update, self._config.compile, self.device)
+            self._graphs = UpdateRunner(self._update, self.device)
 
     @property
     def block_size(self) -> int:
@@ -240,15 +236,11 @@ class SacLearner:
         return block_size(self.model)
 
     def publication(self, out: Tensor | None = None) -> Tensor:
-        """Writes the actor's weights and statistics as one block, to be published as `policy_version`.
+        """The actor's weights and statistics as one block, to be published as `policy_version`.
 
-        Args:
-            out: [block_size] float32 to write to; a new CPU tensor if not given.
+        The block is `out: [block_size] float32`, or a new CPU tensor.
         """
-        if out is None:
-            out = torch.empty(self.block_size)
-        write_block(self.model, self._actor.flat, out)
-        return out
+        return write_block(self.model, self._actor.flat, out)
 
     def follow(self, policy_version: int) -> None:
         """Adopts the current state of networks and statistics that other processes train, too."""
@@ -272,12 +264,11 @@ class SacLearner:
     def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> SacMetrics | None:
         """Makes one update for each batch; skips steps whose loss or gradient is not finite.
 
+        Returns means over the steps that were taken; None if none of the critics' was.
+
         Args:
             batches: at least one, of raw transitions on any device.
             env_steps_before: environment steps collected before; the linear schedule reads it.
-
-        Returns:
-            Means over the steps that were taken; None if none of the critics' was.
 
         Raises:
             RunFailed: too many steps in a row were skipped.
@@ -305,15 +296,13 @@ class SacLearner:
 
         `model` is the actor's state; critics, target critics and optimizer states are in `optimizer`.
         """
-        model = {name: tensor.detach().cpu().clone() for name, tensor in self.model.state_dict().items()}
-        optimizer = {name: tensor.detach().cpu().clone() for name, tensor in self._tensors().items()}
-        optimizer["generator"] = self._generator.get_state()
-        scalars: dict[str, int | float] = {
+        optimizer = copies_of(self._tensors()) | {"generator": self._generator.get_state()}
+        scalars: dict[str, Scalar] = {
             "policy_version": self.policy_version,
             "learning_rate": self._learning_rate.of_one_rank,
             "obs_count": self._obs_moments.count,
         }
-        return LearnerState(model, optimizer, scalars)
+        return LearnerState(copies_of(self.model.state_dict()), optimizer, scalars)
 
     @torch.no_grad()
     def load_state_dict(self, state: LearnerState) -> None:
@@ -494,7 +483,7 @@ class SacLearner:
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
         self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
-        if self._target_weights is not None and self._target_weights.hidden is not None:
+        if self._target_weights is not None:
             self._target_weights.refresh()
         return figures
 
@@ -542,20 +531,11 @@ class SacLearner:
         self.skipped_steps = self._skipped_critic.total + self._skipped_actor.total
         if not any(were_taken[: len(critic)]):
             return None
-        actor_loss, ent_coef, ent_coef_loss, entropy, grad_norm_actor, critic_loss, q_mean, _, grad_norm_critic = (
-            figures[:9]
-        )
-        return SacMetrics(
-            actor_loss=actor_loss,
-            critic_loss=critic_loss,
-            ent_coef=ent_coef,
-            ent_coef_loss=ent_coef_loss if self._config.ent_coef == "auto" else 0.0,
-            entropy=entropy,
-            q_mean=q_mean,
-            learning_rate=self._learning_rate.value,
-            grad_norm_actor=grad_norm_actor,
-            grad_norm_critic=grad_norm_critic,
-        )
+        named = dict(zip((*_ACTOR_FIGURES, *_CRITIC_FIGURES), figures, strict=False))  # the rest are flags
+        del named["sum of inputs"]
+        if self._config.ent_coef != "auto":
+            named["ent_coef_loss"] = 0.0
+        return SacMetrics(**named, learning_rate=self._learning_rate.value)
 
 
 def _expected(log_probs: Tensor, values: Tensor) -> Tensor:

@@ -13,12 +13,15 @@ import threading
 from collections import deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from asyncrl.buffers.control import RunControl, WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import SlotState, TrajectorySlots
 from asyncrl.config.plan import ResourcePlan
+
+if TYPE_CHECKING:
+    from asyncrl.learner.dataset import DeviceSlots
 
 
 @dataclass(frozen=True)
@@ -31,16 +34,6 @@ class Columns:
     is_last: bool
 
 
-class SlotReader(Protocol):
-    """Reads ready slots asynchronously."""
-
-    def start_copy(self, slot: int) -> None:
-        """Begins to read a slot that is ready."""
-
-    def settle(self, slot: int) -> None:
-        """Waits until the slot is not read any more; it is about to be freed."""
-
-
 class SlotLedger:
     """The order of ready slots and free slots. Used by the learner process alone, under its lock.
 
@@ -49,10 +42,10 @@ class SlotLedger:
         dropped_samples: valid samples dropped so far because they were too old, or their worker died.
     """
 
-    def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, reader: SlotReader | None = None) -> None:
-        """Takes ownership of the slots, all of which are free; `reader` is told of ready slots."""
+    def __init__(self, slots: TrajectorySlots, plan: ResourcePlan, copies: DeviceSlots | None = None) -> None:
+        """Takes ownership of the slots, all of which are free; ready ones are copied to `copies`."""
         self._slots = slots
-        self._reader = reader
+        self._copies = copies
         self._plan = plan
         self._free: deque[int] = deque(range(slots.num_slots))
         self._waiting_splits: deque[int] = deque(range(plan.num_splits))
@@ -64,8 +57,8 @@ class SlotLedger:
 
     def add_ready(self, slot: int) -> None:
         """Adds a slot that a split has handed over."""
-        if self._reader is not None:
-            self._reader.start_copy(slot)
+        if self._copies is not None:
+            self._copies.start_copy(slot)
         self.ready.append(slot)
         self._waiting_splits.append(self._slots.owner[slot])
 
@@ -73,13 +66,8 @@ class SlotLedger:
         """Reassigns the slots of a worker that died, by their state in shared memory alone.
 
         A finished slot becomes ready, whether or not its number has arrived. One that was being filled is emptied and
-        granted to the same split again, so that a dataset in sync mode stays complete.
-
-        Args:
-            splits: all splits of the worker.
-
-        Returns:
-            (split, slot) of each grant.
+        granted to the same split again, so that a dataset in sync mode stays complete. `splits` are all splits of the
+        worker; returns (split, slot) of each grant.
         """
         grants = []
         for slot in range(self._slots.num_slots):
@@ -94,11 +82,7 @@ class SlotLedger:
         return grants
 
     def grant(self) -> list[tuple[int, int]]:
-        """Grants the slots that may be granted now.
-
-        Returns:
-            (split, slot) of each grant.
-        """
+        """Grants the slots that may be granted now; returns (split, slot) of each grant."""
         plan, free = self._plan, self._free
         if plan.async_rl and not plan.fixed_lag:
             splits = [self._waiting_splits.popleft() for _ in range(min(len(free), len(self._waiting_splits)))]
@@ -117,14 +101,10 @@ class SlotLedger:
         return grants
 
     def take_dataset(self, learner_version: int) -> list[Columns] | None:
-        """Takes the columns of one dataset in the order in which their slots became ready.
+        """Takes the columns of one dataset in the order in which their slots became ready; None if there are too few.
 
-        Args:
-            learner_version: the policy version that will train on them; slots with a sample older than
-                `max_policy_lag` are dropped first.
-
-        Returns:
-            The columns, or None while there are too few.
+        First it drops slots with a sample that is more than `max_policy_lag` versions older than `learner_version`,
+        which will train on them.
         """
         oldest_allowed = learner_version - self._plan.max_policy_lag
         for slot in list(self.ready):
@@ -164,8 +144,8 @@ class SlotLedger:
         """Frees the slots whose last column is among these."""
         for part in columns:
             if part.is_last:
-                if self._reader is not None:
-                    self._reader.settle(part.slot)
+                if self._copies is not None:
+                    self._copies.settle(part.slot)
                 self._slots.free(part.slot)
                 self._free.append(part.slot)
 
@@ -259,17 +239,14 @@ class SlotExchange:
         self.poll()
 
     def begin_dataset(self) -> None:
-        """With a fixed lag: grants the slots of the next dataset."""
         with self._changed:
             self._ledger.begin_dataset()
         self.poll()
 
     @property
     def num_ready(self) -> int:
-        """Slots that wait to be trained on."""
         return len(self._ledger.ready)
 
     @property
     def dropped_samples(self) -> int:
-        """Samples dropped so far because they were too old, or their worker died."""
         return self._ledger.dropped_samples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -22,3 +23,8 @@ class LearnerState:
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     scalars: dict[str, Scalar]
+
+
+def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU that share no memory with the tensors or with one another."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}

@@ -182,7 +182,6 @@ class TrajectoryLoop:
             env_steps=self.env_steps,
             num_samples=self._num_samples,
             num_updates=learner.policy_version,
-            policy_version=learner.policy_version,
             wall_s=now - self._report_started,
             busy_s=busy_s(spent),
             train=metrics,

@@ -1,4 +1,4 @@
-"""Runs updates operation by operation or as a CUDA graph; both compute the same.
+"""Runs updates as CUDA graphs, which compute the same as operation by operation.
 
 If a graph fails, the rest of the run uses plain updates, and the user gets a message.
 """
@@ -25,6 +25,9 @@ All other values that it reads must be the same in each call with the same last 
 allocated in the first call.
 """
 
+Graphs = dict[bool, tuple[list[Tensor], GraphedFunction[Figures]]]
+"""For updates that train the policy and for others: the tensors that the graph reads, and the graph."""
+
 
 def makes_graphs(compile: Compile, device: torch.device) -> bool:
     """Whether updates run as CUDA graphs: with auto on a CUDA device."""
@@ -32,55 +35,42 @@ def makes_graphs(compile: Compile, device: torch.device) -> bool:
 
 
 class UpdateRunner:
-    """Runs updates as `--compile` says."""
+    """Runs updates as two CUDA graphs: one of those that train the policy, one of those that do not."""
 
-    def __init__(self, update: Update, compile: Compile, device: torch.device) -> None:
+    def __init__(self, update: Update, device: torch.device) -> None:
         """Captures nothing yet; the update's tensors are on `device`."""
-        self._plain = update
+        self._update = update
         self._device = device
-        self._way: Compile = "cuda_graph" if makes_graphs(compile, device) else "off"
-        self._graphs: _Graphed | None = None
+        self._graphs: Graphs | None = {}  # None after a failure
         self._notice: str | None = None
 
     @property
     def makes_graphs(self) -> bool:
         """Whether all updates with the same last argument must have tensors of the same shapes."""
-        return self._way == "cuda_graph"
+        return self._graphs is not None
 
     def __call__(self, inputs: Sequence[Tensor], trains_actor: bool = True) -> Figures:
-        if self._way == "off":
-            return self._plain(inputs, trains_actor)
+        if self._graphs is None:
+            return self._update(inputs, trains_actor)
         try:
-            if self._graphs is None:
-                self._graphs = _Graphed(self._plain, self._device)
-            return self._graphs(inputs, trains_actor)
+            return self._replay(self._graphs, inputs, trains_actor)
         except Exception as error:
             # Capturing fails before anything is computed, so the update is made now.
-            self._notice = f"Updates run without --compile={self._way}, which failed: {short_reason(error)}"
-            log.warning("--compile=%s failed", self._way, exc_info=True)
-            self._way, self._graphs = "off", None
-            return self._plain(inputs, trains_actor)
+            self._notice = f"Updates run without --compile=cuda_graph, which failed: {short_reason(error)}"
+            log.warning("--compile=cuda_graph failed", exc_info=True)
+            self._graphs = None
+            return self._update(inputs, trains_actor)
 
     def take_notice(self) -> str | None:
         """A message for the user, returned once."""
         notice, self._notice = self._notice, None
         return notice
 
-
-class _Graphed:
-    """Two CUDA graphs: one for updates that train the policy, one for those that do not."""
-
-    def __init__(self, update: Update, device: torch.device) -> None:
-        self._update = update
-        self._device = device
-        self._graphs: dict[bool, tuple[list[Tensor], GraphedFunction[Figures]]] = {}
-
-    def __call__(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
-        if trains_actor not in self._graphs:
+    def _replay(self, graphs: Graphs, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
+        if trains_actor not in graphs:
             own = [tensor.clone() for tensor in inputs]
-            graph = GraphedFunction(lambda: self._update(own, trains_actor), self._device)
-            self._graphs[trains_actor] = own, graph
-        held, function = self._graphs[trains_actor]
+            graphs[trains_actor] = own, GraphedFunction(lambda: self._update(own, trains_actor), self._device)
+        held, function = graphs[trains_actor]
         for tensor, given in zip(held, inputs, strict=True):
             if tensor.shape != given.shape:
                 raise ValueError(f"an update was captured with {tuple(tensor.shape)} and is given {tuple(given.shape)}")

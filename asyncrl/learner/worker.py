@@ -123,11 +123,7 @@ class LearnerWorker:
         return self._stopping.is_met or self._agreement.is_over or not self._trainer.has_more_to_learn
 
     def advance(self, timeout_s: float, send: Callable[[Report], None]) -> CheckpointReport | None:
-        """Trains once within `timeout_s`, and saves the checkpoints that are due.
-
-        Returns:
-            The report of a newest checkpoint, if one was due.
-        """
+        """Trains once within `timeout_s`, and saves the checkpoints that are due; returns the report of the newest."""
         report = self._trainer.train_once(timeout_s)
         if report is not None:
             send(report)
@@ -171,7 +167,7 @@ class LearnerWorker:
         env_steps, path, error = self._trainer.env_steps, None, None
         is_complete = not self._agreement.was_interrupted
         if self._config.checkpoint_resets and not is_complete:
-            newest = self._saver.newest
+            newest = checkpoint.latest(self._saver.folder)
             path = None if newest is None else str(newest)
         elif self._saves:
             saved = self._saver.save(env_steps, self._content_with_replay)
@@ -199,7 +195,7 @@ class CheckpointSaver:
 
     def __init__(self, folder: Path, config: TrainConfig, env_steps: int) -> None:
         """Intervals begin now, at `env_steps` trained before."""
-        self._folder = folder
+        self.folder = folder
         self._keep = config.keep_checkpoints
         self._every_s = math.inf if config.checkpoint_resets else config.save_every_s
         self._every_steps = config.save_every_env_steps
@@ -226,27 +222,19 @@ class CheckpointSaver:
             RunFailed: `MOST_FAILED` checkpoints in a row could not be written.
         """
         self._saved_at, self._saved_steps = time.monotonic(), env_steps
-        return self._write("newest", self._folder, env_steps, content, self._keep)
+        return self._write("newest", self.folder, env_steps, content, self._keep)
 
     def save_milestone(self, env_steps: int, content: Callable[[], Checkpoint]) -> CheckpointReport:
         """Saves a checkpoint that is never deleted. The next one is due at the next multiple of the interval."""
         now = time.monotonic()
         self._milestone_at = now - (now - self._milestone_at) % self._milestones_s
-        return self._write("milestone", self._folder / checkpoint.MILESTONES, env_steps, content, None)
+        return self._write("milestone", self.folder / checkpoint.MILESTONES, env_steps, content, None)
 
     def save_best(self, env_steps: int, content: Callable[[], Checkpoint], mean_return: float) -> CheckpointReport:
         """Saves the best policy so far and deletes the one before."""
-
-        def best() -> Checkpoint:
-            plain = content()
-            return dataclasses.replace(plain, state={**plain.state, "mean_return": mean_return})
-
-        report = self._write("best", self._folder / checkpoint.BEST, env_steps, best, 1)
+        best = self.folder / checkpoint.BEST
+        report = self._write("best", best, env_steps, lambda: checkpoint.as_best(content(), mean_return), 1)
         return dataclasses.replace(report, mean_return=mean_return)
-
-    @property
-    def newest(self) -> Path | None:
-        return checkpoint.latest(self._folder)
 
     def _write(
         self, kind: str, folder: Path, env_steps: int, content: Callable[[], Checkpoint], keep: int | None

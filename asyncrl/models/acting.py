@@ -15,7 +15,7 @@ import torch
 
 from asyncrl.buffers.inference_buffer import ActorOutput, InferenceBuffer
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.models.array_policy import ArrayPolicy, runs_in_arrays
+from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.cuda_graph import Compile
 from asyncrl.models.device_acting import DeviceActor, Part, answer_of
 from asyncrl.models.factory import ActingModel
@@ -33,6 +33,9 @@ class ActingPolicy:
 
     It moves `model` to `device`, takes published parameters from `weights`, and reads observations from and writes
     actions to `buffer`. `seed` is for drawing actions.
+
+    Attributes:
+        version: policy version of the weights in use, -1 before the first.
     """
 
     def __init__(
@@ -55,18 +58,13 @@ class ActingPolicy:
         self._buffer = buffer
         self._buffers: list[npt.NDArray[Any]] = []
         self._publication = 0
-        self._version = -1
+        self.version = -1
         self._device_actor = None if device.type == "cpu" else DeviceActor(self._model, device, seed, compile)
         self._act: Act = _act_on_host(self._model, seed) if self._device_actor is None else self._device_actor.act
         self._act_untrained = self._act
         if isinstance(model, SacActor):
             # Until the first update, actions are drawn from the whole range.
             self._act_untrained = UniformPolicy(model.distribution, seed, model.layout).act
-
-    @property
-    def version(self) -> int:
-        """Policy version of the weights in use, -1 before the first."""
-        return self._version
 
     def answer(self, places: Sequence[tuple[int, int]]) -> None:
         """Runs the newest policy on rows of observations and writes the results where the splits read them.
@@ -85,9 +83,9 @@ class ActingPolicy:
         else:
             news = self._weights.read(self._block.numpy(), self._publication)
         if news is not None:
-            self._publication, self._version = news.number, news.version
+            self._publication, self.version = news.number, news.version
             read_block(self._model, self._flat, self._block)
-        elif self._version < 0:
+        elif self.version < 0:
             raise RuntimeError("asked to act before any weights were published")
         self._phases.charge(Phase.FETCH)
         buffer, num_envs = self._buffer, self._buffer.num_envs
@@ -97,12 +95,12 @@ class ActingPolicy:
         else:
             obs, state = parts[0] if len(parts) == 1 else self._gather(parts)
         self._phases.charge(Phase.GATHER)
-        result = self._act(obs, state) if self._version > 0 else self._act_untrained(obs, state)
+        result = self._act(obs, state) if self.version > 0 else self._act_untrained(obs, state)
         self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):
             envs = slice(position * num_envs, (position + 1) * num_envs)
-            buffer.answer(place, envs, result, self._version, now)
+            buffer.answer(place, envs, result, self.version, now)
         self._phases.charge(Phase.COPY)
 
     def pop_warning(self) -> str | None:
@@ -129,7 +127,7 @@ def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:
 
 def _act_on_host(model: ActingModel, seed: int) -> Act:
     """Acts in NumPy if `ArrayPolicy` knows the networks, otherwise in PyTorch."""
-    if runs_in_arrays(model):
+    if model.runs_in_arrays:
         return ArrayPolicy(model, seed).act
     generator = torch.Generator().manual_seed(seed)
 

@@ -20,9 +20,9 @@ from asyncrl.models.encoders import (
     layers_of,
     split_tensor,
 )
+from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.registry import make_core, make_encoder
 
-OBS_CLIP = 10.0
 _POLICY_HEAD_GAIN = 0.01
 
 
@@ -51,39 +51,29 @@ class ActResult(NamedTuple):
     rnn_state: Tensor
 
 
-class ActorCritic(nn.Module):
+class ActorCritic(NormalizedModel):
     """Actor and critic: two networks, or one with two heads.
 
-    The initial weights follow from `config.seed` alone. The buffer `statistics` [2F + 2] float32 holds, in this order,
-    mean (F) and deviation (F) of the numbers of observations, and mean and deviation of returns. It is not trained: the
-    learner sets it, and it is published with the parameters.
+    The initial weights follow from `config.seed` alone. The last two numbers of `statistics` [2F + 2] are mean and
+    deviation of returns.
 
     Attributes:
-        layout: layout of the rows of observations.
         rnn_state_size: size S of the recurrent state of one environment, 0 without a recurrent core.
-        obs_mean, obs_std: [F] views of `statistics`.
         return_mean, return_std: [1] views of `statistics`.
     """
 
-    statistics: Tensor
-    obs_mean: Tensor
-    obs_std: Tensor
     return_mean: Tensor
     return_std: Tensor
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
-        super().__init__()
-        self.layout = spec.observation
-        self.observation_size = spec.observation_size
+        super().__init__(spec.observation, config.normalize_input)
         self.distribution: ActionDistribution = make_distribution(spec.action, config.squashes)
-        self.normalizes_obs = config.normalize_input
         self._is_shared = config.actor_critic_share_weights
         self.nonlinearity = config.nonlinearity
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.build(config)
-        self.register_buffer("statistics", neutral_statistics(self.observation_size, 1))
-        self._refresh_references()
+        self._add_statistics(num_others=1)
 
     def build(self, config: TrainConfig) -> None:
         """Makes the networks; a subclass may override it (see `docs/custom.md`).
@@ -119,20 +109,10 @@ class ActorCritic(nn.Module):
             with torch.no_grad():
                 self.policy_head.bias[self.distribution.deviation_positions] = math.log(config.initial_stddev)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> ActorCritic:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._refresh_references()
-        return self
-
     def _refresh_references(self) -> None:
-        """Caches weights and views: finding them in modules takes as long as the arithmetic of a small layer."""
+        super()._refresh_references()
         self.heads: Layers = layers_of([self.policy_head, self.value_head])
-        size, statistics = self.observation_size, self.statistics
-        self.obs_mean, self.obs_std = statistics[:size], statistics[size : 2 * size]
-        self.return_mean, self.return_std = statistics[-2:-1], statistics[-1:]
-        self._normalized = None
-        if not all(self.layout.normalized):
-            self._normalized = torch.tensor(self.layout.normalized, device=statistics.device)
+        self.return_mean, self.return_std = self.statistics[-2:-1], self.statistics[-1:]
 
     @property
     def runs_in_arrays(self) -> bool:
@@ -145,27 +125,6 @@ class ActorCritic(nn.Module):
         """Inputs of the networks from raw rows `[B, row_size]`."""
         inputs = split_tensor(self.layout, rows)
         return inputs._replace(floats=self.normalize_obs(inputs.floats)) if normalize else inputs
-
-    def normalize_obs(self, obs: Tensor, out: Tensor | None = None, statistics: Tensor | None = None) -> Tensor:
-        """Numbers `[..., F]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`.
-
-        Args:
-            obs: raw numbers of observations.
-            out: result, may be `obs`; by default a new tensor.
-            statistics: [2F] means and deviations instead of the model's.
-        """
-        if not self.normalizes_obs:
-            return obs if out is None or out is obs else out.copy_(obs)
-        mean, std = (self.obs_mean, self.obs_std) if statistics is None else statistics.chunk(2)
-        return normalize(obs, mean, std, out)
-
-    def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Sets new statistics `[F]`; choices, flags and masks are never normalized."""
-        if self._normalized is not None:
-            mask = self._normalized.to(mean.device)
-            mean, std = mean.where(mask, 0.0), std.where(mask, 1.0)
-        self.obs_mean.copy_(mean)
-        self.obs_std.copy_(std)
 
     def normalize_return(self, returns: Tensor) -> Tensor:
         """Returns in the units that the critic predicts."""
@@ -196,11 +155,7 @@ class ActorCritic(nn.Module):
         return self._heads(inputs, features, features if self.critic is None else self.critic(inputs))
 
     def step(self, inputs: Inputs, rnn_state: Tensor) -> tuple[ForwardResult, Tensor]:
-        """Runs both networks on B normalized observations with recurrent states `[B, S]` before them.
-
-        Returns:
-            The result of `forward`, and the states after the observations.
-        """
+        """Runs both networks on B normalized observations, from states `[B, S]`; returns the states after them, too."""
         if not self._state_sizes:
             return self.forward(*inputs), rnn_state
         networks = zip(self._recurrent_networks(), torch.split(rnn_state, self._state_sizes, dim=-1), strict=True)
@@ -208,15 +163,12 @@ class ActorCritic(nn.Module):
         return self._heads(inputs, features[0], features[-1]), torch.cat(after, dim=-1)
 
     def unroll(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
-        """Runs both networks on sequences of T rows.
+        """Runs both networks on sequences of T rows; parameters are `[T * B, P]` and values `[T * B]`.
 
         Args:
             inputs: normalized observations of T * B rows, in the order of `[T, B]`.
             rnn_state: [B, S], before the first row.
             begins: [T, B] bool, rows that begin an episode.
-
-        Returns:
-            Parameters `[T * B, P]` and values `[T * B]`.
         """
         if not self._state_sizes:
             return self.forward(*inputs)
@@ -261,14 +213,3 @@ class ActorCritic(nn.Module):
         mask = inputs.floats[:, self.layout.num_features :] if self.layout.num_mask else None
         parameters = self.distribution.parameters_of(outputs, self.log_std, mask)
         return ForwardResult(parameters, linear(critic_features, value_weight, value_bias).squeeze(-1))
-
-
-def normalize(obs: Tensor, mean: Tensor, std: Tensor, out: Tensor | None = None) -> Tensor:
-    """Numbers `[..., F]` in units of their deviation, clipped to +-10; written to `out` if given."""
-    return torch.sub(obs, mean, out=out).div_(std).clamp_(-OBS_CLIP, OBS_CLIP)
-
-
-def neutral_statistics(observation_size: int, num_others: int = 0) -> Tensor:
-    """Means 0 and deviations 1, which change no number: `[2F]` of observations, then those of `num_others`."""
-    pairs = [(torch.zeros(size), torch.ones(size)) for size in (observation_size, num_others)]
-    return torch.cat([tensor for pair in pairs for tensor in pair])

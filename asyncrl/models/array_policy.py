@@ -7,15 +7,15 @@ caches between two passes: directly after 32 steps of HalfCheetah, PyTorch takes
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.models.activations import ARRAY_ACTIVATIONS
-from asyncrl.models.actor_critic import OBS_CLIP, ActorCritic
+from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.encoders import Layers, ObservationEncoder
+from asyncrl.models.normalized import OBS_CLIP
 from asyncrl.models.sac import SacActor, limit_log_std_array
 
 FloatArray = npt.NDArray[np.float32]
@@ -24,28 +24,10 @@ _Encoder = list[tuple[list[slice], _Layers]]
 _CLIP = np.float32(OBS_CLIP)
 
 
-class ArrayActResult(NamedTuple):
-    """An `asyncrl.models.actor_critic.ActResult` of arrays."""
-
-    action: npt.NDArray[np.float32] | npt.NDArray[np.int64]
-    log_prob: FloatArray
-    value: FloatArray
-    action_parameters: FloatArray
-    rnn_state: FloatArray
-
-
-class ArraySacActResult(NamedTuple):
-    """An `asyncrl.models.sac.SacActResult` of arrays."""
-
-    action: npt.NDArray[np.float32] | npt.NDArray[np.int64]
-    log_prob: FloatArray
-    action_parameters: FloatArray
-
-
 class ArrayPolicy:
     """Acts with a model on the CPU whose memory it shares, so changes of its parameters in place take effect here.
 
-    `runs_in_arrays` must be true for the model, and its parameters must be flat (`FlatParameters`).
+    Its `runs_in_arrays` must be true, and its parameters must be flat (`FlatParameters`).
     """
 
     def __init__(self, model: ActorCritic | SacActor, seed: int) -> None:
@@ -73,7 +55,7 @@ class ArrayPolicy:
         if model.layout.num_mask:
             self._mask = slice(model.layout.num_features, model.layout.num_floats)
 
-    def act(self, obs: FloatArray, rnn_state: FloatArray | None = None) -> ArrayActResult | ArraySacActResult:
+    def act(self, obs: FloatArray, rnn_state: FloatArray | None = None) -> ActorOutput:
         """Draws actions for raw observations `[B, D]`; there is no recurrent state."""
         if self._normalizes_obs:
             obs = obs - self._obs_mean
@@ -91,13 +73,13 @@ class ArrayPolicy:
             parameters = self._distribution.parameter_arrays_of(parameters, self._log_std, mask)
         action, log_prob = self._distribution.sample_arrays(parameters, self._generator)
         if self._value_head is None:
-            return ArraySacActResult(action, log_prob, parameters)
+            return ActorOutput(action, log_prob, action_parameters=parameters)
         weight, bias = self._value_head
         value: FloatArray = np.dot(features if self._critic is None else self._encode(self._critic, obs), weight[:, 0])
         value += bias
         value *= self._return_std
         value += self._return_mean
-        return ArrayActResult(action, log_prob, value, parameters, self._no_state)
+        return ActorOutput(action, log_prob, value, parameters, self._no_state)
 
     def _encode(self, encoder: _Encoder, obs: FloatArray) -> FloatArray:
         """Features of all keys of the observation, concatenated."""
@@ -110,11 +92,6 @@ class ArrayPolicy:
                 self._activate(features, features)
             pieces.append(features)
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
-
-
-def runs_in_arrays(model: ActorCritic | SacActor) -> bool:
-    """Whether `ArrayPolicy` can act with a model."""
-    return model.has_passes if isinstance(model, SacActor) else model.runs_in_arrays
 
 
 def array_of(tensor: Tensor) -> FloatArray:

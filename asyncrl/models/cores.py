@@ -47,12 +47,9 @@ class RecurrentCore(nn.Module):
         Pieces between such rows are separate sequences of one packed batch.
 
         Args:
-            features: [T, B, in].
+            features: [T, B, in]; the result is [T, B, out].
             state: [B, S], before the first row.
             begins: [T, B] bool, rows that begin an episode.
-
-        Returns:
-            [T, B, out].
         """
         num_rows, num_columns = begins.shape
         if not bool(begins.any()):

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.pinning import host_buffer
-from asyncrl.models.array_policy import ArrayActResult, ArraySacActResult
+from asyncrl.models.actor_critic import ActResult
 from asyncrl.models.cuda_graph import Compile, GraphedFunction, short_reason
 from asyncrl.models.factory import ActingModel
-from asyncrl.models.sac import SacActor
+from asyncrl.models.sac import SacActor, SacActResult
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,8 @@ Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActorOutput:
     """Names the arrays of a model's `act`."""
-    return ArraySacActResult(*arrays) if isinstance(model, SacActor) else ArrayActResult(*arrays)
+    names = SacActResult._fields if isinstance(model, SacActor) else ActResult._fields
+    return ActorOutput(**dict(zip(names, arrays, strict=True)))
 
 
 class DeviceActor:

@@ -25,20 +25,11 @@ def make_acting_model(spec: EnvSpec, config: TrainConfig) -> ActingModel:
         if not isinstance(made, kind):
             raise UsageError(f"--algo={config.algo} makes a {type(made).__name__}, not a subclass of {kind.__name__}.")
         return made
-    return make_sac_actor(spec, config) if config.is_off_policy else make_actor_critic(spec, config)
+    return make_model(SacActor, spec, config) if config.is_off_policy else make_model(ActorCritic, spec, config)
 
 
-def make_actor_critic(spec: EnvSpec, config: TrainConfig) -> ActorCritic:
-    """Actor and critic for algorithms that learn from trajectories: the default ones, or a registered model."""
-    return _make(ActorCritic, spec, config)
-
-
-def make_sac_actor(spec: EnvSpec, config: TrainConfig) -> SacActor:
-    """SAC's policy: the default one, or a registered model."""
-    return _make(SacActor, spec, config)
-
-
-def _make(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
+def make_model(kind: type[_M], spec: EnvSpec, config: TrainConfig) -> _M:
+    """`ActorCritic` for algorithms that learn from trajectories, SAC's `SacActor`, or a registered model."""
     if config.model == DEFAULT:
         return kind(spec, config)
     model = make_registered_model(spec, config)

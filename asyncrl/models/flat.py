@@ -5,23 +5,12 @@ With one tensor, publishing is one copy, an optimizer step is one call, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-
-class PublishedModel(Protocol):
-    """A model whose weights and statistics are published to the roles that act.
-
-    Attributes:
-        statistics: [S] float32, never trained.
-    """
-
-    statistics: Tensor
-
-    def parameters(self) -> Iterator[nn.Parameter]: ...
+from asyncrl.models.factory import ActingModel
 
 
 class FlatParameters:
@@ -72,27 +61,34 @@ class FlatParameters:
             self.grad.zero_()
 
 
-def block_size(model: PublishedModel) -> int:
+def block_size(model: ActingModel) -> int:
     """Elements of the block for one version of `model`: parameters, then statistics."""
     return sum(parameter.numel() for parameter in model.parameters()) + model.statistics.numel()
 
 
-def write_block(model: PublishedModel, flat: FlatParameters, out: Tensor) -> None:
-    """Writes parameters and statistics to `out: [N + S] float32`, on any device; `flat` holds `model`'s parameters."""
-    if out.shape != (flat.size + model.statistics.numel(),):
-        raise _wrong_size(model, flat, out)
-    out[: flat.size].copy_(flat.data)
-    out[flat.size :].copy_(model.statistics)
+def write_block(model: ActingModel, flat: FlatParameters, out: Tensor | None = None) -> Tensor:
+    """Writes parameters and statistics to `out: [N + S] float32`, on any device, and returns it.
+
+    `flat` holds `model`'s parameters. Without `out` the block is a new tensor on the CPU.
+    """
+    if out is None:
+        out = torch.empty(block_size(model))
+    parameters, statistics = _parts(model, flat, out)
+    parameters.copy_(flat.data)
+    statistics.copy_(model.statistics)
+    return out
 
 
-def read_block(model: PublishedModel, flat: FlatParameters, block: Tensor) -> None:
+def read_block(model: ActingModel, flat: FlatParameters, block: Tensor) -> None:
     """Copies parameters and statistics from `block: [N + S] float32`, in place."""
-    if block.shape != (flat.size + model.statistics.numel(),):
-        raise _wrong_size(model, flat, block)
-    flat.data.copy_(block[: flat.size])
-    model.statistics.copy_(block[flat.size :])
+    parameters, statistics = _parts(model, flat, block)
+    flat.data.copy_(parameters)
+    model.statistics.copy_(statistics)
 
 
-def _wrong_size(model: PublishedModel, flat: FlatParameters, block: Tensor) -> ValueError:
+def _parts(model: ActingModel, flat: FlatParameters, block: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the parameters and of the statistics in a block."""
     expected = flat.size + model.statistics.numel()
-    return ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")
+    if block.shape != (expected,):
+        raise ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")
+    return block[: flat.size], block[flat.size :]

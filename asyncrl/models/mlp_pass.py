@@ -100,16 +100,13 @@ class MlpPass:
         gradients: Sequence[StackedLayer] | None = None,
         inputs: slice | None = None,
     ) -> Tensor | None:
-        """Backward pass of the latest forward pass.
+        """Backward pass of the latest forward pass; returns the gradient `[K, R, columns]` of `inputs`, if given.
 
         Args:
             layers: those of the forward pass.
             output_gradient: [K, R, out], of the first R rows; the gradient of the other rows is 0.
             gradients: written to; without it, gradients of parameters are not computed.
             inputs: columns of the inputs whose gradient is returned.
-
-        Returns:
-            The gradient `[K, R, columns]` of these inputs, or None.
         """
         rows = output_gradient.shape[1]
         features = [self._inputs[:, :rows], *(tape.features[:, :rows] for tape in self._current)]

@@ -12,7 +12,7 @@ from torch import nn
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.user_modules import import_user_modules
+from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.spec import EnvSpec, ObservationLayout
 from asyncrl.models.cores import RecurrentCore
 from asyncrl.models.encoders import ObservationEncoder
@@ -100,7 +100,8 @@ def _registering(table: dict[str, Factory], kind: str, name: str) -> Callable[[_
 
 
 def _find(table: dict[str, Factory], kind: str, name: str, config: TrainConfig) -> Factory:
-    import_user_modules(config.import_modules)
+    for module in config.import_modules:
+        import_user_module(module)
     if name not in table:
         known = ", ".join(sorted({DEFAULT, *table}))
         raise UsageError(

@@ -12,9 +12,9 @@ from torch.nn.functional import log_softmax
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import BoxAction, EnvSpec
-from asyncrl.models.actor_critic import normalize
 from asyncrl.models.distributions import ActionDistribution, ActionParts, FloatArray, make_distribution
 from asyncrl.models.encoders import Inputs, split_tensor
+from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.registry import DEFAULT, make_encoder
 from asyncrl.models.stacked_mlp import StackedMlp
 from asyncrl.runtime.seeding import Stream, derive_seed
@@ -62,12 +62,11 @@ def needs_encoder(spec: EnvSpec, config: TrainConfig) -> bool:
     return spec.observation.has_images or spec.observation.num_mask > 0 or config.encoder != DEFAULT
 
 
-class SacActor(nn.Module):
+class SacActor(NormalizedModel):
     """The policy: squashed Gaussians whose deviations depend on the observation, and categorical distributions.
 
     An encoder and a linear layer, or one perceptron over numbers (`needs_encoder`). Its initial weights depend on
-    `config.seed` alone. `statistics` is a buffer [2F] float32 with mean and deviation of the numbers of observations.
-    It is not trained: the learner sets it, and it is published with the parameters.
+    `config.seed` alone.
 
     Attributes:
         parts: continuous dimensions and choices of an action.
@@ -75,17 +74,12 @@ class SacActor(nn.Module):
             perceptron, and actions that are either continuous or one choice.
     """
 
-    statistics: Tensor
     rnn_state_size = 0
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
-        super().__init__()
-        self.layout = spec.observation
-        self.observation_size = spec.observation_size
-        self._normalized = None if all(spec.observation.normalized) else torch.tensor(spec.observation.normalized)
+        super().__init__(spec.observation, config.normalize_input)
         self.distribution: ActionDistribution = make_distribution(spec.action, squash=True)
         self.parts = ActionParts(self.distribution)
-        self.normalizes_obs = config.normalize_input
         self.is_gaussian = isinstance(spec.action, BoxAction)
         self.nonlinearity = config.nonlinearity
         with torch.random.fork_rng(devices=[]):
@@ -98,8 +92,7 @@ class SacActor(nn.Module):
             self._is_deviation[positions] = True
             with torch.no_grad():
                 self.mlp.layers()[-1].bias[:, positions] += _raw_log_std(config.initial_stddev)
-        size = self.observation_size
-        self.register_buffer("statistics", torch.cat((torch.zeros(size), torch.ones(size))))
+        self._add_statistics()
 
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
         """Makes the networks; a user's subclass may make others here (see `docs/custom.md`).
@@ -115,44 +108,20 @@ class SacActor(nn.Module):
             widths = [encoder.output_size, widths[-1]]
         self.mlp = StackedMlp(1, widths, config.nonlinearity, gain)
 
+    @property
+    def runs_in_arrays(self) -> bool:
+        """Whether `ArrayPolicy` can act with it."""
+        return self.has_passes
+
     def make_critic(self, spec: EnvSpec, config: TrainConfig) -> TwinCritic:
         """The critics that are trained with this policy; a user's subclass may make others."""
         return TwinCritic(spec, config)
-
-    @property
-    def obs_mean(self) -> Tensor:
-        """[D] view of `statistics`."""
-        return self.statistics[: self.observation_size]
-
-    @property
-    def obs_std(self) -> Tensor:
-        """[D] view of `statistics`."""
-        return self.statistics[self.observation_size :]
 
     @property
     def array_layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
         """Weight `[out, in]` and bias `[out]` of each layer, the last one included, as views."""
         *hidden, head = self.mlp.layers()
         return *((layer.weight[0].t(), layer.bias[0, 0]) for layer in hidden), (head.weight[0], head.bias[0, :, 0])
-
-    def normalize_obs(self, obs: Tensor, out: Tensor | None = None) -> Tensor:
-        """Observations `[..., D]` in units of their deviation, clipped to +-10; unchanged without `normalize_input`.
-
-        Args:
-            obs: raw observations.
-            out: where to write them, which may be `obs` itself; a new tensor if not given.
-        """
-        if self.normalizes_obs:
-            return normalize(obs, self.obs_mean, self.obs_std, out)
-        return obs if out is None or out is obs else out.copy_(obs)
-
-    def set_obs_statistics(self, mean: Tensor, std: Tensor) -> None:
-        """Sets statistics `[D]`; those of choices and flags remain 0 and 1."""
-        if self._normalized is not None:
-            mask = self._normalized.to(mean.device)
-            mean, std = mean.where(mask, 0.0), std.where(mask, 1.0)
-        self.obs_mean.copy_(mean)
-        self.obs_std.copy_(std)
 
     def inputs_of(self, rows: Tensor) -> Inputs:
         """The networks' inputs for raw rows `[B, row_size]`."""
@@ -177,14 +146,11 @@ class SacActor(nn.Module):
         return self.distribution.parameters_of(outputs, None, mask)
 
     def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
-        """The backward pass of `parameters_of`.
+        """The backward pass of `parameters_of`: the gradient `[B, P]` with respect to the network's outputs.
 
         Args:
             parameters: [B, P], its result.
             gradient: [B, P], with respect to the result; it is overwritten.
-
-        Returns:
-            [B, P], with respect to the network's outputs.
         """
         if not self.is_gaussian:
             return torch.addcmul(gradient, parameters.exp(), gradient.sum(-1, keepdim=True), value=-1.0)
@@ -225,7 +191,6 @@ class TwinCritic(nn.Module):
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
         parts = ActionParts(make_distribution(spec.action, squash=True))
-        self.takes_actions = parts.num_continuous > 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
             self.encoder: nn.Module | None = None
@@ -242,12 +207,6 @@ class TwinCritic(nn.Module):
         features = inputs.floats if self.encoder is None else self.encoder(inputs)
         values: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
         return values.to(inputs.floats.dtype)
-
-    def forward(self, normalized_obs: Tensor, action: Tensor | None = None) -> Tensor:
-        """Values `[2, B]` of actions `[B, A]` in [-1, 1], or `[2, B, n]` of all discrete actions."""
-        inputs = normalized_obs if action is None else torch.cat((normalized_obs, action), dim=-1)
-        values: Tensor = self.mlp(inputs)
-        return values.squeeze(-1) if self.takes_actions else values
 
 
 def _raw_log_std(std: float) -> float:

@@ -77,7 +77,6 @@ class StackedMlp(nn.Module):
         self.num_hidden_parameters = sum(parameter.numel() for parameter in self._layers[:-1].parameters())
 
     def layers(self) -> tuple[StackedLayer, ...]:
-        """The parameters by layer."""
         return tuple(StackedLayer(*layer.parameters()) for layer in self._layers)
 
     def layers_in(self, flat: Tensor) -> tuple[StackedLayer, ...]:

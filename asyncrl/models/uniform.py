@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.envs.observations import split_rows
 from asyncrl.envs.spec import ObservationLayout
 from asyncrl.models.distributions import ActionDistribution, ActionParts, Categorical
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 _LARGEST = np.float32(1.0 - 2.0**-24)  # its arctanh is finite
-
-
-class UniformAnswer(NamedTuple):
-    """Actions `[B, A]` or `[B]` as the distribution produces them."""
-
-    action: npt.NDArray[Any]
 
 
 class UniformPolicy:
@@ -30,15 +25,15 @@ class UniformPolicy:
         self._layout = layout if layout is not None and layout.num_mask else None
         self._continuous = ActionParts(distribution).columns
 
-    def act(self, obs: npt.NDArray[Any], rnn_state: npt.NDArray[np.float32] | None = None) -> UniformAnswer:
+    def act(self, obs: npt.NDArray[Any], rnn_state: npt.NDArray[np.float32] | None = None) -> ActorOutput:
         """Draws actions for rows of observations `[B, row_size]`, of which only masks are read."""
         distribution, size = self._distribution, len(obs)
         if isinstance(distribution, Categorical) and self._layout is None:
-            return UniformAnswer(self._generator.integers(distribution.num_parameters, size=size))
+            return ActorOutput(self._generator.integers(distribution.num_parameters, size=size))
         unit = self._generator.uniform(-_LARGEST, _LARGEST, size=(size, len(self._continuous))).astype(np.float32)
         raw = np.arctanh(np.clip(unit, -_LARGEST, _LARGEST))
         if distribution.num_logits == 0:
-            return UniformAnswer(raw)
+            return ActorOutput(raw)
         mask = None
         if self._layout is not None:
             mask = split_rows(self._layout, obs)[0][:, self._layout.num_features :]
@@ -46,4 +41,4 @@ class UniformPolicy:
         action = distribution.sample_arrays(distribution.parameter_arrays_of(equal, None, mask), self._generator).action
         if self._continuous:
             action[:, self._continuous] = raw
-        return UniformAnswer(action)
+        return ActorOutput(action)

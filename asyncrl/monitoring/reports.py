@@ -231,7 +231,7 @@ class LearnerReport:
     """What the learner did since its last report: one dataset, or some updates from the replay.
 
     Attributes:
-        env_steps, num_samples, num_updates, policy_version, dropped_samples: totals since the start of the run.
+        env_steps, num_samples, num_updates, dropped_samples: totals since the start of the run.
         skipped_steps: total of the optimizer steps that were skipped because loss or gradient was not finite.
         train: None if nothing was trained.
         lag, slots_ready: of trajectories, None for a replay; `slots_ready` trajectories wait for the learner.
@@ -245,7 +245,6 @@ class LearnerReport:
     env_steps: int
     num_samples: int
     num_updates: int
-    policy_version: int
     wall_s: float
     busy_s: float
     train: TrainMetrics | SacMetrics | None

@@ -34,7 +34,6 @@ class StopTrainingOnRewardThreshold(_EvaluationObserver):
         self.reward_threshold = reward_threshold
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
-        """Stops the run if the evaluated policy reaches the threshold."""
         if evaluation.mean_reward >= self.reward_threshold:
             run.stop(f"the mean return {evaluation.mean_reward:,.1f} reaches {self.reward_threshold:g}")
 
@@ -55,7 +54,6 @@ class StopTrainingOnNoModelImprovement(_EvaluationObserver):
         self._best = float("-inf")
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
-        """Stops the run if the return has not improved for too long."""
         self._num_evals += 1
         is_better = self._num_evals == 1 or evaluation.mean_reward > self._best
         if is_better:
@@ -88,7 +86,6 @@ class EveryNTimesteps(Observer):
         self._num_multiples = run.env_steps // self.n_steps
 
     def on_status(self, run: Run, status: Status) -> None:
-        """Calls the function if the next multiple was reached."""
         if status.env_steps // self.n_steps > self._num_multiples:
             self._num_multiples = status.env_steps // self.n_steps
             self.callback(run)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import nearest
+from asyncrl.config.flags import nearest_hint
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.observers.observer import Observer
 
@@ -34,25 +33,18 @@ def load_callbacks(names: Sequence[str]) -> list[Observer]:
 
 
 def find_callback(name: str) -> Any:
-    """Returns the object with the name `MODULE:Name`, or that of an entry point.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Returns the object with the name `MODULE:Name`, or that of an entry point."""
     module, separator, attribute = name.partition(":")
     if not separator:
         registered = {entry.name: entry for entry in entry_points(group=GROUP)}
         if name in registered:
             return registered[name].load()
-        near = nearest(name, registered)
-        hint = f"; the nearest is {near}" if near else ""
-        known = ", ".join(sorted(registered)) or "none"
+        known, hint = ", ".join(sorted(registered)) or "none", nearest_hint(name, registered)
         raise UsageError(f"--callbacks={name}: no package registers it (registered: {known}){hint}. Or MODULE:Name.")
     try:
-        import_user_module(module)
+        found = getattr(import_user_module(module), attribute, None)
     except UsageError as error:
         raise UsageError(f"--callbacks={name}: {error}") from error
-    found = getattr(sys.modules[module], attribute, None)
     if not (isinstance(found, Observer) or callable(found)):
         raise UsageError(f"--callbacks={name}: the module {module} has no callback {attribute!r}.")
     return found

@@ -103,7 +103,6 @@ class Interval:
         self._num_forward_passes = self._num_observations = 0
 
     def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
-        """Adds one report."""
         self.is_empty = False
         self._wall_s[report.role] += report.wall_s
         self._busy_s[report.role] += report.busy_s
@@ -338,16 +337,13 @@ class Monitor:
         checkpoint: str | None = None,
         error: str | None = None,
     ) -> Summary:
-        """Writes the last record and `summary.json`, and tells the observers that the run has ended.
+        """Writes the last record and the summary (`summary.json`), and tells the observers that the run has ended.
 
         Args:
             status: how the run ended.
             env_steps: environment steps trained on; the number of the last report if None.
             checkpoint: the last checkpoint; that of the last report if None.
             error: why the run failed.
-
-        Returns:
-            The summary that was written.
         """
         if self._is_finished:
             raise RuntimeError("Monitor.finish was called twice; a run ends once")

@@ -45,7 +45,6 @@ class ProgressBar(Observer):
         self._live: Live | None = None
 
     def on_start(self, run: Run) -> None:
-        """Chooses the mode."""
         self._mode = self._given_mode or choose_mode(run.config.quiet, run.plan.serial_mode)
 
     def on_status(self, run: Run, status: Status) -> None:
@@ -63,7 +62,6 @@ class ProgressBar(Observer):
             print_line(text, self._stream or sys.stderr)
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
-        """Prints the mean return of an evaluation."""
         if self._mode != "quiet":
             steps, mean, count = evaluation.env_steps, evaluation.mean_reward, evaluation.episodes
             self.on_message(run, f"evaluated at {steps:,} steps: return {mean:,.1f} over {count} episodes")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 import json
 import math
-import os
 import time
 from typing import Any
 
 from asyncrl.monitoring.status import Record
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run, log
+from asyncrl.runtime.run_folder import has_broken_line
 
 
 class RecordWriter(Observer, abc.ABC):
@@ -32,7 +32,6 @@ class RecordWriter(Observer, abc.ABC):
         return type(self).__name__
 
     def on_record(self, run: Run, record: Record) -> None:
-        """Writes the record."""
         if self.is_off:
             return
         try:
@@ -42,7 +41,6 @@ class RecordWriter(Observer, abc.ABC):
             run.say(f"{self.name} is no longer written, training continues: {type(error).__name__}: {error}")
 
     def on_end(self, run: Run, summary: Summary) -> None:
-        """Closes the file."""
         if self.is_off:
             return
         try:
@@ -61,27 +59,17 @@ class JsonLines(RecordWriter):
 
     @property
     def name(self) -> str:
-        """The path of the file."""
         return str(self._path)
 
     def write(self, record: Record) -> None:
-        """Appends a record; `env_steps` comes first."""
         line: dict[str, float | None] = {"env_steps": record.env_steps}
         line.update((name, value if math.isfinite(value) else None) for name, value in record.scalars.items())
+        text = json.dumps(line, allow_nan=False) + "\n"
+        if not self._is_checked:  # a killed run may have left a line unfinished
+            text = "\n" * has_broken_line(self._path) + text
+            self._is_checked = True
         with open(self._path, "ab") as file:
-            if not self._is_checked:
-                self._end_broken_line(file.tell())
-                self._is_checked = True
-            file.write((json.dumps(line, allow_nan=False) + "\n").encode())
-
-    def _end_broken_line(self, size: int) -> None:
-        """Ends a line that a killed run left unfinished, so that the next record has its own line."""
-        if size == 0:
-            return
-        with open(self._path, "rb+") as file:
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
+            file.write(text.encode())
 
 
 class TensorBoard(RecordWriter):
@@ -99,7 +87,6 @@ class TensorBoard(RecordWriter):
         self.is_off = not run.config.with_tensorboard
 
     def write(self, record: Record) -> None:
-        """Writes a record and flushes it to the file."""
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.proto.summary_pb2 import Summary as Scalars
 
@@ -117,7 +104,6 @@ class TensorBoard(RecordWriter):
         self._events.flush()
 
     def close(self) -> None:
-        """Closes the event file."""
         if self._events is not None:
             self._events.close()
             self._events = None
@@ -127,5 +113,4 @@ class LogMessages(Observer):
     """Passes messages to Python's logging, as warnings of the logger `asyncrl`."""
 
     def on_message(self, run: Run, text: str) -> None:
-        """Logs the message."""
         log.warning("%s", text)

@@ -103,8 +103,7 @@ class TensorEnvGroup(EnvironmentGroup):
     def start_trajectory(self, last_rows: Tensor) -> tuple[Tensor, Tensor]:
         """The first rows of a trajectory from the last rows of the previous one, as `VectorEnvGroup.start_slot`.
 
-        Returns:
-            The rows, and [E] bool: the environments that start with a reset observation.
+        Returned with [E] bool: the environments that start with a reset observation.
         """
         if self._mode == AutoresetMode.NEXT_STEP or self._reset_rows is None:
             return last_rows, torch.zeros_like(self._holds_final_obs)

@@ -1,8 +1,6 @@
 """The environments of one split, stepped one after the other in this process.
 
-Environments are reset here and not by a wrapper, because the rows of a slot follow this rule: after a termination the
-next row is the reset observation; after a truncation the next row is the final observation, which is not stepped, and
-the row after it is the reset observation.
+Environments are reset here and not by a wrapper, because rows follow the rule of `asyncrl.buffers.layout`.
 """
 
 from __future__ import annotations
@@ -215,12 +213,11 @@ class EnvGroup(EnvironmentGroup):
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
         """Steps every environment whose row does not hold a final observation, and writes the results.
 
+        Returns the number of environment steps, without lost ones.
+
         Args:
             actions: [E, A] float32 or [E] int64, as the distribution produced them.
             rows: where the results are written.
-
-        Returns:
-            Number of environment steps, without lost ones.
 
         Raises:
             EnvironmentTrouble: an environment failed, and the run cannot continue.
@@ -278,10 +275,7 @@ class EnvGroup(EnvironmentGroup):
         """Writes the first row of a new slot from the last row of the previous slot, both `[E, row_size]`.
 
         Where the last step truncated an episode, the last row holds the final observation; the new slot starts with the
-        reset observation.
-
-        Returns:
-            The environments that start with a reset observation.
+        reset observation. Returns these environments.
         """
         np.copyto(first_obs, last_obs)
         restarted = [env for env, holds_final_obs in enumerate(self._holds_final_obs) if holds_final_obs]

@@ -123,14 +123,11 @@ class FailureLog:
         )
 
     def note_not_finite(self, trouble: NotFinite, episode_steps: int) -> bool:
-        """Counts a step that is dropped.
+        """Counts a step that is dropped; True if the environment must be recreated: all its recent episodes began so.
 
         Args:
             trouble: the environment and the value.
             episode_steps: steps of the same episode before the dropped one.
-
-        Returns:
-            Whether the environment must be recreated: all its recent episodes began with such a step.
 
         Raises:
             NotFinite: the given one, if the run ends in this case (`nan_policy`).

@@ -49,7 +49,7 @@ class RowFlags(NamedTuple):
 
 
 def row_flags(mode: AutoresetMode, holds_final_obs: Any, terminated: Any, truncated: Any) -> RowFlags:
-    """Applies the row rule of `asyncrl.rollout.env_group` to the step of a vectorized environment.
+    """Applies the row rule of `asyncrl.buffers.layout` to the step of a vectorized environment.
 
     Args:
         mode: autoreset mode of the environment.
@@ -131,11 +131,9 @@ class VectorEnvGroup(EnvironmentGroup):
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
         """Writes the first row of a new slot from the last row of the previous slot, both `[E, row_size]`.
 
-        Where the last row holds a final observation, the new slot starts with the reset observation. In mode NEXT_STEP
-        the environment is reset by the following step, so the final observation is in both rows.
-
-        Returns:
-            The environments that start with a reset observation.
+        Where the last row holds a final observation, the new slot starts with the reset observation; returns these
+        environments. In mode NEXT_STEP the environment is reset by the following step, so the final observation is in
+        both rows.
         """
         np.copyto(first_obs, last_obs)
         if self._mode == AutoresetMode.NEXT_STEP:

@@ -122,11 +122,7 @@ class RolloutWorker(RolloutWorkerBase):
         self._learner = learner
 
     def poll(self) -> float:
-        """Advances every split that has actions by one row.
-
-        Returns:
-            Seconds to wait, unless woken, before the next call.
-        """
+        """Steps each split that has actions by one row; returns seconds to wait, unless woken, before the next call."""
         for slot in self._granted.pop_all():
             self._splits[self._slots.owner[slot]].granted_slots.append(slot)
         has_worked = False
@@ -211,8 +207,7 @@ class Split:
     def advance(self) -> tuple[int, int | None]:
         """Steps the environments with the actions of the present row, or releases the slot after its last row.
 
-        Returns:
-            (environment steps made, slot that is now ready or None).
+        Returns the environment steps made, and the slot if it is now ready.
         """
         slot, row, slots = self.slot, self._row, self._slots
         if slot is None:
@@ -326,11 +321,7 @@ class ReplaySplit:
         self._is_answered = self._actions.request(self.split_idx, self.split_idx, self.num_rows)
 
     def advance(self) -> int:
-        """Steps the environments with the actions of the present row and publishes the row.
-
-        Returns:
-            Environment steps made.
-        """
+        """Steps the environments with the actions of the present row and publishes the row; returns the steps made."""
         stripes, split_idx, row = self._stripes, self.split_idx, self.num_rows
         action = stripes.store_action(split_idx, row)
         num_steps = self.group.step(action, stripes.rows(split_idx, row))
@@ -365,11 +356,7 @@ class ReplayWorker(RolloutWorkerBase):
         self._is_limited = False
 
     def poll(self) -> float:
-        """Advances every split that may step and has its actions by one row.
-
-        Returns:
-            Seconds to wait, unless woken, before the next call.
-        """
+        """Steps each split that may step and has actions by one row; returns seconds as `RolloutWorker.poll` does."""
         has_worked, self._is_limited = False, False
         for split in self._splits:
             if not split.has_asked:
@@ -387,5 +374,4 @@ class ReplayWorker(RolloutWorkerBase):
 
     @property
     def waiting_for(self) -> Phase:
-        """What the worker waits for if `poll` advanced no split."""
         return Phase.WAIT_UPDATES if self._is_limited else Phase.WAIT_ACTIONS

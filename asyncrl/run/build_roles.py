@@ -23,7 +23,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
 from asyncrl.config.plan import ReplayPlan
-from asyncrl.envs.factory import env_seed, make_run_vector_env, vector_env_seed
+from asyncrl.envs.factory import acting_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation.worker import EvaluationWorker
 from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.hogwild.worker import HogwildWorker
@@ -59,8 +59,6 @@ from asyncrl.rollout.worker import (
 )
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 
-_ACTING_SEEDS = 1 << 20  # exploration seeds follow from other numbers than the environments' seeds
-
 
 def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer) -> ActingPolicy:
     """The policy of actor number `actor_idx`, with its own random generator."""
@@ -69,7 +67,7 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
         weights=WeightsChannel(setup.arena),
         buffer=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
         device=device,
-        seed=env_seed(setup.seed, _ACTING_SEEDS + actor_idx, setup.seed_steps),
+        seed=acting_seed(setup.seed, actor_idx, setup.seed_steps),
         phases=phases,
         compile=setup.config.compile,
     )
@@ -198,7 +196,7 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[Learner
     )
     if (info := setup.control.newest_training_info) is not None:
         group.set_training_info(info)
-    seed = env_seed(config.seed, _ACTING_SEEDS, setup.seed_steps)
+    seed = acting_seed(config.seed, 0, setup.seed_steps)
     worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
     return parts.worker(_build_trajectory_loop(parts, learner, worker, worker, look)), None, [worker]
 

@@ -17,7 +17,7 @@ from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.config.user_modules import import_user_modules
+from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
@@ -139,7 +139,8 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
     except UsageError as error:
         problems.append(Problem(("init_from",), str(error)))
     try:
-        import_user_modules(config.import_modules)
+        for module in config.import_modules:
+            import_user_module(module)
     except Exception as error:
         problems.append(_of_user_code(("import_modules",), "importing a module", error))
     for name in config.callbacks:

@@ -76,7 +76,7 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
         while isinstance(result, Path):
             pending, info = part.control.take_hyperparameters(), part.control.newest_training_info
             part.arena.close()
-            part = setup.continued(result)
+            part = RunSetup.create(setup.config, setup.plan, setup.spec, setup.checkpoints, result)
             if pending is not None:
                 part.control.set_hyperparameters(pending)
             if info is not None:
@@ -227,8 +227,7 @@ def run_parallel(
 def _wait(processes: ProcessManager, send: Send) -> tuple[LearnerOutcome | None, list[ChildFailure]]:
     """Waits until a process ends, at most `WATCH_S`, and sends all reports.
 
-    Returns:
-        The learner's outcome if it has ended, and the failures of processes other than the evaluation's.
+    Returns the learner's outcome if it has ended, and the failures of processes other than the evaluation's.
     """
     outcome, failures = None, []
     ended = processes.wait(WATCH_S)
@@ -284,18 +283,15 @@ def _inference_main(
     torch.set_num_threads(1)
     server, control = build_inference_worker(setup, server_idx, workers), setup.control
     log.info("at work")
-    try:
-        server.phases.restart()
-        while not control.ended:
-            wait_s = server.poll()
-            if wait_s > 0.0:
-                waker.wait(wait_s)
-                server.phases.charge(server.waiting_for)
-            if server.report_age_s >= REPORT_EVERY_S:
-                reports.send(server.report())
-        reports.send(server.report())
-    finally:
-        server.close()
+    server.phases.restart()
+    while not control.ended:
+        wait_s = server.poll()
+        if wait_s > 0.0:
+            waker.wait(wait_s)
+            server.phases.charge(server.waiting_for)
+        if server.report_age_s >= REPORT_EVERY_S:
+            reports.send(server.report())
+    reports.send(server.report())
 
 
 def _evaluation_main(setup: RunSetup, reports: ReportSender) -> None:

@@ -87,10 +87,6 @@ class RunSetup:
                 ReplayStripes(arena).restore(replay)
         return cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank, hyperparameters)
 
-    def continued(self, resume_from: Path) -> RunSetup:
-        """The setup that continues the same run from a checkpoint, with a new arena."""
-        return RunSetup.create(self.config, self.plan, self.spec, self.checkpoints, resume_from)
-
     @property
     def learner_config(self) -> TrainConfig:
         """The settings, with the hyperparameters that are in effect when training begins."""

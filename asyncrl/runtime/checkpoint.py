@@ -12,6 +12,7 @@ temporary name, synced and renamed, so a folder of that name is complete even if
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -158,22 +159,18 @@ def checkpoint_of(folder: Path, env_steps: int) -> Path | None:
     return dict(_list(folder)).get(env_steps)
 
 
-def save_best(folder: Path, content: Checkpoint, env_steps: int, mean_return: float) -> Path:
-    """Saves the best checkpoint of the run whose checkpoints are in `folder`, in place of the previous one.
+def as_best(content: Checkpoint, mean_return: float) -> Checkpoint:
+    """The same checkpoint with the return that `best_return` reads."""
+    return dataclasses.replace(content, state={**content.state, "mean_return": mean_return})
 
-    Raises:
-        CheckpointError: see `save`.
-    """
-    best = Checkpoint(content.model, content.optimizer, {**content.state, "mean_return": mean_return})
-    return save(folder / BEST, best, env_steps, keep=1)
+
+def save_best(folder: Path, content: Checkpoint, env_steps: int, mean_return: float) -> Path:
+    """Saves the best checkpoint of the run whose checkpoints are in `folder`, in place of the previous one."""
+    return save(folder / BEST, as_best(content, mean_return), env_steps, keep=1)
 
 
 def copy_as_best(path: Path, folder: Path, mean_return: float) -> Path:
-    """Saves the checkpoint at `path` again, as the best one.
-
-    Raises:
-        CheckpointError: see `load` and `save`.
-    """
+    """Saves the checkpoint at `path` again, as the best one."""
     return save_best(folder, load(path), saved_env_steps(path), mean_return)
 
 
@@ -186,20 +183,12 @@ def best_return(checkpoints: Path) -> float | None:
 
 
 def load_state(path: Path) -> dict[str, Any]:
-    """Returns the `state` of a checkpoint without reading its tensors.
-
-    Raises:
-        CheckpointError: see `load`.
-    """
+    """Returns the `state` of a checkpoint without reading its tensors."""
     return _read_manifest(path).state
 
 
 def saved_env_steps(path: Path) -> int:
-    """Returns the environment steps of a checkpoint without reading its tensors.
-
-    Raises:
-        CheckpointError: see `load`.
-    """
+    """Returns the environment steps of a checkpoint without reading its tensors."""
     return _read_manifest(path).env_steps
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.flags import nearest
+from asyncrl.config.flags import nearest_hint
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.run_folder import MARKER, RunFolder
 
@@ -53,7 +53,7 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
         UsageError: there is no such run or checkpoint, or the run has not saved one yet.
     """
     if which not in _WHICH:
-        hint = _hint(which, _WHICH)
+        hint = nearest_hint(which, _WHICH)
         raise UsageError(f"There is no checkpoint {which!r} of a run: expected {' or '.join(_WHICH)}{hint}.")
     path = Path(given).expanduser()
     if (path / checkpoints.STATE_FILE).exists():
@@ -73,20 +73,11 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
 
 
 def find_checkpoint_of(run: Path, name: str) -> Path:
-    """Returns the checkpoint with this name of a run, such as checkpoint_000000100000, best or milestones.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Returns the checkpoint with this name of a run, such as checkpoint_000000100000, best or milestones."""
     folder = run / "checkpoints"
     if (folder / name).is_dir():
         return find_checkpoint(folder / name)
-    hint = _hint(name, (*_WHICH, *(path.name for path in checkpoints.newest_first(folder))))
+    hint = nearest_hint(name, (*_WHICH, *(path.name for path in checkpoints.newest_first(folder))))
     raise UsageError(
         f"There is no checkpoint {name!r} of {run}: expected {', '.join(_WHICH)}, a checkpoint's name or path{hint}."
     )
-
-
-def _hint(name: str, known: tuple[str, ...]) -> str:
-    near = nearest(name, known)
-    return f"; the nearest is {near}" if near else ""

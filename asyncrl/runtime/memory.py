@@ -9,15 +9,10 @@ import psutil
 from asyncrl.config import cgroups
 
 
-def available_bytes(cgroup_root: Path = cgroups.ROOT, membership: Path = cgroups.MEMBERSHIP) -> int:
-    """Returns the bytes that can still be allocated: min(MemAvailable, control group limit - use).
-
-    Args:
-        cgroup_root: mount point of the control groups' file system.
-        membership: file with the control groups of this process.
-    """
+def available_bytes() -> int:
+    """Returns the bytes that can still be allocated: min(MemAvailable, control group limit - use)."""
     free = [int(psutil.virtual_memory().available)]
-    for folder in cgroups.folders("memory", cgroup_root, membership):
+    for folder in cgroups.folders("memory"):
         for limit_name, use_name in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),

@@ -297,8 +297,7 @@ class ProcessManager:
     def bury(self, name: str) -> bool:
         """Makes sure that the process of a child with an outcome has ended, and frees its resources.
 
-        Returns:
-            Whether it has ended: the kernel may not end a process at once.
+        Returns whether it has ended: the kernel may not end a process at once.
         """
         child = self._ended.pop(name)
         child.end(_BURY_S)
@@ -324,11 +323,7 @@ class ProcessManager:
         return [self._inbox.get() for _ in range(self._inbox.qsize())]
 
     def end(self, timeout_s: float) -> list[str]:
-        """Waits for all children to end and kills the others after `timeout_s`.
-
-        Returns:
-            Names of the children that were killed.
-        """
+        """Waits for all children to end and kills the others after `timeout_s`; returns the names of those."""
         deadline = time.monotonic() + timeout_s
         children = [*self._ended.values(), *self._running.values()]
         killed = [child.name for child in children if not child.end(max(0.0, deadline - time.monotonic()))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import os
 import platform
@@ -59,19 +58,19 @@ def _version(package: str) -> str | None:
 
 
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    return next(iter(_values(Path("/proc/cpuinfo"), "model name")), platform.processor())
 
 
 def _gpu_names() -> list[str]:
     """Names from the NVIDIA driver; torch would initialize CUDA in this process."""
-    names = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        with contextlib.suppress(OSError):
-            lines = path.read_text(encoding="utf-8").splitlines()
-            names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return names
+    paths = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [name for path in paths for name in _values(path, "Model:")]
+
+
+def _values(path: Path, name: str) -> list[str]:
+    """The values of the lines `NAME : VALUE` of a file; none if it cannot be read."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]

@@ -138,11 +138,7 @@ class RunFolder:
         return self.logs / f"{role}.log"
 
     def forget_after(self, env_steps: int) -> None:
-        """Deletes what describes steps after the checkpoint from which a run resumes; all of it for -1.
-
-        Raises:
-            UsageError: the folder cannot be written.
-        """
+        """Deletes what describes steps after the checkpoint from which a run resumes; all of it for -1."""
         with self._writing():
             self.summary.unlink(missing_ok=True)
             if env_steps < 0:
@@ -155,11 +151,7 @@ class RunFolder:
                     write_text_atomically(self.metrics, "".join(kept))
 
     def write_config(self, config: TrainConfig) -> None:
-        """Writes every setting of the run, default values too, except the settings of one start of the program.
-
-        Raises:
-            UsageError: the folder cannot be written.
-        """
+        """Writes every setting of the run, default values too, except the settings of one start of the program."""
         import yaml
 
         from asyncrl.config.schema import OF_ONE_START
@@ -186,16 +178,13 @@ class RunFolder:
             raise UsageError(f"{self.config} does not hold the settings of a run: {str(error).rstrip('.')}.") from error
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        """Writes what `asyncrl.runtime.provenance.describe` returned.
-
-        Raises:
-            UsageError: the folder cannot be written.
-        """
+        """Writes what `asyncrl.runtime.provenance.describe` returned."""
         with self._writing():
             write_text_atomically(self.environment, json.dumps(environment, indent=2) + "\n")
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
+        """Raises a `UsageError` if the folder cannot be written."""
         try:
             yield
         except OSError as error:
@@ -256,6 +245,15 @@ def write_text_atomically(path: Path, text: str) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def has_broken_line(path: Path) -> bool:
+    """Whether the last line of a file has no end, as a killed process leaves it."""
+    if not path.exists() or path.stat().st_size == 0:
+        return False
+    with open(path, "rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def find_saved_config(train_dir: str, experiment: str) -> Path | None:

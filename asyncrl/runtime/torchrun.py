@@ -37,11 +37,8 @@ class RankAddress:
 def take_rank(environment: MutableMapping[str, str]) -> RankAddress | None:
     """Reads the variables of torchrun and removes them, because the processes that a run starts are not ranks.
 
-    Args:
-        environment: usually `os.environ`.
-
-    Returns:
-        None for a process that trains alone: it was not started by torchrun, or it is the only rank.
+    `environment` is usually `os.environ`. Returns None for a process that trains alone: it was not started by torchrun,
+    or it is the only rank.
     """
     if not all(name in environment for name in _NEEDED):
         return None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asyncrl.analysis.statistics import first_reached
+from asyncrl.analysis.statistics import first_reached, percentiles, sorted_resamples
 from scoring.records import Point, Record, time_mark
 from scoring.tasks import TIME_MARKS_S, Task
 
@@ -21,6 +21,15 @@ GATE_SHARE = 0.9
 Users notice a loss of a tenth of the way from random actions to a good result. If the seeds of one commit differ by
 more, the gate may fail by chance: its sentence shows all seeds, and more seeds (--seeds) make the median surer.
 """
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -158,3 +167,24 @@ def regressions(tasks: Sequence[Task], stored: dict[str, dict[str, Any]], now: d
 
 def _seeds(entry: dict[str, Any]) -> str:
     return ", ".join(f"{score:.1f}" for score in entry["scores"].values())
+
+
+def interquartile_mean(values: Sequence[float]) -> float:
+    """Returns the mean of the values without a quarter of them, rounded down, at each end.
+
+    Source: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice.
+    """
+    ordered = sorted(values)
+    cut = len(ordered) // 4
+    return statistics.fmean(ordered[cut : len(ordered) - cut])
+
+
+def interquartile_interval(scores: Sequence[Sequence[float]]) -> Interval:
+    """Returns the interquartile mean of each task's normalized scores, with its stratified bootstrap interval.
+
+    Source: Agarwal et al. 2021, and its library rliable.
+    """
+    drawn = sorted_resamples([task for task in scores if task])
+    cut = drawn.shape[1] // 4
+    means = drawn[:, cut : drawn.shape[1] - cut].mean(axis=1)
+    return Interval(interquartile_mean([value for task in scores for value in task]), *percentiles(means))

@@ -13,9 +13,19 @@ from typing import Any
 from asyncrl.analysis.curves import Curve, make_curve, mean_band
 from asyncrl.analysis.drawing import draw_comparison
 from asyncrl.analysis.figures import Comparison, Group, Metric, XAxis
-from asyncrl.analysis.statistics import Interval, interquartile_interval
 from asyncrl.analysis.tables import UNKNOWN, rounded, section
-from scoring.analysis import TARGET_SHARE, Target, Time, best_ratio, evaluated_time, median_score, target, training_time
+from scoring.analysis import (
+    TARGET_SHARE,
+    Interval,
+    Target,
+    Time,
+    best_ratio,
+    evaluated_time,
+    interquartile_interval,
+    median_score,
+    target,
+    training_time,
+)
 from scoring.records import END, Record, step_mark, time_mark
 from scoring.systems import System
 from scoring.tasks import STEP_MARKS, TIME_MARKS_S, Task

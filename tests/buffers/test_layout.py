@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from layouts import vector_observation
 from small_runs import planned, small_arena
 
 from asyncrl.buffers.layout import arena_bytes, arena_specs
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 
 # 2 workers x 2 splits x 3 environments, 5 steps; 24 columns are 8 slots, and 4 more for the splits.
 PLAN = planned(

@@ -71,7 +71,8 @@ def test_the_cores_are_those_that_this_process_may_use(
     ],
 )
 def test_a_container_may_have_a_share_of_the_cores(
-    tmp_path: Path, membership: str, files: dict[str, str], expected: int | None
+    tmp_path: Path, membership: str, files: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = make_control_groups(tmp_path, membership, files)
-    assert cgroups.cpu_quota(tmp_path, named) == expected
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "MEMBERSHIP", make_control_groups(tmp_path, membership, files))
+    assert cgroups.cpu_quota() == expected

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gymnasium
 import numpy as np
 import pytest
+from layouts import vector_observation
 
 from asyncrl.envs.actions import ActionAdapter, can_squash, has_own_unit
 from asyncrl.envs.spaces import read_spec
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 
 INF = float("inf")
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)

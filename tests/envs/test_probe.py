@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from layouts import vector_observation
 
 from asyncrl.config.errors import UsageError
 from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.probe import probe
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 
 MODULE = """
 import ctypes, os, subprocess, sys

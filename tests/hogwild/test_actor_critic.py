@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layouts import vector_observation
 from small_runs import BOX, CHOICE
 
 from asyncrl.buffers.messages import Waker
@@ -19,7 +20,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import EnvSpec, vector_observation
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild import build_hogwild
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
 from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import vector_observation
 from transitions import one_step
 from unavoidable import needs_cuda
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedTensor, shared_tensor_specs
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.hogwild.storage import Copies, InitialStorage, SharedStorage
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import Transitions

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from layouts import vector_observation
 from linear_networks import networks_of_linear_layers
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -18,10 +19,11 @@ from transitions import BOX, CHOICE, CPU, draw, one_step
 from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.sac import SacLearner, matmul_dtype
 from asyncrl.models.distributions import SquashedGaussian
+from asyncrl.models.encoders import Inputs
 from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.models.sac import SacActor
 from asyncrl.runtime.processes import RunFailed
@@ -178,7 +180,7 @@ def test_soft_values_of_two_states_are_found() -> None:
     for _ in range(200):
         value = alpha * torch.logsumexp(expected / alpha, -1)
         expected = (batch.reward + batch.discount * value[[0, 1, 1, 0]]).view(2, 2)
-    for values in learner.critic(states).detach():
+    for values in learner.critic.values(Inputs(states), torch.empty(len(states), 0)).detach():
         torch.testing.assert_close(values, expected, atol=0.02, rtol=0.0)
     probabilities = learner.model(states).detach().exp()
     torch.testing.assert_close(probabilities, (expected / alpha).softmax(-1), atol=0.02, rtol=0.0)
@@ -194,7 +196,7 @@ def test_reward_one_for_ever_is_worth_more_than_once(spec: EnvSpec, discount: fl
         ones = torch.ones_like(batch.reward)
         batches.append(batch._replace(obs=same, next_obs=same, reward=ones, discount=discount * ones))
     learner.train(batches)
-    values = learner.critic(torch.zeros(1, 3), *([torch.zeros(1, 2)] if spec is BOX else [])).detach()
+    values = learner.critic.values(Inputs(torch.zeros(1, 3)), torch.zeros(1, 2 if spec is BOX else 0)).detach()
     torch.testing.assert_close(values, torch.full_like(values, value), atol=0.05 * value, rtol=0.0)
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 import torch
 from critics import with_values
+from layouts import vector_observation
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import block_size
 from asyncrl.models.sizes import num_model_parameters, num_statistics, weights_block_size

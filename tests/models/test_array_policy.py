@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layouts import vector_observation
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.flat import FlatParameters

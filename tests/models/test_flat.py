@@ -3,9 +3,10 @@
 import pytest
 import torch
 from critics import with_values
+from layouts import vector_observation
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, EnvSpec
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 

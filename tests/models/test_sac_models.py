@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from layouts import vector_observation
 from linear_networks import networks_of_linear_layers
 from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec, vector_observation
+from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 from asyncrl.models.mlp_pass import MlpPass

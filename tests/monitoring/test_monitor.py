@@ -113,7 +113,7 @@ def learner(env_steps, num_updates=8, lag=None, dropped=0, slots_ready=2, loss=1
         entropy=0.0,
     )
     lag = lag or LagMetrics(mean=8.0, p95=8.0, max=8, age_ms=100.0)
-    return LearnerReport(env_steps, env_steps, num_updates, num_updates, 2.0, 1.5, train, lag, slots_ready, dropped)
+    return LearnerReport(env_steps, env_steps, num_updates, 2.0, 1.5, train, lag, slots_ready, dropped)
 
 
 def test_a_record_sums_up_what_was_reported_since_the_one_before(run):
@@ -391,7 +391,6 @@ def test_a_replay_and_who_waited_for_whom_are_published(run):
     learner = LearnerReport(
         500,
         0,
-        40,
         40,
         2.0,
         1.5,

@@ -162,7 +162,7 @@ def test_updates_whose_graph_fails_go_on_without_and_leave_no_memory_behind() ->
         weights.add_(inputs[0])
         return (torch.tensor(float(weights.sum()), device=CUDA),)
 
-    runner, before = UpdateRunner(update, "auto", CUDA), torch.cuda.current_stream()
+    runner, before = UpdateRunner(update, CUDA), torch.cuda.current_stream()
     for number in range(10):
         (figure,) = runner([torch.ones(4, device=CUDA)])
         assert float(figure) == 4.0 * (number + 1), "each update is made once"

@@ -16,6 +16,7 @@ from asyncrl.envs.actions import ActionAdapter
 from asyncrl.evaluation.episodes import evaluate
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
+from asyncrl.models.encoders import Inputs
 from asyncrl.models.sac import SacActor
 from asyncrl.policy import load_policy
 from asyncrl.run import runner
@@ -56,7 +57,8 @@ def learner_of(finished: FinishedRun) -> SacLearner:
 def values(finished: FinishedRun, *observations: list[float]) -> np.ndarray:
     """What the critics, on average, say of observations, whose actions mean nothing."""
     with torch.no_grad():
-        return learner_of(finished).critic(torch.tensor(observations)).mean((0, 2)).numpy()
+        obs = torch.tensor(observations)
+        return learner_of(finished).critic.values(Inputs(obs), obs.new_empty((len(obs), 0))).mean((0, 2)).numpy()
 
 
 def assert_updates_are_made_when_due(finished: FinishedRun, env_steps: int = 0, updates: int = 0) -> None:

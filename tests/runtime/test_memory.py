@@ -9,6 +9,7 @@ import psutil
 import pytest
 from control_groups import make_control_groups
 
+from asyncrl.config import cgroups
 from asyncrl.runtime.memory import available_bytes
 
 MACHINE = 64_000
@@ -69,11 +70,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_free_memory_is_the_least_of_all_that_limit_it(
-    tmp_path: Path, membership: str, files: dict[str, str], expected: int
+    tmp_path: Path, membership: str, files: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = make_control_groups(tmp_path, membership, files)
-    assert available_bytes(tmp_path, named) == expected
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "MEMBERSHIP", make_control_groups(tmp_path, membership, files))
+    assert available_bytes() == expected
 
 
-def test_without_control_groups_the_machine_counts(tmp_path: Path) -> None:
-    assert available_bytes(tmp_path, tmp_path / "absent") == MACHINE
+def test_without_control_groups_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "absent")
+    assert available_bytes() == MACHINE

@@ -19,6 +19,8 @@ from scoring.analysis import (
     GATE_SHARE,
     best_ratio,
     evaluated_time,
+    interquartile_interval,
+    interquartile_mean,
     outcome,
     regressions,
     target,
@@ -30,7 +32,6 @@ from scoring.systems import Asyncrl, StableBaselines3, System, known_systems, va
 from scoring.tasks import SUITES, USUAL_SYSTEMS, Task
 
 from asyncrl.analysis.benchmark.watch import TaskFailed
-from asyncrl.analysis.statistics import interquartile_interval, interquartile_mean
 
 TASK = Task("Hill-v0", 1000, (10, 50), low=-100, high=100)
 PLANE = Task("Plane-v0", 500, (1,), low=0, high=10)

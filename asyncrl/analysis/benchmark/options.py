@@ -116,7 +116,6 @@ class BenchmarkOptions:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """The seeds, one for each round."""
         return tuple(range(self.first_seed, self.first_seed + self.own.seeds))
 
 
@@ -127,9 +126,8 @@ def read_options(argv: Sequence[str]) -> BenchmarkOptions:
         UsageError: every problem of the command line, one line each.
     """
     settings = all_settings()
-    given = split_flags(argv, settings, FLAGS)
-    texts = dict(given.texts)
-    problems = [str(problem) for problem in given.problems]
+    texts, wrong = split_flags(argv, settings, FLAGS)
+    problems = [str(problem) for problem in wrong]
     problems += [f"--{name} cannot be set here: {INSTEAD[name]}." for name in texts if name in INSTEAD]
     if texts.get("backend") == "hogwild" or texts.get("algo") == "a3c":
         if "backend" in texts and "modes" in texts:

@@ -122,7 +122,6 @@ class ResultStore:
             self._figures[key], self._code[key] = _TYPES[key.kind](**entry["figures"]), entry["code"]
 
     def get(self, task: Task) -> Figures | None:
-        """Returns the figures of a task; None if it was not measured."""
         return self._figures.get(task)
 
     def code_of(self, tasks: Iterable[Task]) -> list[str]:
@@ -363,11 +362,9 @@ class Results:
     lag_within_dataset: tuple[float, float, int]
 
     def throughput(self) -> list[tuple[Variant, ThroughputFigures[Spread]]]:
-        """Returns the variants with a throughput."""
         return [(item.variant, item.throughput) for item in self.variants if item.throughput is not None]
 
     def learning(self) -> list[tuple[Variant, Learning]]:
-        """Returns the variants with learning runs."""
         return [(item.variant, item.learning) for item in self.variants if item.learning is not None]
 
     def to_json(self) -> dict[str, Any]:

@@ -99,10 +99,7 @@ def prepare(options: BenchmarkOptions) -> Benchmark:
 
 
 def run(benchmark: Benchmark, say: Say) -> bool:
-    """Makes the missing measurements and writes the report, also after an interruption.
-
-    Returns:
-        Whether every task has a result.
+    """Makes the missing measurements and writes the report; returns whether every task has a result.
 
     Raises:
         UsageError: the output folder cannot be written.

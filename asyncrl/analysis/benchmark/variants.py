@@ -57,7 +57,6 @@ class Variant:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Flags of a run of this variant."""
         return (
             *mode_flags(self.mode),
             f"--inference_mode={self.inference_mode}",
@@ -119,7 +118,6 @@ class Protocol:
 
 
 def mode_flags(mode: Mode) -> tuple[str, ...]:
-    """Returns the flags of a mode."""
     if mode == "hogwild":
         return ("--backend=hogwild",)
     return (f"--async_rl={mode != 'sync'}", *((SAMPLING_FLAG,) if mode == "sampling" else ()))
