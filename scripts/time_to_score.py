@@ -3,6 +3,7 @@
     python scripts/time_to_score.py --suite=quick --compare_to=docs/time_to_score_quick.json  # before each release
     python scripts/time_to_score.py --suite=quick --outcome=docs/time_to_score_quick.json     # store the reference
     python scripts/time_to_score.py --suite=full --work_dir=scores/full                       # hours
+    python scripts/time_to_score.py --suite=peers --limit_s=300  # eight tasks beside other libraries
     python scripts/time_to_score.py --suite=defaults    # without a preset, beside Stable-Baselines3's defaults
     python scripts/time_to_score.py --suite=untouched   # environments that had no part in finding settings
     python scripts/time_to_score.py --suite=full --tasks=Hopper-v5 --variant small='--batch_size=256 --num_epochs=4'

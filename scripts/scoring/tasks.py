@@ -69,6 +69,18 @@ _DEFAULTS = (
     Task("toy_environments:Catch-v0", 100_000, (0, 0.5, 0.9), -0.75, 1),
 )
 
+# What is compared with other libraries, named before any of them was measured on it.
+_PEER_ENVS = (
+    "Acrobot-v1",
+    "LunarLander-v3",
+    "BipedalWalker-v3",
+    "Hopper-v5",
+    "Walker2d-v5",
+    "HalfCheetah-v5",
+    "Ant-v5",
+)
+_PEERS = (*(_BY_ENV[env] for env in _PEER_ENVS), replace(_BY_ENV["Humanoid-v5"], env_steps=1_000_000))
+
 # Environments that had no part in finding a preset or a default. They were named before they were first trained.
 _UNTOUCHED = (
     Task("flappy_bird_gymnasium:FlappyBird-v0", 300_000, (0, 5, 20), -8, 50),
@@ -82,6 +94,7 @@ _UNTOUCHED = (
 SUITES: dict[str, tuple[Task, ...]] = {
     "quick": tuple(replace(_BY_ENV[env], env_steps=steps) for env, steps in _QUICK_STEPS.items()),
     "full": _TASKS,
+    "peers": _PEERS,
     "defaults": _DEFAULTS,
     "untouched": _UNTOUCHED,
 }
@@ -89,6 +102,7 @@ SUITES: dict[str, tuple[Task, ...]] = {
 USUAL_SYSTEMS: dict[str, tuple[str, ...]] = {
     "quick": ("asyncrl",),
     "full": ("asyncrl", "asyncrl_sync", "sample_factory", "sb3_zoo", "sb3_default"),
+    "peers": ("asyncrl", "asyncrl_sync", "sample_factory", "sb3_zoo"),
     "defaults": ("asyncrl_defaults", "sb3_default"),
     "untouched": ("asyncrl", "sb3_default"),
 }
