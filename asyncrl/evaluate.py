@@ -7,6 +7,7 @@ Nothing is learned: weights and statistics are those of the checkpoint, rewards 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -94,7 +95,7 @@ def _evaluate(options: _Options) -> EvaluationResult:
     # Imports torch, which takes a second: mistakes of the user are reported before.
     import torch
 
-    from asyncrl.evaluation.episodes import EvaluationResult, evaluate
+    from asyncrl.evaluation.episodes import evaluate
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)  # a few observations are too little work for more threads
@@ -114,7 +115,7 @@ def _evaluate(options: _Options) -> EvaluationResult:
         recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
         shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
         print(f"recorded {len(recorded)} videos in {options.video}: {shown}", flush=True)
-    return EvaluationResult(result.returns, result.lengths, env_steps, str(path))
+    return dataclasses.replace(result, env_steps=env_steps, checkpoint=str(path))
 
 
 def _find_checkpoint(options: _Options) -> Path:

@@ -149,12 +149,12 @@ def run(
         spec: what the environment is, if it is known.
         settings: what differs from `SMALL`.
     """
-    env_id = env if "-v" in env else f"probe_envs:{env}-v0"
+    env_id = env if "-v" in env or ":" in env else f"probe_envs:{env}-v0"
     config = TrainConfig(**{"env": env_id, **SMALL, **_mode_settings(mode), **settings})
-    plan = resolve(config, _TWO_CORES)
+    spec = spec or _spec_of(config)
+    plan = resolve(config, _TWO_CORES, num_agents=spec.num_agents)
     problems = [str(problem) for problem in find_problems(config, plan, _TWO_CORES)]
     assert not problems, problems
-    spec = spec or _spec_of(config)
     reports: list[Report] = []
     folder.mkdir(parents=True, exist_ok=True)
     setup = RunSetup.create(config, plan, spec, folder / "checkpoints", resume_from)
@@ -247,7 +247,8 @@ def recording(folder: Path) -> Iterator[None]:
 
     def recording_updates(learner: OnPolicyLearner, dataset: Any, env_steps: int) -> Iterator[Any]:
         made_of_dataset.clear()
-        fields = {field.name: getattr(dataset, field.name).numpy().copy() for field in dataclasses.fields(dataset)}
+        tensors = {field.name: getattr(dataset, field.name) for field in dataclasses.fields(dataset)}
+        fields = {name: tensor.numpy().copy() for name, tensor in tensors.items() if tensor is not None}
         fields["learner_version"] = np.array(learner.policy_version)
         block = torch.empty(learner.block_size)
         write_block(learner.model, learner._flat, block)
@@ -272,8 +273,8 @@ def recording(folder: Path) -> Iterator[None]:
         keep("batch_return", model.denormalize_value(batch.normalized_return[is_sample]))
         keep("batch_size", is_sample.sum().view(1))
 
-    def recording_gae(*args: Any) -> GaeResult:
-        result = gae(*args)
+    def recording_gae(*args: Any, idle: torch.Tensor | None = None) -> GaeResult:
+        result = gae(*args, idle=idle)
         keep("estimated_value", args[1])
         keep("advantage", result.advantages)
         keep("return", result.returns)

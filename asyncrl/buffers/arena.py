@@ -84,6 +84,10 @@ class Arena:
     def array(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name]
 
+    def find_array(self, name: str) -> npt.NDArray[Any] | None:
+        """Returns an array, or None if the arena has none of this name."""
+        return self._arrays.get(name)
+
     def words(self, name: str) -> memoryview:
         """Returns a one-dimensional int64 array as a memoryview: each item is read or written in one aligned access."""
         array = self._arrays[name]

@@ -4,6 +4,9 @@ A slot holds one trajectory of one split: T rows of steps. `obs` and `value` hav
 the last step. Row rules: `obs[t + 1]` is the true next observation of `obs[t]` unless `terminated[t]`. After a
 truncation the next row is the episode's final observation: it gets a value, has no action, is not stepped, and is not
 `valid`; the row after it is the reset observation. After a termination the next row is the reset observation.
+
+With several agents a column belongs to one agent of one environment, and has two more fields: `idle` rows are steps in
+which the agent waits; `is_env_step` marks one agent's row of each step that an environment makes.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from asyncrl.envs.spec import EnvSpec, stored_action
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of a slot: dtype, shape of one environment's row, and whether it has the extra row."""
+    """One field of a slot: dtype, shape of one column's row, and whether it has the extra row."""
 
     name: str
     dtype: str
@@ -33,8 +36,8 @@ class FieldSpec:
 
 
 def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec, ...]:
-    """Fields with a row for every environment: `[slots, T or T+1, envs, *row_shape]`."""
-    return (
+    """Fields with a row for every column: `[slots, T or T+1, columns, *row_shape]`."""
+    fields = (
         FieldSpec("obs", spec.observation.row_dtype, (spec.observation.row_size,), has_extra_row=True),
         FieldSpec("rnn_state", "float32", (rnn_state_size,), has_extra_row=True),
         FieldSpec("value", "float32", (), has_extra_row=True),
@@ -46,16 +49,19 @@ def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec
         FieldSpec("truncated", "bool", ()),
         FieldSpec("valid", "bool", ()),
     )
+    if not spec.agents:
+        return fields
+    return (*fields, FieldSpec("idle", "bool", ()), FieldSpec("is_env_step", "bool", ()))
 
 
 def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
     """Arrays of all slots: the trajectory fields, the policy version and time of each row, the words of each slot."""
-    num_slots, rollout, num_envs = plan.num_slots, plan.rollout, plan.envs_per_split
+    num_slots, rollout, num_columns = plan.num_slots, plan.rollout, plan.columns_per_split
     specs = [
         ArraySpec(
             f"slots.{field.name}",
             field.dtype,
-            (num_slots, rollout + int(field.has_extra_row), num_envs, *field.row_shape),
+            (num_slots, rollout + int(field.has_extra_row), num_columns, *field.row_shape),
         )
         for field in trajectory_fields(spec, plan.rnn_state_size)
     ]

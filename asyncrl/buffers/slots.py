@@ -36,10 +36,11 @@ class SlotStateError(RuntimeError):
 
 
 class TrajectorySlots:
-    """All slots of a run. Arrays are indexed `[slot, row, env, ...]`, see `asyncrl.buffers.layout`.
+    """All slots of a run. Arrays are indexed `[slot, row, column, ...]`, see `asyncrl.buffers.layout`.
 
     Attributes:
-        num_slots, rollout, num_envs: slots S, step rows T, environments of a split E.
+        num_slots, rollout, num_envs: slots S, step rows T, columns of a split: one for each agent of its environments.
+        idle, is_env_step: None without several agents.
         is_recurrent: whether the slots keep recurrent states.
         owner: [S], the split that fills or filled each slot; `NOBODY` for a free one. Only this class writes it.
     """
@@ -55,6 +56,8 @@ class TrajectorySlots:
         self.terminated = arena.array("slots.terminated")
         self.truncated = arena.array("slots.truncated")
         self.valid = arena.array("slots.valid")
+        self.idle = arena.find_array("slots.idle")
+        self.is_env_step = arena.find_array("slots.is_env_step")
         self.policy_version = arena.array("slots.policy_version")
         self.chosen_at = arena.array("slots.chosen_at")
         self.owner = arena.words("slots.owner")

@@ -159,6 +159,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     mode = f"serial, {timing}" if plan.serial_mode else timing
     lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {plan.device}"
     environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
+    if plan.num_agents > 1:
+        environments += f", of {plan.num_agents} agents each"
     if plan.worker_num_splits > 1:
         environments += f", each in {plan.worker_num_splits} splits"
     if plan.inference_mode == "central":
@@ -198,7 +200,7 @@ def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
         lag = f"normally up to {lag}; samples older than {plan.lag_bound} are dropped"
     elif not plan.forced_lag:
         lag = "none: the policy that is trained collected every sample"
-    buffers = f"{plan.num_slots}, of {plan.envs_per_split} trajectories each; "
+    buffers = f"{plan.num_slots}, of {plan.columns_per_split} trajectories each; "
     buffers += f"one iteration uses {float(plan.slots_per_dataset):g}"
     return {
         "iteration": f"{plan.num_batches_per_epoch} x {plan.batch_size} = {plan.dataset_size} samples, from "

@@ -200,18 +200,19 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
 
 def _whole_rounds(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """Sync and fixed lag: a dataset is a whole number of rollouts of all environments."""
-    unit = plan.num_envs * plan.rollout
+    unit = plan.num_envs * plan.num_agents * plan.rollout
     if plan.dataset_size % unit == 0:
         return
     mode = "--fixed_lag=True" if plan.fixed_lag else "Synchronous training"
+    agents, count = (" x agents", f" x {plan.num_agents}") if plan.num_agents > 1 else ("", "")
     text = (
         f"{mode} needs batch_size x num_batches_per_epoch to be a multiple of "
-        f"num_workers x num_envs_per_worker x rollout: {plan.batch_size} x {plan.num_batches_per_epoch} = "
-        f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker} x {plan.rollout} = "
-        f"{unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
+        f"num_workers x num_envs_per_worker{agents} x rollout: {plan.batch_size} x {plan.num_batches_per_epoch} = "
+        f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker}{count} x "
+        f"{plan.rollout} = {unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
     )
     # Values that are auto adapt to the suggestion; it must fit the given ones.
-    step = plan.rollout
+    step = plan.rollout * plan.num_agents
     step *= 1 if config.num_workers == "auto" else plan.num_workers
     step *= 1 if config.num_envs_per_worker == "auto" else plan.num_envs_per_worker
     yield _problem(

@@ -87,6 +87,7 @@ class ResourcePlan:
         replay: None for algorithms that learn from trajectories.
         hogwild: None for the other backend.
         steps_tensors: whether environments are on the learner's device, so that samples never leave it.
+        num_agents: agents of each environment.
     """
 
     device: str
@@ -116,11 +117,17 @@ class ResourcePlan:
     replay: ReplayPlan | None = None
     hogwild: HogwildPlan | None = None
     steps_tensors: bool = False
+    num_agents: int = 1
 
     @property
     def envs_per_split(self) -> int:
-        """Environments of one split, which fill one slot together, E."""
+        """Environments of one split, which fill one slot together."""
         return self.num_envs_per_worker // self.worker_num_splits
+
+    @property
+    def columns_per_split(self) -> int:
+        """Columns of a slot, E: one for each agent of each environment of a split."""
+        return self.envs_per_split * self.num_agents
 
     @property
     def num_splits(self) -> int:
@@ -139,13 +146,13 @@ class ResourcePlan:
 
     @property
     def columns_per_dataset(self) -> int:
-        """Columns (trajectories of one environment) in a dataset."""
+        """Columns (trajectories of one agent of one environment) in a dataset."""
         return max(1, self.dataset_size // self.rollout)
 
     @property
     def slots_per_dataset(self) -> Fraction:
         """Size of a dataset in slots, D. In async it may be a fraction: a dataset takes single columns."""
-        return Fraction(self.columns_per_dataset, self.envs_per_split)
+        return Fraction(self.columns_per_dataset, self.columns_per_split)
 
     @property
     def num_slots(self) -> int:
@@ -165,8 +172,8 @@ class ResourcePlan:
 
     @property
     def num_datasets(self) -> int:
-        """Datasets of the whole run, of each rank."""
-        return math.ceil(self.train_for_env_steps / (self.dataset_size * self.num_ranks))
+        """Datasets of the whole run, of each rank; an environment step is a sample of each agent."""
+        return math.ceil(self.train_for_env_steps * self.num_agents / (self.dataset_size * self.num_ranks))
 
     @property
     def num_updates(self) -> int:
@@ -248,13 +255,16 @@ class ResourcePlan:
         return collecting + self.learner_threads if self.async_rl else max(collecting, self.learner_threads)
 
 
-def resolve(config: TrainConfig, machine: Machine | None = None, observes_images: bool = False) -> ResourcePlan:
+def resolve(
+    config: TrainConfig, machine: Machine | None = None, observes_images: bool = False, num_agents: int = 1
+) -> ResourcePlan:
     """Resolves every `auto` for a machine and derives all other numbers.
 
     Args:
         config: the settings.
         machine: the machine to plan for; by default the one that this process runs on.
         observes_images: whether the networks have convolutions.
+        num_agents: agents of each environment.
     """
     machine = machine or Machine.detect()
     is_hogwild = config.backend == "hogwild"
@@ -270,7 +280,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         num_inference_workers = len(inference_devices)
     num_cores = 1 if config.actor_critic_share_weights else 2
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
-    num_workers, num_envs = _workers_and_envs(config, cores, prefer_even)
+    num_workers, num_envs = _workers_and_envs(config, cores, prefer_even, num_agents)
     if config.worker_num_splits != "auto":
         num_splits = min(config.worker_num_splits, num_envs)
     else:
@@ -303,6 +313,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         replay=_replay(config),
         hogwild=_hogwild(config, num_workers),
         steps_tensors=config.env_backend == "tensor",
+        num_agents=num_agents,
     )
 
 
@@ -367,7 +378,7 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     return round(passes * config.batch_size * of_one_pass / flops)
 
 
-def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tuple[int, int]:
+def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool, num_agents: int) -> tuple[int, int]:
     """Workers and environments of each, chosen so that one rollout of all environments fills one dataset.
 
     In off-policy learning the learner needs the time, so only a quarter of the cores get workers.
@@ -380,7 +391,7 @@ def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tup
     if config.is_off_policy:
         few = max(1, most // 4)
         return few if num_workers == "auto" else num_workers, _OFF_POLICY_ENVS if num_envs == "auto" else num_envs
-    columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout)
+    columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout // num_agents)
     if num_workers == "auto":
         num_workers = _auto_workers(config, columns, most, prefer_even)
     return num_workers, max(1, columns // num_workers) if num_envs == "auto" else num_envs

@@ -6,8 +6,8 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium
@@ -15,9 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
+from asyncrl.envs.agents import AgentsState
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.policy import Policy
 
 # Far from the indices of a run's own environments, so that no evaluation episode has the seed of a training episode.
@@ -29,16 +31,18 @@ class EvaluationResult:
     """Evaluation episodes of one policy.
 
     Attributes:
-        returns: sum of the environment's own rewards in each episode.
+        returns: sum of the environment's own rewards in each episode; the mean over the agents, if there are several.
         lengths: steps of each episode.
         env_steps: environment steps that the policy was trained for.
         checkpoint: path of the policy's checkpoint.
+        returns_by_agent: returns of each agent, by its name; `returns` are their means. Empty for a single agent.
     """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     env_steps: int | None = None
     checkpoint: str | None = None
+    returns_by_agent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def mean_reward(self) -> float:
@@ -74,6 +78,7 @@ class EvaluationResult:
                 "episodes": len(self.returns),
                 "env_steps": self.env_steps,
                 "checkpoint": self.checkpoint,
+                **({"mean_reward_by_agent": self._mean_by_agent} if self.returns_by_agent else {}),
             }
         )
 
@@ -81,7 +86,12 @@ class EvaluationResult:
         text = f"return {self.mean_reward:.2f}"
         if self.std_reward is not None and self.ci95 is not None:
             text += f" +- {self.std_reward:.2f} (95 % interval of the mean: {self.ci95[0]:.2f} to {self.ci95[1]:.2f})"
-        return f"{text}, {self.mean_ep_length:.1f} steps an episode, {len(self.returns)} episodes"
+        text += f", {self.mean_ep_length:.1f} steps an episode, {len(self.returns)} episodes"
+        return "\n".join([text, *(f"{name}: {mean:.2f}" for name, mean in self._mean_by_agent.items())])
+
+    @property
+    def _mean_by_agent(self) -> dict[str, float]:
+        return {name: statistics.fmean(returns) for name, returns in self.returns_by_agent.items()}
 
 
 def evaluate(
@@ -115,30 +125,27 @@ def evaluate(
         EnvironmentFailed: the environment's own code raised.
         UsageError: the environment cannot be made.
     """
-    layout = policy.spec.observation
-    codec = ObservationCodec(layout)
+    spec = policy.spec
     lanes: list[_Lane] = []
     try:
         num_lanes = min(num_envs, episodes)
         for idx in range(num_lanes):
             env = _make(policy) if make is None else make(idx)
-            lanes.append(_Lane(env, seed, list(range(idx, episodes, num_lanes))))
-        obs = np.zeros((num_lanes, layout.row_size), dtype=layout.row_dtype)
-        state = policy.initial_state(num_lanes)
+            make_lane = _AgentsLane if spec.agents else _Lane
+            lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes))))
+        size = spec.num_agents
+        obs = np.zeros((num_lanes * size, spec.observation.row_size), dtype=spec.observation.row_dtype)
+        state = policy.initial_state(len(obs))
         for row, lane in enumerate(lanes):
-            lane.write(lane.reset(), codec, obs[row])
+            lane.reset(obs[row * size : (row + 1) * size])
         playing, reported_at = list(lanes), time.monotonic()
         while playing:
             actions, state = policy.step(obs, state, deterministic)
             for row, lane in enumerate(playing):
-                num_finished = len(lane.finished)
-                next_obs = lane.step(actions[row])
-                if next_obs is not None:
-                    lane.write(next_obs, codec, obs[row])
-                if len(lane.finished) > num_finished:
-                    state[row] = 0.0
+                columns = slice(row * size, (row + 1) * size)
+                state[columns][lane.step(actions[columns], obs[columns])] = 0.0
             if not all(lane.episodes for lane in playing):
-                is_playing = [bool(lane.episodes) for lane in playing]
+                is_playing = np.repeat([bool(lane.episodes) for lane in playing], size)
                 obs, state = obs[is_playing], state[is_playing]
                 playing = [lane for lane in playing if lane.episodes]
             if report is not None and time.monotonic() - reported_at >= report_every_s:
@@ -148,8 +155,9 @@ def evaluate(
         for lane in lanes:
             lane.env.close()
     finished = {episode: result for lane in lanes for episode, result in lane.finished.items()}
-    returns, lengths = zip(*(finished[episode] for episode in range(episodes)), strict=True)
-    return EvaluationResult(returns, lengths)
+    of_agents, lengths = zip(*(finished[episode] for episode in range(episodes)), strict=True)
+    by_agent = dict(zip(spec.agents, zip(*of_agents, strict=True), strict=False))
+    return EvaluationResult(tuple(map(statistics.fmean, of_agents)), lengths, returns_by_agent=by_agent)
 
 
 def _make(policy: Policy) -> gymnasium.Env[Any, Any]:
@@ -164,37 +172,53 @@ def _make(policy: Policy) -> gymnasium.Env[Any, Any]:
 class _Lane:
     """One environment and the indices of the episodes that it still has to play."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], seed: int, episodes: list[int]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec, seed: int, episodes: list[int]) -> None:
         self.env, self.episodes = env, episodes
-        self.finished: dict[int, tuple[float, int]] = {}
+        self.finished: dict[int, tuple[tuple[float, ...], int]] = {}
+        """By episode: the return of each agent, and the steps."""
         self.num_steps = 0
+        self._codec = ObservationCodec(spec.observation)
         self._seed = seed
-        self._return, self._length = 0.0, 0
+        self._returns, self._length = [0.0] * spec.num_agents, 0
 
-    def reset(self) -> Any:
-        """Begins the next episode and returns its first observation."""
-        self._return, self._length = 0.0, 0
+    def reset(self, rows: npt.NDArray[Any]) -> Any:
+        """Begins the next episode and writes its first observation to `rows [N, row_size]`, N being 1."""
+        self._returns, self._length = [0.0] * len(self._returns), 0
         seed = env_seed(self._seed, _FIRST_SEED_IDX + self.episodes[0])
-        return self._call("reset", lambda: self.env.reset(seed=seed))[0]
+        obs = self._call("reset", lambda: self.env.reset(seed=seed))[0]
+        self._write(obs, rows)
+        return obs
 
-    def step(self, action: Any) -> Any:
-        """Takes a step and returns the observation to act on next; None after the last episode."""
-        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(action))
-        self._return += float(reward)
+    def step(self, actions: Any, rows: npt.NDArray[Any]) -> list[int]:
+        """Takes a step and writes the observation to act on next, if there is one; returns the rows that begin."""
+        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(actions[0]))
+        self._returns[0] += float(reward)
+        self._count_step()
+        if not (terminated or truncated):
+            self._write(obs, rows)
+            return []
+        return self._end(rows)
+
+    def _count_step(self) -> None:
         self._length += 1
         self.num_steps += 1
-        if not (terminated or truncated):
-            return obs
-        self.finished[self.episodes.pop(0)] = (self._return, self._length)
-        return self.reset() if self.episodes else None
 
-    def write(self, obs: Any, codec: ObservationCodec, row: npt.NDArray[Any]) -> None:
-        """Writes an observation of the current episode to `row [row_size]`."""
+    def _end(self, rows: npt.NDArray[Any]) -> list[int]:
+        """Ends the episode and begins the next one, if there is one."""
+        self.finished[self.episodes.pop(0)] = (tuple(self._returns), self._length)
+        if self.episodes:
+            self.reset(rows)
+        return list(range(len(self._returns)))
+
+    def _write(self, obs: Any, rows: npt.NDArray[Any]) -> None:
         try:
-            codec.write(obs, row)
+            self._write_rows(obs, rows)
         except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
             text = f"The environment returned an observation that does not match its space, {self._moment}: {error}"
             raise EnvironmentFailed(text) from error
+
+    def _write_rows(self, obs: Any, rows: npt.NDArray[Any]) -> None:
+        self._codec.write(obs, rows[0])
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
@@ -206,6 +230,38 @@ class _Lane:
     @property
     def _moment(self) -> str:
         return f"episode {self.episodes[0]}, at its step {self._length}"
+
+
+class _AgentsLane(_Lane):
+    """One environment of several agents. Its episode ends when each agent has ended one, of which the first counts."""
+
+    def reset(self, rows: npt.NDArray[Any]) -> Any:
+        state: AgentsState = super().reset(rows)
+        self._has_ended = [False] * len(self._returns)
+        self._was_present = state.is_present
+        return state
+
+    def step(self, actions: Any, rows: npt.NDArray[Any]) -> list[int]:
+        state: AgentsState = self._call("step", lambda: self.env.step(actions))[0]
+        self._count_step()
+        begins = []
+        for place, was_present in enumerate(self._was_present):
+            if was_present and not self._has_ended[place]:
+                self._returns[place] += state.reward[place]
+            has_ended = state.terminated[place] or state.truncated[place]
+            self._has_ended[place] |= has_ended
+            if has_ended or not was_present:
+                begins.append(place)
+        self._was_present = state.is_present
+        if state.is_over or all(self._has_ended):
+            return self._end(rows)
+        self._write(state, rows)
+        return begins
+
+    def _write_rows(self, obs: AgentsState, rows: npt.NDArray[Any]) -> None:
+        for row, of_agent in zip(rows, obs.obs, strict=True):
+            if of_agent is not None:
+                self._codec.write(of_agent, row)
 
 
 def student_t_975(degrees_of_freedom: int) -> float:

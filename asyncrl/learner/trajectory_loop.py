@@ -78,13 +78,15 @@ class TrajectoryLoop:
         stopping: StopCondition,
         env_steps: int = 0,
         num_samples: int = 0,
+        agent_steps: int = 0,
         agreement: RankConsensus | None = None,
         look: Callable[[], None] | None = None,
     ) -> None:
         """Publishes the first weights; samples may be collected after that.
 
-        The learner is in the state to begin with. `env_steps` and `num_samples` were trained on before, samples counted
-        once for each pass. `look` is called a few times a second during an update, for other roles of the process.
+        The learner is in the state to begin with. `env_steps`, `num_samples` and `agent_steps` were trained on before,
+        `num_samples` counting each pass. `look` is called a few times a second during an update, for other roles of
+        the process.
         """
         self._control = control
         self._stopping = stopping
@@ -106,7 +108,7 @@ class TrajectoryLoop:
         self.has_more_to_learn = env_steps < config.train_for_env_steps
         self._first_env_steps = env_steps
         self._env_steps_seen = env_steps  # with those of the dataset that is being trained on
-        self._num_samples = num_samples
+        self._num_samples, self._agent_steps = num_samples, agent_steps
         self._report_started = time.monotonic()
         self._publish()
 
@@ -124,8 +126,8 @@ class TrajectoryLoop:
         if columns is None:
             return None
         dataset = self._batcher.collect(columns)
-        num_steps = dataset.num_valid
-        lag = self._batcher.lag(learner.policy_version) if num_steps > 0 else None
+        num_steps, num_valid = dataset.num_env_steps, dataset.num_valid
+        lag = self._batcher.lag(learner.policy_version) if num_valid > 0 else None
         phases.charge(Phase.COPY)
         if self._has_fixed_lag:
             self._publish()
@@ -141,7 +143,8 @@ class TrajectoryLoop:
         if new_values is not None:
             learner.set_hyperparameters(new_values)
             self._changes, self._changed_at = agreement.hyperparameters.changes(), learner.policy_version
-        if is_over or num_steps == 0:  # no steps: all samples were of environments that failed
+        # Without samples all environments failed, or all agents waited. Other ranks may have samples.
+        if is_over or num_steps == 0 or (num_valid == 0 and not has_ranks):
             self._source.release(columns)
             return None
         self.own_env_steps = own_env_steps
@@ -176,11 +179,13 @@ class TrajectoryLoop:
         self.env_steps = self._env_steps_seen
         self.has_more_to_learn = is_cut_short or self.env_steps < self._config.train_for_env_steps
         self._num_samples += num_steps * num_passes
+        self._agent_steps += num_valid
         phases.charge(Phase.OTHER)
         now, spent = time.monotonic(), phases.take()
         report = LearnerReport(
             env_steps=self.env_steps,
             num_samples=self._num_samples,
+            agent_steps=self._agent_steps,
             num_updates=learner.policy_version,
             wall_s=now - self._report_started,
             busy_s=busy_s(spent),
@@ -208,7 +213,8 @@ class TrajectoryLoop:
     def state(self) -> LearnerState:
         """The state that continues the training, without slots."""
         state = self._learner.state_dict()
-        return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": self._num_samples})
+        counted = {"num_samples": self._num_samples, "agent_steps": self._agent_steps}
+        return LearnerState(state.model, state.optimizer, {**state.scalars, **counted})
 
     def replay(self) -> None:
         """Trajectories are used once."""

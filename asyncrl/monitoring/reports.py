@@ -232,6 +232,7 @@ class LearnerReport:
 
     Attributes:
         env_steps, num_samples, num_updates, dropped_samples: totals since the start of the run.
+        agent_steps: samples that were trained on, of all agents, since the start of the run; 0 for a replay.
         skipped_steps: total of the optimizer steps that were skipped because loss or gradient was not finite.
         train: None if nothing was trained.
         lag, slots_ready: of trajectories, None for a replay; `slots_ready` trajectories wait for the learner.
@@ -251,6 +252,7 @@ class LearnerReport:
     lag: LagMetrics | None = None
     slots_ready: int | None = None
     dropped_samples: int = 0
+    agent_steps: int = 0
     skipped_steps: int = 0
     replay: ReplayMetrics | None = None
     phases: Mapping[Phase, float] = field(default_factory=dict)

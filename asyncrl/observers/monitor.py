@@ -429,6 +429,8 @@ class Monitor:
             named["time/total_frames"] = self._env_steps * self._config.frames_per_step
         if learner is not None:
             named["train/n_updates"] = learner.num_updates
+            if self._plan.num_agents > 1:
+                named["time/total_agent_steps"] = learner.agent_steps
             named["perf/slots_ready"] = learner.slots_ready
             if learner.hyperparameters:
                 named |= {f"hyperparameters/{name}": value for name, value in learner.hyperparameters.items()}

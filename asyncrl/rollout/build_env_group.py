@@ -1,4 +1,4 @@
-"""Makes the environments of a split: single ones, or a vectorized one if the probe of the environment chose it."""
+"""Makes the environments of a split: single ones, with one or several agents, or a vectorized one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
@@ -21,7 +22,7 @@ def build_env_group(
     run_seed: int,
     env_steps: int,
     failures: FailureLog,
-) -> EnvGroup | VectorEnvGroup:
+) -> EnvGroup | VectorEnvGroup | AgentsEnvGroup:
     """The environments of split `split_idx`. Each has its own seed; a vectorized environment has one seed.
 
     Seeds follow from `run_seed`, the number of the environment and `env_steps`, the environment steps that the run made
@@ -40,4 +41,5 @@ def build_env_group(
     make = partial(make_run_env, config, in_training=True)
     seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
     recovery = Recovery(failures, make, seed)
-    return EnvGroup([make() for _ in seeds], seeds, first_env, spec, config.action_mapping, recovery)
+    make_group = AgentsEnvGroup if spec.agents else EnvGroup
+    return make_group([make() for _ in seeds], seeds, first_env, spec, config.action_mapping, recovery)

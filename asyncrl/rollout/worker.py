@@ -24,6 +24,7 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, StepRows
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SacMetrics, TrainMetrics, busy_s, mean_metrics
+from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, EnvironmentGroup
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
@@ -170,7 +171,7 @@ class Split:
     def __init__(
         self,
         split_idx: int,
-        group: EnvGroup | VectorEnvGroup,
+        group: EnvGroup | VectorEnvGroup | AgentsEnvGroup,
         slots: TrajectorySlots,
         actions: ActionSource,
         phases: PhaseTimer | None = None,
@@ -215,6 +216,8 @@ class Split:
         if row == slots.rollout:
             np.copyto(self._last_obs, slots.obs[slot, row])
             np.copyto(self._last_state, slots.rnn_state[slot, row])
+            if isinstance(self.group, AgentsEnvGroup):
+                self.group.end_slot(slots, slot)
             slots.finish(slot, self.split_idx)
             self.slot = None
             return 0, slot
@@ -224,12 +227,15 @@ class Split:
             truncated=slots.truncated[slot, row],
             valid=slots.valid[slot, row],
             next_obs=slots.obs[slot, row + 1],
+            idle=None if slots.idle is None else slots.idle[slot, row],
+            is_env_step=None if slots.is_env_step is None else slots.is_env_step[slot, row],
         )
         num_steps = self.group.step(slots.action[slot, row], rows)
         if self.group.lost:
             self._truncate_lost_episodes(slot, row)
         if slots.is_recurrent:
-            slots.rnn_state[slot, row + 1][rows.terminated | ~rows.valid] = 0.0  # the next row begins an episode
+            is_step = rows.valid if rows.idle is None else rows.valid | rows.idle
+            slots.rnn_state[slot, row + 1][rows.terminated | ~is_step] = 0.0  # the next row begins an episode
         self._phases.charge(Phase.STEP)
         self._row = row + 1
         self._is_answered = self._actions.request(self.split_idx, slot, row + 1)

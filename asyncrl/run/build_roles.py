@@ -294,6 +294,7 @@ def _build_trajectory_loop(
     look: Callable[[], None] | None,
 ) -> TrajectoryLoop:
     setup, saved = parts.setup, parts.saved
+    before = {} if saved is None or setup.resume_from is None else saved.scalars
     return TrajectoryLoop(
         learner=learner,
         source=source,
@@ -302,7 +303,8 @@ def _build_trajectory_loop(
         config=setup.config,
         phases=parts.phases,
         env_steps=setup.first_env_steps,
-        num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
+        num_samples=int(before.get("num_samples", 0)),
+        agent_steps=int(before.get("agent_steps", 0)),
         agreement=parts.agreement,
         control=setup.control,
         stopping=parts.stopping,

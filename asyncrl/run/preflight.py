@@ -100,7 +100,10 @@ def run(
             problems.append(Problem(("env",), str(error)))
     needed, free = None, available_bytes()
     if spec is not None:
-        plan = resolve(config, machine, observes_images=spec.observation.has_images)
+        plan = resolve(config, machine, spec.observation.has_images, spec.num_agents)
+        if spec.agents:
+            of_agents = [problem for problem in find_problems(config, plan, machine) if problem not in found]
+            problems += [*_unaffected(of_agents, loaded.problems), *_agents_problems(config, spec)]
         problems += _action_problems(config, spec)
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
@@ -185,6 +188,18 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     return [Problem((name, "env"), text, (fitting,))]
 
 
+def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    text = f"{spec.env_id} has {len(spec.agents)} agents"
+    if config.is_off_policy:
+        yield Problem(
+            ("algo", "env"), f"{text}, which --algo={config.algo} cannot train.", ("--algo=ppo", "--algo=a2c")
+        )
+    if config.backend == "hogwild":
+        yield Problem(
+            ("backend", "env"), f"{text}, which --backend=hogwild cannot train.", ("--backend=actor_learner",)
+        )
+
+
 def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
     """Whether returns in training differ from those of the policy in whole episodes.
 
@@ -243,7 +258,7 @@ def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
         fitting = max(1, int(plan.replay.size * free * 0.9 / needed))
         text = f"A replay of {plan.replay.size} environment steps needs {memory}"
         return Problem(("replay_size",), text, (f"--replay_size={fitting}", _MORE_MEMORY))
-    text = f"{plan.num_slots} buffers of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
+    text = f"{plan.num_slots} buffers of {plan.columns_per_split} trajectories of {plan.rollout} steps need {memory}"
     names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
     return Problem(names, text, (f"a smaller value of {', '.join('--' + name for name in names)}", _MORE_MEMORY))
 
