@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
@@ -247,8 +246,7 @@ def recording(folder: Path) -> Iterator[None]:
 
     def recording_updates(learner: OnPolicyLearner, dataset: Any, env_steps: int) -> Iterator[Any]:
         made_of_dataset.clear()
-        tensors = {field.name: getattr(dataset, field.name) for field in dataclasses.fields(dataset)}
-        fields = {name: tensor.numpy().copy() for name, tensor in tensors.items() if tensor is not None}
+        fields = {name: tensor.numpy().copy() for name, tensor in dataset.tensors().items()}
         fields["learner_version"] = np.array(learner.policy_version)
         block = torch.empty(learner.block_size)
         write_block(learner.model, learner._flat, block)

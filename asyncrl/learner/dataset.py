@@ -72,8 +72,11 @@ class Dataset:
 
     def to(self, device: torch.device) -> Dataset:
         """The same dataset on `device`; fields that are there already are not copied."""
-        present = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
-        return Dataset(**{name: value.to(device) for name, value in present.items()})
+        return Dataset(**{name: value.to(device) for name, value in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields that this dataset has, by name."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
 
 class Batcher:

@@ -29,13 +29,13 @@ from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.agents import AgentsEnv, AgentsState
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.rollout.env_group import EnvironmentGroup, ObsArray, is_surely_finite
+from asyncrl.rollout.env_group import HostEnvGroup, ObsArray, is_surely_finite
 from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Recovery
 
 _MOST_NAMED_AGENTS = 32
 
 
-class AgentsEnvGroup(EnvironmentGroup):
+class AgentsEnvGroup(HostEnvGroup):
     """Steps the environments of a split, each with the N agents of the spec. Owns them.
 
     Columns are those of the first environment's agents, then of the second's. All arrays are `[E * N]`.
@@ -66,17 +66,12 @@ class AgentsEnvGroup(EnvironmentGroup):
         self._env_idx = 0  # of the environment that is being reset or stepped, for messages
 
     def reset(self, obs: ObsArray) -> None:
-        """Starts an episode in every environment and writes the observations to `obs [E * N, row_size]`."""
         for env in range(len(self._envs)):
             self._is_over[env] = False
             self._start(env, obs)
         obs[:] = self._obs
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
-        """Steps every environment that is not over, and writes the results for all agents.
-
-        Returns the number of environment steps. Arguments and errors are those of `EnvGroup.step`.
-        """
         assert rows.idle is not None and rows.is_env_step is not None
         rows.reward[:] = 0.0
         rows.terminated[:] = rows.truncated[:] = rows.is_env_step[:] = False
@@ -109,8 +104,7 @@ class AgentsEnvGroup(EnvironmentGroup):
         return num_steps
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
-        """As `EnvGroup.start_slot`, for columns."""
-        restarted = []
+        restarted: list[int] = []
         for env in [env for env, is_over in enumerate(self._is_over) if is_over]:
             self._is_over[env] = False
             self._start(env, first_obs)
@@ -154,7 +148,9 @@ class AgentsEnvGroup(EnvironmentGroup):
                     rows.terminated[column] = state.terminated[place]
                     rows.truncated[column] = state.truncated[place] and not env.resets_itself
                     if state.truncated[place] and env.resets_itself:
-                        rows.valid[column] = rows.idle[column] = False
+                        rows.valid[column] = False
+                        if rows.idle is not None:
+                            rows.idle[column] = False
                         self.lost.append(LostStep(column, int(self._num_rows[column]) - 1, has_failed=False))
             if has_ended or not self._is_present[column]:
                 self._returns[column] = self._lengths[column] = self._num_rows[column] = 0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
-from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
@@ -22,7 +23,7 @@ def build_env_group(
     run_seed: int,
     env_steps: int,
     failures: FailureLog,
-) -> EnvGroup | VectorEnvGroup | AgentsEnvGroup:
+) -> HostEnvGroup:
     """The environments of split `split_idx`. Each has its own seed; a vectorized environment has one seed.
 
     Seeds follow from `run_seed`, the number of the environment and `env_steps`, the environment steps that the run made
@@ -41,5 +42,6 @@ def build_env_group(
     make = partial(make_run_env, config, in_training=True)
     seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
     recovery = Recovery(failures, make, seed)
-    make_group = AgentsEnvGroup if spec.agents else EnvGroup
-    return make_group([make() for _ in seeds], seeds, first_env, spec, config.action_mapping, recovery)
+    envs: list[Any] = [make() for _ in seeds]
+    arguments = (seeds, first_env, spec, config.action_mapping, recovery)
+    return AgentsEnvGroup(envs, *arguments) if spec.agents else EnvGroup(envs, *arguments)

@@ -25,8 +25,7 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SacMetrics, TrainMetrics, busy_s, mean_metrics
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
-from asyncrl.rollout.env_group import EnvGroup, EnvironmentGroup
-from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.rollout.env_group import EnvironmentGroup, HostEnvGroup
 
 WAIT_S = 0.1
 
@@ -171,7 +170,7 @@ class Split:
     def __init__(
         self,
         split_idx: int,
-        group: EnvGroup | VectorEnvGroup | AgentsEnvGroup,
+        group: HostEnvGroup,
         slots: TrajectorySlots,
         actions: ActionSource,
         phases: PhaseTimer | None = None,
@@ -301,7 +300,7 @@ class ReplaySplit:
     def __init__(
         self,
         split_idx: int,
-        group: EnvGroup | VectorEnvGroup,
+        group: HostEnvGroup,
         stripes: ReplayStripes,
         actions: ActionSource,
         phases: PhaseTimer | None = None,

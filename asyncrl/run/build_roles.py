@@ -128,7 +128,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
     return InferenceWorker(
         worker_idx=server_idx,
         policy=build_acting_policy(setup, device, setup.plan.num_workers + server_idx, phases),
-        num_envs=setup.plan.envs_per_split,
+        num_envs=setup.plan.columns_per_split,
         table=RequestTable(setup.arena),
         rings={worker: IndexRing(setup.arena, f"requests.{worker}") for worker in served},
         clients={worker: workers[worker] for worker in served},

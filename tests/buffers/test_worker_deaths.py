@@ -75,6 +75,9 @@ class MortalArena:
     def array(self, name: str) -> np.ndarray:
         return self._arena.array(name)
 
+    def find_array(self, name: str) -> np.ndarray | None:
+        return self._arena.find_array(name)
+
     def words(self, name: str) -> MortalWords:
         return MortalWords(self._arena.words(name), self._life)
 
