@@ -393,16 +393,18 @@ def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool, num_ag
         return few if num_workers == "auto" else num_workers, _OFF_POLICY_ENVS if num_envs == "auto" else num_envs
     columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout // num_agents)
     if num_workers == "auto":
-        num_workers = _auto_workers(config, columns, most, prefer_even)
+        num_workers = _auto_workers(config, columns, most, prefer_even, num_agents)
     return num_workers, max(1, columns // num_workers) if num_envs == "auto" else num_envs
 
 
-def _auto_workers(config: TrainConfig, columns: int, most: int, prefer_even: bool) -> int:
+def _auto_workers(config: TrainConfig, columns: int, most: int, prefer_even: bool, num_agents: int) -> int:
     """The largest number of workers, up to `most`, whose equal shares add up to a dataset."""
     if config.num_envs_per_worker != "auto":
         share = config.num_envs_per_worker
         fitting = [count for count in range(1, most + 1) if columns % (count * share) == 0]
         return fitting[-1] if fitting else max(1, min(most, columns // share))
+    if num_agents > 1 and config.async_rl and not config.fixed_lag:
+        return min(most, columns)  # a dataset takes single columns, so the shares need not add up
     divisors = [count for count in range(1, min(most, columns) + 1) if columns % count == 0]
     even = [count for count in divisors if (columns // count) % 2 == 0]
     return even[-1] if prefer_even and even else divisors[-1]

@@ -8,19 +8,19 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsState
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.policy import Policy
 
 # Far from the indices of a run's own environments, so that no evaluation episode has the seed of a training episode.
 _FIRST_SEED_IDX = 1_000_000_000
@@ -94,8 +94,27 @@ class EvaluationResult:
         return {name: statistics.fmean(returns) for name, returns in self.returns_by_agent.items()}
 
 
+class Player(Protocol):
+    """What playing needs of a `Policy`."""
+
+    def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
+        """Recurrent states `[num_envs, S]` at the start of episodes."""
+
+    def step(
+        self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
+    ) -> tuple[Any, npt.NDArray[np.float32]]:
+        """Actions for rows of observations, and the states after them, as `Policy.step`."""
+
+
+class PlayedPolicy(Player, Protocol):
+    """A player that knows its environment: a `Policy`, or players for all agents of an environment."""
+
+    spec: EnvSpec
+    config: TrainConfig
+
+
 def evaluate(
-    policy: Policy,
+    policy: PlayedPolicy,
     *,
     episodes: int,
     num_envs: int = 8,
@@ -160,7 +179,7 @@ def evaluate(
     return EvaluationResult(tuple(map(statistics.fmean, of_agents)), lengths, returns_by_agent=by_agent)
 
 
-def _make(policy: Policy) -> gymnasium.Env[Any, Any]:
+def _make(policy: PlayedPolicy) -> gymnasium.Env[Any, Any]:
     try:
         return make_run_env(policy.config)
     except (UsageError, EnvironmentFailed):

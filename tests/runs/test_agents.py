@@ -86,3 +86,8 @@ def test_synchronous_datasets_hold_whole_rollouts_of_all_agents() -> None:
     found = preflight_of(async_rl=False, rollout=64, **fitting)
     assert found.problems == ()
     assert found.plan.num_slots == 2 and found.plan.columns_per_split == 12
+
+
+def test_async_uses_every_core_though_the_agents_do_not_divide_a_dataset() -> None:
+    plan = preflight_of().plan
+    assert (plan.num_workers, plan.num_envs_per_worker, plan.num_agents) == (2, 10, 3)
