@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from asyncrl.config.dependencies import missing_for
-from asyncrl.config.errors import Problem
-from asyncrl.config.flags import refused_value
+from asyncrl.config.errors import Problem, UsageError
+from asyncrl.config.flags import refused_value, unknown_name
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.settings import all_settings
 
 MOST_PROCESSES = 240
 
@@ -40,6 +41,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_learning(config, plan),
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
+        *_policies(config, plan),
     ]
 
 
@@ -378,3 +380,48 @@ def _as_flags(name: str, value: int, step: int) -> list[str]:
 def _divisor_near(number: int, wanted: int) -> int:
     """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
     return min((count for count in range(1, number + 1) if number % count == 0), key=lambda count: abs(count - wanted))
+
+
+_COMMON_MODEL_SETTINGS = ("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers", "recurrence", "core", "image_channels")
+
+
+def _policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if config.num_policies == 1:
+        for name in ("policies",) if config.policies else ():
+            yield _problem(f"{name} num_policies", f"--{name} is for several policies.", "--num_policies=2")
+        return
+    count = f"--num_policies={config.num_policies}"
+    one = "--num_policies=1"
+    if config.is_off_policy:
+        yield _problem("num_policies algo", f"{count} cannot be used with --algo={config.algo}.", one, "--algo=ppo")
+    if config.backend == "hogwild":
+        yield _problem("num_policies backend", f"{count} cannot be used with --backend=hogwild.", one)
+    if plan.steps_tensors:
+        yield _problem("num_policies env_backend", f"{count} cannot be used with --env_backend=tensor.", one)
+    if plan.num_ranks > 1:
+        yield _problem("num_policies", f"{count} cannot be used with torchrun: each rank would train all of them.", one)
+    for name in ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets"):
+        if getattr(config, name):
+            off = f"--{name}={TrainConfig.model_fields[name].default}"
+            yield _problem(f"{name} num_policies", f"--{name} is not available with {count}.", off)
+    known = {
+        name: setting
+        for name, setting in all_settings(type(config)).items()
+        if setting.section in ("learning", "model") and name not in _COMMON_MODEL_SETTINGS
+    }
+    for policy_idx, own in config.policies.items():
+        where = f"policy.{policy_idx}."
+        if policy_idx >= config.num_policies:
+            last = config.num_policies - 1
+            text = f"--{where}{next(iter(own), 'NAME')}: there is no policy {policy_idx}, they are 0 to {last}."
+            yield _problem("policies num_policies", text, f"--num_policies={policy_idx + 1}")
+        for name, value in own.items():
+            if name not in known:
+                text = f"--{where}{name} is not possible: only settings of learning and of the model may differ"
+                yield dataclasses.replace(unknown_name(name, known, text, f"--{where}"), settings=("policies",))
+                continue
+            try:
+                type(config).model_validate({name: value})
+            except UsageError:
+                problem = refused_value(f"{where}{name}", value, known[name].expected)
+                yield dataclasses.replace(problem, settings=("policies",))
