@@ -400,7 +400,7 @@ def _policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield _problem("num_policies env_backend", f"{count} cannot be used with --env_backend=tensor.", one)
     if plan.num_ranks > 1:
         yield _problem("num_policies", f"{count} cannot be used with torchrun: each rank would train all of them.", one)
-    for name in ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets"):
+    for name in ("serial_mode", "fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets"):
         if getattr(config, name):
             off = f"--{name}={TrainConfig.model_fields[name].default}"
             yield _problem(f"{name} num_policies", f"--{name} is not available with {count}.", off)

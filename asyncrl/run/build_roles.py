@@ -251,6 +251,7 @@ class _LearnerParts:
             stopping=self.stopping,
             agreement=self.agreement,
             saves=is_first or (setup.plan.replay is not None and setup.config.save_replay),
+            policy_idx=setup.policy_idx or 0,
         )
 
     def publisher(self) -> WeightsPublisher:
