@@ -417,6 +417,7 @@ class Monitor:
         self._write_record(now)
         self._show_status(now, is_of_record=True)
         lag, learner = self._totals.lag, self._learner
+        of_policies = [each.episodes.mean_return for each in self._policies]
         summary = Summary(
             status=status,
             num_workers=self._plan.num_workers,
@@ -430,9 +431,7 @@ class Monitor:
             ep_len_mean=self._episodes.mean_length,
             eval_mean_reward=None if self._evaluation is None else self._evaluation.mean_reward,
             best_return=self._policies[0].best_return,
-            ep_rew_mean_of_policies=[
-                each.episodes.mean_return for each in self._policies if self._plan.num_policies > 1
-            ],
+            ep_rew_mean_of_policies=of_policies if len(of_policies) > 1 else [],
             lag_mean=None if lag is None else lag.mean,
             lag_p95=None if lag is None else lag.p95,
             lag_max=None if lag is None else lag.max,

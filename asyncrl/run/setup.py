@@ -139,7 +139,7 @@ class RunSetup:
     def seed(self) -> int:
         """Seed of environments, exploration and sampling, different in each rank.
 
-        Initial weights do not use the rank's. Each of several policies has its own, so they begin with different weights.
+        Initial weights do not use the rank's; each of several policies has its own seed, so these weights differ.
         """
         return rank_seed(self.config.seed, self.policy_idx or (0 if self.rank is None else self.rank.rank))
 
