@@ -71,7 +71,7 @@ class OwnBits(_Game):
 class TakeTurns(_Game):
     """Two players in turn name their bits; a player learns its reward only when the other one moves.
 
-    A player that waits is shown a 0; it must not be trained on that. After six moves the game terminates.
+    So the last of six moves, with which the game terminates, is paid to nobody. A player that waits is shown a 0.
     """
 
     possible_agents = ["first", "second"]
@@ -107,7 +107,6 @@ class TakeTurns(_Game):
         self.num_moves += 1
         self.bit, self.agent_selection = self._draw(), other
         if self.num_moves == 6:
-            self.rewards[mover], self.owed = self.owed, 0.0
             self.terminations = dict.fromkeys(self.possible_agents, True)
 
 

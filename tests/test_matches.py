@@ -53,10 +53,10 @@ def test_the_policy_plays_each_agent_against_each_opponent(
     assert [(each["opponent"], each["agent"]) for each in matches] == [
         ("random", "first"), ("random", "second"), (str(bad), "first"), (str(bad), "second"),
     ]  # fmt: skip
-    assert [each["mean_reward"] for each in matches] == [3.0] * 4
+    assert [each["mean_reward"] for each in matches] == [3.0, 2.0] * 2
     assert [each["won"] for each in matches[2:]] == [20, 20]
     for each in matches[:2]:
-        assert each["won"] + each["drawn"] == 20 and each["drawn"] > 0  # a random player is right three times in 8
+        assert each["won"] + each["drawn"] + each["lost"] == 20 and each["won"] > 5
     assert lines[1].split() == ["opponent", "plays", "won", "drawn", "lost", "share", "won", "(95", "%)", "return"]
     assert len(lines) == 6
 
@@ -65,7 +65,7 @@ def test_who_plays_the_other_agents_changes_their_returns_only(good: Path, bad: 
     from asyncrl.policy import load_policy
 
     (result, _) = play_matches(load_policy(bad), {"good": load_policy(good)}, episodes=5)
-    assert result.returns == (0.0,) * 5 and result.best_of_others == (3.0,) * 5
+    assert result.returns == (0.0,) * 5 and result.best_of_others == (2.0,) * 5
     assert (result.won, result.drawn, result.lost) == (0, 0, 5)
 
 

@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 
 from asyncrl.config.errors import UsageError
+from asyncrl.envs import factory
 from asyncrl.envs.agents import ListedAgents, ParallelAgents, TurnAgents, as_agents_env
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.probe import probe
@@ -85,7 +86,10 @@ def test_a_missing_package_is_one_sentence() -> None:
         make_env("board_games:drawn_v0")
 
 
-@pytest.mark.skipif("pettingzoo" in sys.modules, reason="unavoidable: the package is there")
-def test_pettingzoo_that_is_not_installed_is_one_sentence() -> None:
+def test_pettingzoo_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise UsageError(f"There is no module {name!r}.")
+
+    monkeypatch.setattr(factory, "import_user_module", missing)
     with pytest.raises(UsageError, match=r'pip install "pettingzoo\[classic\]"'):
         make_env("pettingzoo:connect_four_v3")
