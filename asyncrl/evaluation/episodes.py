@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -113,6 +113,10 @@ class PlayedPolicy(Player, Protocol):
     config: TrainConfig
 
 
+Choose = Callable[[int, int], int]
+"""Which player plays an agent, by the agent's number, in an episode, by its number."""
+
+
 def evaluate(
     policy: PlayedPolicy,
     *,
@@ -123,6 +127,8 @@ def evaluate(
     report: Callable[[int, int], None] | None = None,
     report_every_s: float = 5.0,
     make: Callable[[int], gymnasium.Env[Any, Any]] | None = None,
+    others: Sequence[Player] = (),
+    choose: Choose = lambda agent, episode: 0,
 ) -> EvaluationResult:
     """Plays a policy for a fixed number of episodes, all of which count.
 
@@ -139,33 +145,37 @@ def evaluate(
             ends the evaluation.
         report_every_s: seconds between two calls of `report`.
         make: makes the environment of an index; None makes those of the policy's run.
+        others: further players of agents, of the same spaces.
+        choose: which of `(policy, *others)` plays an agent in an episode.
 
     Raises:
         EnvironmentFailed: the environment's own code raised.
         UsageError: the environment cannot be made.
     """
-    spec = policy.spec
+    spec, players = policy.spec, (policy, *others)
     lanes: list[_Lane] = []
     try:
         num_lanes = min(num_envs, episodes)
         for idx in range(num_lanes):
             env = _make(policy) if make is None else make(idx)
             make_lane = _AgentsLane if spec.agents else _Lane
-            lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes))))
+            lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes)), choose))
         size = spec.num_agents
         obs = np.zeros((num_lanes * size, spec.observation.row_size), dtype=spec.observation.row_dtype)
-        state = policy.initial_state(len(obs))
+        states = [player.initial_state(len(obs)) for player in players]
         for row, lane in enumerate(lanes):
             lane.reset(obs[row * size : (row + 1) * size])
         playing, reported_at = list(lanes), time.monotonic()
         while playing:
-            actions, state = policy.step(obs, state, deterministic)
+            actions = _act(players, [each for lane in playing for each in lane.players], obs, states, deterministic)
             for row, lane in enumerate(playing):
                 columns = slice(row * size, (row + 1) * size)
-                state[columns][lane.step(actions[columns], obs[columns])] = 0.0
+                begins = lane.step(actions[columns], obs[columns])
+                for state in states:
+                    state[columns][begins] = 0.0
             if not all(lane.episodes for lane in playing):
                 is_playing = np.repeat([bool(lane.episodes) for lane in playing], size)
-                obs, state = obs[is_playing], state[is_playing]
+                obs, states = obs[is_playing], [state[is_playing] for state in states]
                 playing = [lane for lane in playing if lane.episodes]
             if report is not None and time.monotonic() - reported_at >= report_every_s:
                 reported_at = time.monotonic()
@@ -177,6 +187,27 @@ def evaluate(
     of_agents, lengths = zip(*(finished[episode] for episode in range(episodes)), strict=True)
     by_agent = dict(zip(spec.agents, zip(*of_agents, strict=True), strict=False))
     return EvaluationResult(tuple(map(statistics.fmean, of_agents)), lengths, returns_by_agent=by_agent)
+
+
+def _act(
+    players: Sequence[Player],
+    chosen: Sequence[int],
+    obs: npt.NDArray[Any],
+    states: list[npt.NDArray[np.float32]],
+    deterministic: bool,
+) -> Any:
+    """The actions of the chosen player of each row `[B]`; the players' states `[B, S]` move on."""
+    if len(players) == 1:
+        actions, states[0] = players[0].step(obs, states[0], deterministic)
+        return actions
+    mixed: list[Any] = [None] * len(obs)
+    for idx, player in enumerate(players):
+        rows = np.flatnonzero(np.asarray(chosen) == idx)
+        if len(rows) > 0:
+            actions, states[idx][rows] = player.step(obs[rows], states[idx][rows], deterministic)
+            for row, action in zip(rows.tolist(), actions, strict=True):
+                mixed[row] = action
+    return mixed
 
 
 def _make(policy: PlayedPolicy) -> gymnasium.Env[Any, Any]:
@@ -191,8 +222,12 @@ def _make(policy: PlayedPolicy) -> gymnasium.Env[Any, Any]:
 class _Lane:
     """One environment and the indices of the episodes that it still has to play."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], spec: EnvSpec, seed: int, episodes: list[int]) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], spec: EnvSpec, seed: int, episodes: list[int], choose: Choose
+    ) -> None:
         self.env, self.episodes = env, episodes
+        self.players: list[int] = []  # of each agent, in the present episode
+        self._choose = choose
         self.finished: dict[int, tuple[tuple[float, ...], int]] = {}
         """By episode: the return of each agent, and the steps."""
         self.num_steps = 0
@@ -203,6 +238,7 @@ class _Lane:
     def reset(self, rows: npt.NDArray[Any]) -> Any:
         """Begins the next episode and writes its first observation to `rows [N, row_size]`, N being 1."""
         self._returns, self._length = [0.0] * len(self._returns), 0
+        self.players = [self._choose(agent, self.episodes[0]) for agent in range(len(self._returns))]
         seed = env_seed(self._seed, _FIRST_SEED_IDX + self.episodes[0])
         obs = self._call("reset", lambda: self.env.reset(seed=seed))[0]
         self._write(obs, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import Player, evaluate
@@ -41,35 +40,6 @@ class RandomPlayer:
         self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
     ) -> tuple[Any, npt.NDArray[np.float32]]:
         return self._adapter.to_env_batch(self._uniform.act(rows).action), state
-
-
-class Seats:
-    """Several players as one policy, which `evaluate` plays: each acts for one agent.
-
-    Attributes:
-        spec: spaces of the environment.
-        config: settings that name it.
-    """
-
-    def __init__(self, players: Sequence[Player], spec: EnvSpec, config: TrainConfig) -> None:
-        """Takes a player for each agent of the spec, in their order."""
-        self.spec, self.config = spec, config
-        self._players = players
-        self._state_sizes = [player.initial_state(0).shape[1] for player in players]
-
-    def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
-        return np.zeros((num_envs, max(self._state_sizes)), np.float32)
-
-    def step(
-        self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
-    ) -> tuple[Any, npt.NDArray[np.float32]]:
-        """See `Policy.step`. Rows are those of one environment's agents after the other's."""
-        actions: list[Any] = [None] * len(rows)
-        after = state.copy()
-        for seat, (player, size) in enumerate(zip(self._players, self._state_sizes, strict=True)):
-            own = slice(seat, None, len(self._players))
-            actions[own], after[own, :size] = player.step(rows[own], state[own, :size], deterministic)
-        return actions, after
 
 
 @dataclass(frozen=True)
@@ -144,10 +114,15 @@ def play_matches(
     results, agents = [], policy.spec.agents
     for name, opponent in opponents.items():
         for seat, agent in enumerate(agents):
-            players = [policy if place == seat else opponent for place in range(len(agents))]
-            seats = Seats(players, policy.spec, policy.config)
             played = evaluate(
-                seats, episodes=episodes, num_envs=num_envs, seed=seed, deterministic=deterministic, make=make
+                policy,
+                episodes=episodes,
+                num_envs=num_envs,
+                seed=seed,
+                deterministic=deterministic,
+                make=make,
+                others=[opponent],
+                choose=lambda place, _, seat=seat: int(place != seat),  # type: ignore[misc]
             ).returns_by_agent
             others = zip(*(returns for other, returns in played.items() if other != agent), strict=True)
             results.append(MatchResult(name, agent, played[agent], tuple(map(max, others))))
