@@ -95,6 +95,15 @@ class Arena:
             raise ValueError(f"{name} is {array.dtype} with {array.ndim} dimensions, words are int64 with one")
         return memoryview(array)  # type: ignore[arg-type]
 
+    def scoped(self, prefix: str) -> Arena:
+        """Returns a view in which the name `x` is the array `prefix + "x"` if there is one, otherwise the array `x`.
+
+        So a class that knows an array by one name can use one of several: with `scoped("policy.1.")`, the array
+        "weights.buffers" is "policy.1.weights.buffers". This arena still owns the memory; `close` of the view only
+        ends the view.
+        """
+        return _ScopedArena(self, prefix)
+
     def pages(self) -> npt.NDArray[np.uint8]:
         """All bytes of the mapping, which lives as long as this array."""
         return np.frombuffer(self._mapping, dtype=np.uint8)
@@ -108,6 +117,25 @@ class Arena:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_arena, (reduction.DupFd(self._fd), self._specs)
+
+
+class _ScopedArena(Arena):
+    def __init__(self, whole: Arena, prefix: str) -> None:
+        self._whole = whole
+        self._prefix = prefix
+        self._arrays = dict(whole._arrays)
+        self._arrays.update(
+            (name.removeprefix(prefix), array) for name, array in whole._arrays.items() if name.startswith(prefix)
+        )
+
+    def pages(self) -> npt.NDArray[np.uint8]:
+        return self._whole.pages()
+
+    def close(self) -> None:
+        self._arrays.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ScopedArena, (self._whole, self._prefix)
 
 
 def _rebuild_arena(duplicate: Any, specs: tuple[ArraySpec, ...]) -> Arena:

@@ -26,6 +26,7 @@ _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network tha
 _UPDATES_TO_WAIT_FOR = 0.1  # for each environment step: with as many, all roles wait for the learner
 _OFF_POLICY_ENVS = 4  # of each worker
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
+_ASYNC_SLOTS_PER_SPLIT = 3  # with several policies
 
 PLACES_OF_A_WORKER = 2
 """Gradients that a Hogwild worker may have sent without an answer."""
@@ -88,6 +89,7 @@ class ResourcePlan:
         hogwild: None for the other backend.
         steps_tensors: whether environments are on the learner's device, so that samples never leave it.
         num_agents: agents of each environment.
+        num_policies: policies that train in one run, P. With several, a dataset is that of one policy.
     """
 
     device: str
@@ -118,6 +120,7 @@ class ResourcePlan:
     hogwild: HogwildPlan | None = None
     steps_tensors: bool = False
     num_agents: int = 1
+    num_policies: int = 1
 
     @property
     def envs_per_split(self) -> int:
@@ -155,10 +158,27 @@ class ResourcePlan:
         return Fraction(self.columns_per_dataset, self.columns_per_split)
 
     @property
+    def slots_per_split(self) -> int:
+        """Slots that each split owns where several policies train.
+
+        Sync: the fewest with which one iteration collects P datasets. Async: one is filled, one waits until each
+        policy has copied its rows, and one is left for a policy that is late.
+        """
+        if self.async_rl:
+            return _ASYNC_SLOTS_PER_SPLIT
+        columns = self.num_splits * self.columns_per_split
+        return math.ceil(Fraction(self.num_policies * self.columns_per_dataset, columns))
+
+    @property
     def num_slots(self) -> int:
-        """Slots in the arena: D in sync, 2 D with a fixed lag, ceil(A * D) + W * K in async; 0 where none are used."""
+        """Slots in the arena: D in sync, 2 D with a fixed lag, ceil(A * D) + W * K in async; 0 where none are used.
+
+        With several policies each split owns `slots_per_split` of them.
+        """
         if self.replay is not None or self.hogwild is not None or self.steps_tensors:
             return 0
+        if self.num_policies > 1:
+            return self.num_splits * self.slots_per_split
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
         if self.fixed_lag:  # one dataset is trained while the other is collected

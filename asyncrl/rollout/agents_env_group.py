@@ -154,6 +154,8 @@ class AgentsEnvGroup(HostEnvGroup):
                         self.lost.append(LostStep(column, int(self._num_rows[column]) - 1, has_failed=False))
             if has_ended or not self._is_present[column]:
                 self._returns[column] = self._lengths[column] = self._num_rows[column] = 0
+                if state.is_present[place] and self.policies is not None:
+                    self.policies.begin((column,))
             self._is_present[column] = state.is_present[place]
             self._moves[column] = state.moves[place]
 
@@ -187,6 +189,8 @@ class AgentsEnvGroup(HostEnvGroup):
         self._is_present[columns] = state.is_present
         self._moves[columns] = state.moves
         self._returns[columns] = self._lengths[columns] = self._num_rows[columns] = 0
+        if self.policies is not None:
+            self.policies.begin(first + place for place, is_present in enumerate(state.is_present) if is_present)
 
     def _store(self, env_idx: int, state: AgentsState, call: str) -> None:
         """Writes the observations that there are; raises if one of them or a reward cannot be used."""

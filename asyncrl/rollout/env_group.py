@@ -30,6 +30,7 @@ from asyncrl.rollout.failures import (
     Recovery,
     WrongObservation,
 )
+from asyncrl.rollout.policy_mapping import PolicyMapping
 
 FloatArray = npt.NDArray[np.float32]
 ObsArray = npt.NDArray[Any]
@@ -44,12 +45,14 @@ class EnvironmentGroup(ABC):
 
     Attributes:
         lost: steps that failed or were dropped, until `take_lost`.
+        policies: which policy plays each column, set before the first reset; None with one policy.
     """
 
     def __init__(
         self, envs: Sequence[Any], seeds: Sequence[int], first_env_idx: int = 0, recovery: Recovery | None = None
     ) -> None:
         self.lost: list[LostStep] = []
+        self.policies: PolicyMapping | None = None
         self._envs = list(envs)
         self._seeds: list[int | None] = list(seeds)
         self._first_env_idx = first_env_idx
@@ -337,6 +340,8 @@ class EnvGroup(HostEnvGroup):
         self._returns[env] = 0.0
         self._first_rows[env] = self._num_rows
         self._last_rows[env] = self._num_rows + self._time_limits[env] - 1
+        if self.policies is not None:
+            self.policies.begin((env,))
 
     def _store_obs(self, env: int, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:

@@ -124,6 +124,8 @@ class VectorEnvGroup(HostEnvGroup):
             self._returns[flags.ended] = 0.0
             self._lengths[flags.ended] = self._num_rows[flags.ended] = 0
         self._num_steps += 1
+        if self.policies is not None:
+            self.policies.begin(np.flatnonzero(self._begins(flags)).tolist())
         return int(flags.valid.sum())
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
@@ -134,7 +136,14 @@ class VectorEnvGroup(HostEnvGroup):
         restarted = np.flatnonzero(self._holds_final_obs)
         first_obs[restarted] = self._reset_obs[restarted]
         self._holds_final_obs[:] = False
+        if self.policies is not None:
+            self.policies.begin(restarted.tolist())
         return [int(env) for env in restarted]
+
+    def _begins(self, flags: RowFlags) -> npt.NDArray[np.bool_]:
+        """Whether the row after a step begins an episode: it does after the row of a final observation, `[E]`."""
+        begins: npt.NDArray[np.bool_] = ~flags.valid
+        return begins if self._mode == AutoresetMode.NEXT_STEP else begins | flags.terminated
 
     def _arrange_obs(self, flags: RowFlags, infos: dict[str, Any], next_obs: ObsArray) -> None:
         """Writes final observations after truncations and reset observations after terminations to `next_obs`.
@@ -192,6 +201,8 @@ class VectorEnvGroup(HostEnvGroup):
         self._reset_obs[:] = 0
         self._returns[:] = 0.0
         self._lengths[:] = self._num_rows[:] = 0
+        if self.policies is not None:
+            self.policies.begin(range(len(self._returns)))
 
     def _store_obs(self, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:

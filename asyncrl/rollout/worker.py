@@ -6,6 +6,8 @@ consumes  granted slots (ring from the learner),          limits (words of the l
 produces  observations, rewards, ends of episodes (slot   observations, actions, rewards, ends of episodes (rows of
           rows), requests (table and ring), ready slots   the replay), requests (table and ring)
           (ring)
+            with several policies, instead of granted slots: free slots of its splits (words of all learners);
+            in addition: the policy of each column (slot rows); ready slots go to all learners
 waits     when no split may step or has its actions: until the learner or an inference worker wakes it, or for WAIT_S
 stops     when the run has ended
 """
@@ -21,6 +23,7 @@ import numpy as np
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, StepRows
+from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SacMetrics, TrainMetrics, busy_s, mean_metrics
@@ -149,6 +152,65 @@ class RolloutWorker(RolloutWorkerBase):
         return Phase.WAIT_ACTIONS
 
 
+class PooledRolloutWorker(RolloutWorkerBase):
+    """Fills the slots of its splits' pools, where several policies train. Owns its splits.
+
+    It begins a slot when all policies have taken what the slot held, and no process grants it. `learners` wake the
+    learners of all policies.
+    """
+
+    def __init__(
+        self,
+        worker_idx: int,
+        splits: Sequence[Split],
+        pools: Sequence[SlotPool],
+        slots: TrajectorySlots,
+        learners: Sequence[Waker],
+        control: RunControl,
+        phases: PhaseTimer | None = None,
+    ) -> None:
+        """Takes over the pools, one for each split, from the worker before this one if there was one."""
+        super().__init__(worker_idx, [split.group for split in splits], control, phases or PhaseTimer())
+        self._splits = splits
+        self._pools = pools
+        self._slots = slots
+        self._learners = learners
+        has_announced = [pool.announce_again() for pool in pools]
+        if any(has_announced):
+            self._wake_learners()
+
+    def poll(self) -> float:
+        """Steps each split that has actions by one row; returns seconds as `RolloutWorker.poll` does."""
+        has_worked = False
+        for split, pool in zip(self._splits, self._pools, strict=True):
+            if split.slot is None:
+                slot = pool.find_free()
+                if slot is None:
+                    continue
+                split.group.note_dropped(self._slots.refill(slot, split.split_idx))
+                split.begin(slot)
+                has_worked = True
+            elif split.can_advance:
+                num_steps, complete_slot = split.advance()
+                if complete_slot is None:
+                    self.count_steps(num_steps)
+                else:
+                    pool.announce(complete_slot)
+                    self._wake_learners()
+                has_worked = True
+        self.phases.charge(Phase.OTHER)
+        return 0.0 if has_worked else WAIT_S
+
+    @property
+    def waiting_for(self) -> Phase:
+        """What the worker waits for if `poll` advanced no split."""
+        return Phase.WAIT_SLOTS if all(split.slot is None for split in self._splits) else Phase.WAIT_ACTIONS
+
+    def _wake_learners(self) -> None:
+        for learner in self._learners:
+            learner.wake()
+
+
 class ActionSource(Protocol):
     """Provides actions: the policy of this process, or an inference worker."""
 
@@ -179,6 +241,9 @@ class Split:
         self.split_idx = split_idx
         self.group = group
         self._slots = slots
+        if slots.policy_idx is not None:
+            assert group.policies is not None
+            self._mapping = group.policies
         self._actions = actions
         self._phases = phases or PhaseTimer()
         self.slot: int | None = None
@@ -202,6 +267,8 @@ class Split:
             state = self._slots.rnn_state[slot, 0]
             np.copyto(state, self._last_state)
             state[restarted] = 0.0
+        if self._slots.policy_idx is not None:
+            self._slots.policy_idx[slot, 0] = self._mapping.policy_idx
         self._is_answered = self._actions.request(self.split_idx, slot, 0)
 
     def advance(self) -> tuple[int, int | None]:
@@ -235,6 +302,8 @@ class Split:
         if slots.is_recurrent:
             is_step = rows.valid if rows.idle is None else rows.valid | rows.idle
             slots.rnn_state[slot, row + 1][rows.terminated | ~is_step] = 0.0  # the next row begins an episode
+        if slots.policy_idx is not None:
+            slots.policy_idx[slot, row + 1] = self._mapping.policy_idx
         self._phases.charge(Phase.STEP)
         self._row = row + 1
         self._is_answered = self._actions.request(self.split_idx, slot, row + 1)
