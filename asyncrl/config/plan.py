@@ -334,6 +334,7 @@ def resolve(
         hogwild=_hogwild(config, num_workers),
         steps_tensors=config.env_backend == "tensor",
         num_agents=num_agents,
+        num_policies=config.num_policies,
     )
 
 

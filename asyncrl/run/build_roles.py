@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from asyncrl.buffers.control import TrainedSteps
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
+from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
@@ -31,6 +33,8 @@ from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.dataset import Batcher, DeviceSlots
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
+from asyncrl.learner.policy_rows import PolicyRows
+from asyncrl.learner.policy_source import PolicySource
 from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -51,6 +55,7 @@ from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.worker import (
     ActionSource,
     LocalActions,
+    PooledRolloutWorker,
     RemoteActions,
     ReplaySplit,
     ReplayWorker,
@@ -74,19 +79,19 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
 
 
 def build_rollout_worker(
-    setup: RunSetup, worker_idx: int, learner: Waker, server: Waker | None
-) -> RolloutWorker | ReplayWorker | HogwildWorker:
+    setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None
+) -> RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker:
     """A rollout worker with its environments, all reset; in the Hogwild backend it trains as well.
 
     Args:
         setup: the run.
         worker_idx: its number.
-        learner: wakes the learner.
+        learners: wake the learner of each policy.
         server: wakes its inference worker; None for local inference.
     """
     arena, plan, phases = setup.arena, setup.plan, PhaseTimer()
     if plan.hogwild is not None:
-        return build_hogwild_worker(setup, plan.hogwild, worker_idx, learner)
+        return build_hogwild_worker(setup, plan.hogwild, worker_idx, learners[0])
     actions: ActionSource
     if server is None:
         actions = LocalActions(build_acting_policy(setup, torch.device("cpu"), worker_idx, phases))
@@ -95,7 +100,16 @@ def build_rollout_worker(
     first_split = worker_idx * plan.worker_num_splits
     failures = FailureLog(worker_idx, setup.config, setup.control)
     groups = {
-        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed, setup.seed_steps, failures)
+        split_idx: build_env_group(
+            setup.config,
+            plan,
+            setup.spec,
+            split_idx,
+            setup.seed,
+            setup.seed_steps,
+            failures,
+            setup.config.maps_policies,
+        )
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
     if (info := setup.control.newest_training_info) is not None:
@@ -107,15 +121,19 @@ def build_rollout_worker(
             for split_idx in groups:
                 stripes.close_episodes(split_idx)
         writers = [ReplaySplit(split_idx, group, stripes, actions, phases) for split_idx, group in groups.items()]
-        return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(arena), learner, setup.control, phases)
+        return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(arena), learners[0], setup.control, phases)
     slots = TrajectorySlots(arena)
+    splits = [Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()]
+    if plan.num_policies > 1:
+        pools = [SlotPool(arena, slots, plan, split_idx) for split_idx in groups]
+        return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, setup.control, phases)
     return RolloutWorker(
         worker_idx=worker_idx,
-        splits=[Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()],
+        splits=splits,
         slots=slots,
         granted=IndexRing(arena, f"granted.{worker_idx}"),
         ready=IndexRing(arena, f"ready.{worker_idx}"),
-        learner=learner,
+        learner=learners[0],
         control=setup.control,
         phases=phases,
     )
@@ -141,7 +159,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
 
 def build_learner(
     setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
-) -> tuple[LearnerWorker, SlotExchange | None]:
+) -> tuple[LearnerWorker, SlotExchange | PolicySource | None]:
     """The learner, and its exchange of slots unless it learns from a replay. Publishes the first weights.
 
     Args:
@@ -156,6 +174,9 @@ def build_learner(
     if plan.replay is not None:
         return parts.worker(_build_replay_loop(parts, plan.replay, waker, workers)), None
     slots = TrajectorySlots(arena)
+    if plan.num_policies > 1:
+        source = _build_policy_source(setup, slots, workers)
+        return parts.worker(_build_trajectory_loop(parts, parts.on_policy_learner(), source, source, look)), source
     copies = DeviceSlots(slots, parts.device, arena) if parts.device.type == "cuda" else None
     exchange = SlotExchange(
         ledger=SlotLedger(slots, plan, copies),
@@ -167,6 +188,29 @@ def build_learner(
     )
     batcher = Batcher(slots, plan.columns_per_dataset, plan.recurrence, plan.steady_lag_bound, copies)
     return parts.worker(_build_trajectory_loop(parts, parts.on_policy_learner(), exchange, batcher, look)), exchange
+
+
+def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Sequence[Waker]) -> PolicySource:
+    arena, plan = setup.arena, setup.plan
+    assert slots.filled is not None and setup.policy_idx is not None
+    rows = PolicyRows(
+        policy_idx=setup.policy_idx,
+        slots=slots,
+        columns_per_dataset=plan.columns_per_dataset if plan.async_rl else None,
+        num_datasets=plan.num_batches_to_accumulate,
+        recurrence=plan.recurrence,
+        max_policy_lag=plan.max_policy_lag,
+        steady_lag_bound=plan.steady_lag_bound,
+    )
+    return PolicySource(
+        rows=rows,
+        filled=slots.filled,
+        taken=arena.words("taken"),
+        ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
+        workers=workers,
+        slots_per_worker=plan.worker_num_splits * plan.slots_per_split,
+        is_async=plan.async_rl,
+    )
 
 
 def build_serial(
@@ -183,7 +227,7 @@ def build_serial(
     if plan.steps_tensors:
         return _build_on_device(setup, look)
     learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers, look)
-    workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
+    workers = [build_rollout_worker(setup, worker_idx, [waker], None) for worker_idx in range(plan.num_workers)]
     return learner, exchange, [*workers]
 
 
@@ -310,6 +354,9 @@ def _build_trajectory_loop(
         control=setup.control,
         stopping=parts.stopping,
         look=look,
+        policies=None
+        if setup.policy_idx is None
+        else TrainedSteps(setup.arena, setup.policy_idx, setup.plan.num_policies),
     )
 
 
