@@ -213,9 +213,12 @@ def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Seque
     )
 
 
+SerialWorker = RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker
+
+
 def build_serial(
     setup: RunSetup, waker: Waker, look: Callable[[], None]
-) -> tuple[LearnerWorker, SlotExchange | None, list[RolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker]]:
+) -> tuple[LearnerWorker, SlotExchange | PolicySource | None, list[SerialWorker]]:
     """All roles of one process, as `build_learner` and `build_rollout_worker` make them.
 
     Args:
@@ -340,6 +343,9 @@ def _build_trajectory_loop(
 ) -> TrajectoryLoop:
     setup, saved = parts.setup, parts.saved
     before = {} if saved is None or setup.resume_from is None else saved.scalars
+    trained_steps = None
+    if setup.policy_idx is not None:
+        trained_steps = TrainedSteps(setup.arena, setup.policy_idx, setup.plan.num_policies)
     return TrajectoryLoop(
         learner=learner,
         source=source,
@@ -354,9 +360,7 @@ def _build_trajectory_loop(
         control=setup.control,
         stopping=parts.stopping,
         look=look,
-        policies=None
-        if setup.policy_idx is None
-        else TrainedSteps(setup.arena, setup.policy_idx, setup.plan.num_policies),
+        policies=trained_steps,
     )
 
 

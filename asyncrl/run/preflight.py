@@ -24,6 +24,7 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.observers.loading import find_callback
+from asyncrl.rollout.policy_mapping import choose_by_name
 from asyncrl.run import resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
@@ -104,6 +105,8 @@ def run(
         if spec.agents:
             of_agents = [problem for problem in find_problems(config, plan, machine) if problem not in found]
             problems += [*_unaffected(of_agents, loaded.problems), *_agents_problems(config, spec)]
+        if plan.num_policies > 1:
+            problems += _mapping_problems(config, spec)
         problems += _action_problems(config, spec)
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
@@ -112,7 +115,9 @@ def run(
         warnings += _env_warnings(config, plan, spec)
         try:
             shared = None if plan.hogwild is None else shared_sizes(spec, config)
-            of_one_rank = arena_bytes(spec, plan, weights_block_size(spec, config), shared)
+            has_own = "policies" not in _names(of_names) | _names(found)
+            policies = [config.of_policy(idx) if has_own else config for idx in range(plan.num_policies)]
+            of_one_rank = arena_bytes(spec, plan, [weights_block_size(spec, each) for each in policies], shared)
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
             if not of_the_user:
@@ -198,6 +203,15 @@ def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
         yield Problem(
             ("backend", "env"), f"{text}, which --backend=hogwild cannot train.", ("--backend=actor_learner",)
         )
+
+
+def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    try:
+        choose_by_name(config.maps_policies, config.num_policies, spec.agents, config.seed)
+    except UsageError as error:
+        yield Problem(("policy_mapping", "num_policies"), str(error))
+    except Exception as error:
+        yield _of_user_code(("policy_mapping",), "importing a module", error)
 
 
 def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
