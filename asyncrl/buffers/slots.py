@@ -172,6 +172,26 @@ class TrajectorySlots:
             if self.is_recurrent:
                 self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
 
+    def answer_columns(
+        self,
+        place: tuple[int, int],
+        columns: npt.NDArray[np.intp],
+        rows: slice,
+        answer: ActorOutput,
+        version: int,
+        now: float,
+    ) -> None:
+        """As `answer`, for some columns of a place: `rows` of the batch are their answers (several policies)."""
+        self.value[place][columns] = answer.value[rows]
+        self.policy_version[place][columns] = version
+        self.chosen_at[place] = now
+        if place[1] < self.rollout:
+            self.action[place][columns] = answer.action[rows]
+            self.action_parameters[place][columns] = answer.action_parameters[rows]
+            self.log_prob[place][columns] = answer.log_prob[rows]
+            if self.is_recurrent:
+                self.rnn_state[place[0], place[1] + 1][columns] = answer.rnn_state[rows]
+
     def _require(self, slot: int, expected: SlotState) -> None:
         if self._state[slot] != expected:
             raise SlotStateError(

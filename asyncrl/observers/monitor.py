@@ -345,7 +345,8 @@ class Monitor:
             self._learner = report
             self._lag = report.lag or self._lag
             self._env_steps = self._run.env_steps = max(self._env_steps, report.env_steps)
-            self._last_trained = (self._clock(), self._env_steps)
+            if report.policy_idx == 0:  # between two datasets of the same policy
+                self._last_trained = (self._clock(), self._env_steps)
             if self._first_trained is None:
                 self._first_trained = self._recorded_trained = self._last_trained
         if report.notice is not None:

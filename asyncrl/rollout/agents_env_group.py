@@ -163,7 +163,7 @@ class AgentsEnvGroup(HostEnvGroup):
         numbers = dict(extra_stats)
         if len(self._names) <= _MOST_NAMED_AGENTS:
             numbers[f"{name}_return"] = float(self._returns[column])
-        self._record_episode(env_idx, float(self._returns[column]), int(self._lengths[column]), numbers)
+        self._record_episode(env_idx, float(self._returns[column]), int(self._lengths[column]), numbers, column)
 
     def _lose_step(self, env_idx: int, columns: slice, rows: StepRows, trouble: EnvironmentTrouble) -> None:
         """Ends the episodes of all agents of an environment before this row, and starts new ones in the next row."""

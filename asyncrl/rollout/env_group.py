@@ -111,14 +111,23 @@ class EnvironmentGroup(ABC):
         self._seeds[position] = self._recovery.seed(self._first_env_idx + position, steps)
 
     def _record_episode(
-        self, env: int, episode_return: float, length: int, extra_stats: Mapping[str, Any] | None = None
+        self,
+        env: int,
+        episode_return: float,
+        length: int,
+        extra_stats: Mapping[str, Any] | None = None,
+        column: int | None = None,
     ) -> None:
+        """Notes that an episode of an environment has ended, in a column of its own if it has several."""
         numbers = {
             str(name): float(number)
             for name, number in (extra_stats or {}).items()
             if isinstance(number, (int, float, np.number))
         }
-        self._episodes.append(EpisodeRecord(episode_return, length, numbers))
+        policy_idx = 0
+        if self.policies is not None:
+            policy_idx = int(self.policies.policy_idx[env if column is None else column])
+        self._episodes.append(EpisodeRecord(episode_return, length, numbers, policy_idx))
         if self._recovery is not None:
             self._recovery.failures.note_episode(self._first_env_idx + env)
 

@@ -25,7 +25,8 @@ from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, StepRows
 from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.models.acting import ActingPolicy
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.models.acting import ActingPolicies, ActingPolicy
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SacMetrics, TrainMetrics, busy_s, mean_metrics
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvironmentGroup, HostEnvGroup
@@ -167,20 +168,28 @@ class PooledRolloutWorker(RolloutWorkerBase):
         slots: TrajectorySlots,
         learners: Sequence[Waker],
         control: RunControl,
+        weights: Sequence[WeightsChannel],
         phases: PhaseTimer | None = None,
     ) -> None:
-        """Takes over the pools, one for each split, from the worker before this one if there was one."""
+        """Takes over the pools, one for each split, from the worker before this one if there was one.
+
+        `weights` are those of all policies; until each has published some, nothing is collected.
+        """
         super().__init__(worker_idx, [split.group for split in splits], control, phases or PhaseTimer())
         self._splits = splits
         self._pools = pools
         self._slots = slots
         self._learners = learners
+        self._unpublished = list(weights)
         has_announced = [pool.announce_again() for pool in pools]
         if any(has_announced):
             self._wake_learners()
 
     def poll(self) -> float:
         """Steps each split that has actions by one row; returns seconds as `RolloutWorker.poll` does."""
+        if self._unpublished:
+            self._unpublished = [channel for channel in self._unpublished if channel.num_publications == 0]
+            return WAIT_S if self._unpublished else 0.0
         has_worked = False
         for split, pool in zip(self._splits, self._pools, strict=True):
             if split.slot is None:
@@ -329,7 +338,7 @@ class Split:
 class LocalActions:
     """The policy of this process answers immediately, always with the newest weights."""
 
-    def __init__(self, policy: ActingPolicy) -> None:
+    def __init__(self, policy: ActingPolicy | ActingPolicies) -> None:
         self._policy = policy
 
     def request(self, split_idx: int, slot: int, row: int) -> bool:

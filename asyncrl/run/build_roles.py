@@ -44,7 +44,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
 from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
-from asyncrl.models.acting import ActingPolicy
+from asyncrl.models.acting import ActingPolicies, ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.reports import PhaseTimer
@@ -65,8 +65,19 @@ from asyncrl.rollout.worker import (
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 
 
-def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer) -> ActingPolicy:
-    """The policy of actor number `actor_idx`, with its own random generator."""
+def build_acting_policy(
+    setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer
+) -> ActingPolicy | ActingPolicies:
+    """The policy, or all policies, of actor number `actor_idx`, with random generators of its own."""
+    num_policies = setup.plan.num_policies
+    if num_policies > 1 and setup.policy_idx is None:
+        policies = [
+            build_acting_policy(setup.of_policy(idx), device, actor_idx * num_policies + idx, phases)
+            for idx in range(num_policies)
+        ]
+        return ActingPolicies(
+            [each for each in policies if isinstance(each, ActingPolicy)], TrajectorySlots(setup.arena)
+        )
     return ActingPolicy(
         model=make_acting_model(setup.spec, setup.config),
         weights=WeightsChannel(setup.arena),
@@ -126,7 +137,8 @@ def build_rollout_worker(
     splits = [Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()]
     if plan.num_policies > 1:
         pools = [SlotPool(arena, slots, plan, split_idx) for split_idx in groups]
-        return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, setup.control, phases)
+        weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(plan.num_policies)]
+        return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, setup.control, weights, phases)
     return RolloutWorker(
         worker_idx=worker_idx,
         splits=splits,
