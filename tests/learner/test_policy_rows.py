@@ -197,7 +197,7 @@ def test_rows_that_are_too_old_are_dropped_with_the_rest_of_their_episode() -> N
     slots.terminated[0, 3, 0] = True
     slots.policy_version[0] = np.array([2, 2, 5, 5, 5, 5, 6, 6, 6])[:, None]
     slots.policy_version[0, 6, 1] = 1
-    slots.policy_version[0, :3, 2] = 5
+    slots.policy_version[0, :3, 2] = [4, 5, 5]
     slots.chosen_at[:] = time.monotonic() - 10.0
     rows = PolicyRows(0, slots, 3, 1, None, max_policy_lag=4, steady_lag_bound=2)
     assert rows.add(0)
@@ -208,9 +208,9 @@ def test_rows_that_are_too_old_are_dropped_with_the_rest_of_their_episode() -> N
     assert dataset.valid[:, 2].all()
     assert rows.dropped_samples == 4 + 8
     assert dataset.policy_version.tolist()[3] == [8, 8, 5], "rows that are not trained on have a known version"
-    lag = rows.lag(8)  # 8 samples of version 5, 4 of version 6
-    assert lag.mean == pytest.approx((8 * 3 + 4 * 2) / 12)
-    assert (lag.max, lag.over_bound) == (3, pytest.approx(8 / 12))
+    lag = rows.lag(8)  # 1 sample of version 4, 7 of version 5, 4 of version 6
+    assert lag.mean == pytest.approx((1 * 4 + 7 * 3 + 4 * 2) / 12)
+    assert (lag.max, lag.over_bound) == (4, pytest.approx(8 / 12))
     assert lag.age_ms == pytest.approx(10_000.0, rel=0.1)
     # One old row among newer ones ends what comes before it with the value of its observation.
     slots.policy_version[:] = 6
