@@ -110,6 +110,17 @@ class TakeTurns(_Game):
             self.terminations = dict.fromkeys(self.possible_agents, True)
 
 
+class Opposed(OwnBits):
+    """Two agents: the first is paid for naming its bit, the second for naming the other one."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+        obs, reward, *rest = super().step(actions)
+        return obs, {"agent_0": reward["agent_0"] / 2.0, "agent_1": 1.0 - reward["agent_1"]}, *rest
+
+
 class ComeAndGo(OwnBits):
     """`agent_1` appears after two steps and terminates after two of its own; all others are truncated after five."""
 
@@ -186,4 +197,10 @@ class Unlike(OwnBits):
         return Discrete(2 if agent == "agent_0" else 3)
 
 
+opposed = Opposed
 own_bits, take_turns, come_and_go, listed, masked, unlike = OwnBits, TakeTurns, ComeAndGo, Listed, Masked, Unlike
+
+
+def seldom_the_second(agent: str, env_idx: int, episode: int) -> int:
+    """A policy mapping that chooses policy 1 in one of a hundred episodes."""
+    return int((7 * env_idx + episode) % 100 == 50)

@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +134,7 @@ def run(
     *,
     recorded: bool = False,
     resume_from: Path | None = None,
+    starts_of_policies: Sequence[tuple[Path | None, int]] = (),
     spec: EnvSpec | None = None,
     **settings: Any,
 ) -> FinishedRun:
@@ -144,6 +145,7 @@ def run(
         mode: one of `MODES`.
         env: a class of `probe_envs`, or any registered id.
         resume_from: the checkpoint that the run goes on from.
+        starts_of_policies: checkpoint and environment steps of each of several policies.
         recorded: keep every dataset; the learner's publications then take their time.
         spec: what the environment is, if it is known.
         settings: what differs from `SMALL`.
@@ -156,7 +158,9 @@ def run(
     assert not problems, problems
     reports: list[Report] = []
     folder.mkdir(parents=True, exist_ok=True)
-    setup = RunSetup.create(config, plan, spec, folder / "checkpoints", resume_from)
+    setup = RunSetup.create(
+        config, plan, spec, folder / "checkpoints", resume_from, starts_of_policies=starts_of_policies
+    )
     try:
         outcome = _run(setup, recorded, folder, reports)
     finally:

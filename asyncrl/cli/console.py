@@ -17,6 +17,7 @@ from asyncrl.observers.observer import Run
 from asyncrl.observers.progress import ProgressBar, print_line
 from asyncrl.run.preflight import Preflight, format_bytes
 from asyncrl.runtime.checkpoint import BEST, latest, newest_first
+from asyncrl.runtime.locating import checkpoints_of
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.reader import drop_output
 from asyncrl.runtime.run_folder import RunFolder
@@ -66,8 +67,9 @@ def print_findings(result: Preflight) -> int:
 
 def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
     """Prints how the run ended, where its files are, and commands that use it."""
-    newest = latest(folder.checkpoints)
-    best = next(iter(newest_first(folder.checkpoints / BEST)), None)
+    checkpoints = checkpoints_of(folder.path)
+    newest = latest(checkpoints)
+    best = next(iter(newest_first(checkpoints / BEST)), None)
     places = {
         "folder": shown_path(folder.path),
         "newest checkpoint": "none" if newest is None else shown_path(newest),
@@ -93,7 +95,7 @@ def print_failure(failure: RunFailed, train_dir: str, folder: RunFolder) -> None
     """Prints the failure and the command that resumes the run on standard error."""
     print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
     print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
-    if (newest := latest(folder.checkpoints)) is not None:
+    if (newest := latest(checkpoints_of(folder.path))) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, folder.path.name))
         print(f"The last checkpoint is {newest}. To resume from it: {command}", file=sys.stderr)
 

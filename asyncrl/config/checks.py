@@ -167,7 +167,8 @@ def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.hogwild is not None:
         return
     if not plan.async_rl or plan.fixed_lag:
-        yield from _whole_rounds(config, plan)
+        if plan.num_policies == 1:  # an iteration of several policies is a number of whole slots anyway
+            yield from _whole_rounds(config, plan)
     elif plan.batch_size % plan.rollout:
         text = (
             f"Asynchronous training needs batch_size to be a multiple of rollout: {plan.batch_size} / {plan.rollout} = "

@@ -155,7 +155,7 @@ class TrajectoryLoop:
             learner.set_hyperparameters(new_values)
             self._changes, self._changed_at = agreement.hyperparameters.changes(), learner.policy_version
         # Without samples all environments failed, or all agents waited. Other ranks may have samples.
-        if is_over or num_steps == 0 or (num_valid == 0 and not has_ranks):
+        if is_over or (num_steps == 0 if has_ranks else num_valid == 0):
             self._source.release(columns)
             return None
         self.own_env_steps = own_env_steps

@@ -99,7 +99,11 @@ class Summary:
             ("best", self.best_return),
         )
         returns = [f"{value:,.1f} ({what})" for what, value in figures if value is not None]
-        rows = {"return": ", ".join(returns) or "no episode has ended", **places}
+        rows = {"return": ", ".join(returns) or "no episode has ended"}
+        if self.ep_rew_mean_of_policies:
+            each = ("-" if value is None else f"{value:,.1f}" for value in self.ep_rew_mean_of_policies)
+            rows["by policy"] = ", ".join(each)
+        rows |= places
         lines = [
             f"{self.status}: {self.env_steps:,} of {target_env_steps:,} environment steps, "
             f"{self.num_updates:,} updates, {duration(self.wall_s)}"

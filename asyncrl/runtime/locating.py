@@ -51,8 +51,12 @@ def checkpoint_folders(checkpoints: Path, num_policies: int) -> list[Path]:
     return [checkpoints] if num_policies == 1 else [policy_folder(checkpoints, idx) for idx in range(num_policies)]
 
 
-def _folder_of_policy(run: Path, policy_idx: int) -> Path:
-    """The folder with the checkpoints of a run's policy."""
+def checkpoints_of(run: Path, policy_idx: int = 0) -> Path:
+    """The folder with the checkpoints of a run's policy.
+
+    Raises:
+        UsageError: the run has no such policy.
+    """
     folder = run / "checkpoints"
     own = policy_folder(folder, policy_idx)
     if own.is_dir():
@@ -88,7 +92,7 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
         if path.exists() and len(path.parts) > 1:
             raise UsageError(f"{path} is neither a run's folder nor a checkpoint's.")
         path = find_run(given, train_dir)
-    folder = _folder_of_policy(path, policy_idx)
+    folder = checkpoints_of(path, policy_idx)
     found = checkpoints.newest_first(folder / checkpoints.BEST if which == "best" else folder)
     if not found:
         raise UsageError(f"{path} has no {which} checkpoint yet: let it train until it has saved one.")
@@ -97,7 +101,7 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
 
 def find_checkpoint_of(run: Path, name: str, policy_idx: int = 0) -> Path:
     """Returns the checkpoint with this name of a run, such as checkpoint_000000100000, best or milestones."""
-    folder = _folder_of_policy(run, policy_idx)
+    folder = checkpoints_of(run, policy_idx)
     if (folder / name).is_dir():
         return find_checkpoint(folder / name)
     hint = nearest_hint(name, (*_WHICH, *(path.name for path in checkpoints.newest_first(folder))))
