@@ -155,7 +155,9 @@ class Run:
         self._requests.put(RunControl.ask_for_evaluation)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
-        """Gives the learner new values, of several policies all learners. It takes them at the start of its next dataset, in all ranks at the same one.
+        """Gives the learner new values; of several policies all learners.
+
+        It takes them at the start of its next dataset, in all ranks at the same one.
 
         Raises:
             UsageError: a value is out of range, or this run does not use the setting.

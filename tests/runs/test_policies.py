@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Command
+from killing import pids
 from run_helper import FinishedRun, run
 
 from asyncrl.evaluation.episodes import evaluate
@@ -14,6 +19,7 @@ from asyncrl.monitoring.reports import RolloutReport
 from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.locating import policy_folder
+from asyncrl.validate import main as validate
 
 GAMES: dict[str, Any] = {
     "num_envs_per_worker": 4,
@@ -117,3 +123,54 @@ def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
     by_policy = {report.policy_idx: report for report in reversed(resumed.learner_reports)}
     assert min(report.env_steps for report in by_policy.values()) > 1500
     assert evaluate(policy_of(resumed, 1), episodes=5, deterministic=True).mean_reward == pytest.approx(20 / 3)
+
+
+SEVERAL = ("--env=CartPole-v1", "--num_policies=3", "--train_for_env_steps=300000", "--report_every_s=0.2")
+
+
+def test_a_worker_that_is_killed_costs_the_policies_nothing(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", *SEVERAL)
+    training.wait_until(
+        lambda: any("policy_2/train/loss" in record for record in training.records()), "all are trained"
+    )
+    os.kill(pids(training.folder / "logs" / "rollout-0.log")[-1], signal.SIGKILL)
+    code, _, stderr = training.finish()
+    assert code == 0, stderr
+    assert "rollout worker 0 died" in stderr
+    summary = training.summary()
+    assert summary["restarts"] == 1 and summary["env_steps"] >= 300000
+    assert len(summary["ep_rew_mean_of_policies"]) == 3
+    steps = training.records()[-1]
+    assert min(steps[f"policy_{idx}/time/total_agent_steps"] for idx in range(3)) > 1000
+
+
+def test_the_death_of_one_policys_learner_ends_the_run_and_names_it(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", *SEVERAL, "--train_for_env_steps=100000000")
+    training.wait_until(
+        lambda: any("policy_2/train/loss" in record for record in training.records()), "all are trained"
+    )
+    os.kill(pids(training.folder / "logs" / "learner-1.log")[-1], signal.SIGKILL)
+    code, _, stderr = training.finish()
+    assert code == 1
+    assert "learner of policy 1 died: SIGKILL" in stderr
+    for policy_idx in (0, 2):  # the others have saved
+        assert checkpoint.latest(policy_folder(training.folder / "checkpoints", policy_idx)) is not None
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--algo=sac",), "--num_policies=2 cannot be used with --algo=sac"),
+        (("--serial_mode=True",), "--serial_mode is not available with --num_policies=2"),
+        (("--eval_every_env_steps=1000",), "Evaluation during training is not available with --num_policies=2"),
+        (("--policy.1.gama=0.9",), "There is no flag --policy.1.gama; the nearest is --policy.1.gamma"),
+        (("--policy.1.rollout=8",), "--policy.1.rollout is not possible: only settings of learning and of the model"),
+        (("--policy.2.gamma=0.9",), "there is no policy 2, they are 0 to 1"),
+        (("--policy.1.gamma=3",), "--policy.1.gamma=3 is not possible: expected a number at least 0 and at most 1"),
+        (("--policy_mapping=independent",), "independent needs one policy for each agent"),
+        (("--policy_mapping=nothing",), "is not shared, independent, random or module:function"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], text: str) -> None:
+    assert validate(["--env=CartPole-v1", "--num_policies=2", *flags]) == 2
+    assert text in capsys.readouterr().err
