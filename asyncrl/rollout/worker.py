@@ -168,7 +168,7 @@ class PooledRolloutWorker(RolloutWorkerBase):
         slots: TrajectorySlots,
         learners: Sequence[Waker],
         control: RunControl,
-        weights: Sequence[WeightsChannel],
+        weights: Sequence[WeightsChannel] = (),
         phases: PhaseTimer | None = None,
     ) -> None:
         """Takes over the pools, one for each split, from the worker before this one if there was one.

@@ -151,7 +151,7 @@ def _find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Re
             updates_due = 0 if content.replay is None else int(state["updates_due"])
             env_steps, elapsed_s = int(state["env_steps"]), float(state["elapsed_s"])
             found = Resumption(path, env_steps, elapsed_s, tuple(skipped), updates_due, saved_worker_steps(state))
-            found = dataclasses.replace(found, policy_env_steps=int(state.get("policy_env_steps", env_steps)))
+            found = dataclasses.replace(found, policy_env_steps=int(state.get("policy_env_steps", 0)))
         except checkpoint.ForeignCheckpointError as error:
             raise UsageError(str(error)) from error
         except checkpoint.CheckpointError as error:

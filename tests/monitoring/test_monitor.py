@@ -64,7 +64,8 @@ class Run:
         self.clock, self.progress = FakeClock(), FakeProgress()
         observed = ObservedRun([JsonLines(), *([TensorBoard()] if settings["with_tensorboard"] else []), self.progress])
         observed.config, observed.folder, observed.start = TrainConfig(**settings), path, StartPoint(before=earlier)
-        observed.plan = SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild, replay=None, dataset_size=2048)
+        sizes = {"num_workers": 2, "num_agents": 1, "num_policies": 1, "dataset_size": 2048}
+        observed.plan = SimpleNamespace(lag_bound=77, hogwild=hogwild, replay=None, **sizes)
         self.monitor = Monitor(
             observed, clock=self.clock, started_at=self.clock.now - 3.0, training_returns_mislead=mislead
         )
@@ -346,6 +347,7 @@ def test_the_summary_says_how_the_run_ended(run):
             "ep_rew_mean": 10.0,
             "ep_len_mean": 5.0,
             "eval_mean_reward": None,
+            "ep_rew_mean_of_policies": [],
             "best_return": None,
             "lag_mean": 4.0,
             "lag_p95": 4.0,
