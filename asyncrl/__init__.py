@@ -108,7 +108,11 @@ def __getattr__(name: str) -> Any:
 
 
 def load_policy(
-    path: str | Path, which: Literal["newest", "best"] = "newest", device: str = "cpu", seed: int = 0
+    path: str | Path,
+    which: Literal["newest", "best"] = "newest",
+    device: str = "cpu",
+    seed: int = 0,
+    policy: int = 0,
 ) -> Policy:
     """Loads a trained policy; its environment need not be installed.
 
@@ -117,6 +121,7 @@ def load_policy(
         which: of a run, the newest checkpoint or the best one (`save_best_metric`).
         device: device of the policy: cpu, cuda or cuda:N.
         seed: seed of the sampled actions.
+        policy: number of the policy, of a run that trains several.
 
     Returns:
         The policy: `policy.act(obs, deterministic=False)`, and `policy.reset()` where an episode begins.
@@ -127,4 +132,4 @@ def load_policy(
     """
     from asyncrl.policy import load_policy as load  # here, because it imports torch
 
-    return load(path, which, device, seed)
+    return load(path, which, device, seed, policy)

@@ -7,6 +7,8 @@ Nothing is learned: weights and statistics are those of the checkpoint, rewards 
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from asyncrl.config.schema import TrainConfig
     from asyncrl.evaluation.episodes import EvaluationResult
+    from asyncrl.evaluation.matches import MatchResult
 
 _MOST_NAMES = 4
 _DESCRIPTION = "Play a trained policy for a fixed number of episodes and print its mean return."
@@ -33,6 +36,7 @@ _EXAMPLES = (
     "python -m asyncrl.evaluate --experiment=my_run --episodes=50",
     "python -m asyncrl.evaluate --experiment=train_dir/my_run --checkpoint=best --video=videos",
     "python -m asyncrl.evaluate --checkpoint=train_dir/my_run/checkpoints/best",
+    "python -m asyncrl.evaluate --experiment=my_game --opponents=random,my_older_game --episodes=200",
 )
 
 
@@ -51,6 +55,11 @@ class _Options(BaseModel):
     deterministic: bool = option(False, "take the most likely action instead of a sampled one")
     video: Path | None = option(None, "folder to record the episodes into as videos; needs moviepy")
     render: bool = option(False, "show the episodes in a window, one after the other")
+    opponents: str | None = option(
+        None,
+        "with several agents: play matches against these, separated by commas: random, or runs and checkpoints; the "
+        "policy plays each agent in --episodes episodes, the opponent all others",
+    )
     as_json: bool = option(False, "print the result as one JSON object on the last line", flag="json")
 
 
@@ -72,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options is None or problems:
             raise UsageError("\nerror: ".join(problems))
-        result = _evaluate(options)
+        result = _evaluate(options) if options.opponents is None else _play_matches(options)
     except (UsageError, checkpoints.CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -94,7 +103,7 @@ def _evaluate(options: _Options) -> EvaluationResult:
     # Imports torch, which takes a second: mistakes of the user are reported before.
     import torch
 
-    from asyncrl.evaluation.episodes import EvaluationResult, evaluate
+    from asyncrl.evaluation.episodes import evaluate
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)  # a few observations are too little work for more threads
@@ -114,7 +123,66 @@ def _evaluate(options: _Options) -> EvaluationResult:
         recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
         shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
         print(f"recorded {len(recorded)} videos in {options.video}: {shown}", flush=True)
-    return EvaluationResult(result.returns, result.lengths, env_steps, str(path))
+    return dataclasses.replace(result, env_steps=env_steps, checkpoint=str(path))
+
+
+def _play_matches(options: _Options) -> _Matches:
+    path = _find_checkpoint(options)
+    names = [name.strip() for name in str(options.opponents).split(",") if name.strip()]
+    found = {name: None if name == "random" else find_checkpoint(name, train_dir=options.train_dir) for name in names}
+
+    import torch
+
+    from asyncrl.evaluation.episodes import Player
+    from asyncrl.evaluation.matches import RandomPlayer, play_matches, same_spaces
+    from asyncrl.policy import load_policy
+
+    torch.set_num_threads(1)
+    policy = load_policy(path, device=options.device, seed=options.seed)
+    if not policy.spec.agents:
+        raise UsageError(f"--opponents needs an environment of several agents, and {policy.config.env} has one.")
+    opponents: dict[str, Player] = {}
+    for number, (name, checkpoint) in enumerate(found.items(), start=1):
+        if checkpoint is None:
+            opponents[name] = RandomPlayer(policy, options.seed + number)
+            continue
+        opponent = load_policy(checkpoint, device=options.device, seed=options.seed + number)
+        if not same_spaces(opponent.spec, policy.spec):
+            raise UsageError(f"--opponents: {checkpoint} was trained in {opponent.spec.env_id}, with other spaces.")
+        opponents[name] = opponent
+    agents = len(policy.spec.agents)
+    print(f"{policy.config.env}: {path}, {options.episodes} episodes as each of {agents} agents", flush=True)
+    return _Matches(
+        play_matches(
+            policy,
+            opponents,
+            episodes=options.episodes,
+            num_envs=1 if options.render else options.num_envs,
+            seed=options.seed,
+            deterministic=options.deterministic,
+            make=_env_factory(policy.config, options),
+        )
+    )
+
+
+class _Matches:
+    """What is shown of matches."""
+
+    def __init__(self, results: list[MatchResult]) -> None:
+        self._results = results
+
+    def to_text(self) -> str:
+        rows = [["opponent", "plays", "won", "drawn", "lost", "share won (95 %)", "return"]]
+        for result in self._results:
+            low, high = result.won_ci95
+            share = f"{result.won / len(result.returns):.3f} [{low:.3f}, {high:.3f}]"
+            counts = [str(count) for count in (result.won, result.drawn, result.lost)]
+            rows.append([result.opponent, result.agent, *counts, share, f"{result.mean_return:.2f}"])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def to_json(self) -> str:
+        return json.dumps({"matches": [result.to_data() for result in self._results]})
 
 
 def _find_checkpoint(options: _Options) -> Path:

@@ -119,13 +119,15 @@ class Policy:
         return rows
 
 
-def load_policy(path: str | Path, which: Which = "newest", device: str = "cpu", seed: int = 0) -> Policy:
+def load_policy(
+    path: str | Path, which: Which = "newest", device: str = "cpu", seed: int = 0, policy: int = 0
+) -> Policy:
     """See `asyncrl.load_policy`."""
     if device.partition(":")[0] not in ("cpu", "cuda"):
         raise UsageError(f"Device {device} is not possible: expected cpu, cuda or cuda:N.")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise UsageError(f"Device {device} is not possible: PyTorch finds no CUDA device. Use cpu.")
-    found = find_checkpoint(path, which)
+    found = find_checkpoint(path, which, policy_idx=policy)
     content = checkpoints.load(found)
     try:
         config = TrainConfig.from_saved(content.state["config"])

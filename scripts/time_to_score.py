@@ -6,6 +6,7 @@
     python scripts/time_to_score.py --suite=peers --limit_s=300  # eight tasks beside other libraries
     python scripts/time_to_score.py --suite=defaults    # without a preset, beside Stable-Baselines3's defaults
     python scripts/time_to_score.py --suite=untouched   # environments that had no part in finding settings
+    python scripts/time_to_score.py --suite=agents      # several agents, beside Stable-Baselines3 with supersuit
     python scripts/time_to_score.py --suite=full --tasks=Hopper-v5 --variant small='--batch_size=256 --num_epochs=4'
     python scripts/time_to_score.py --suite=full --work_dir=scores/full --table               # only the report
 
@@ -17,7 +18,7 @@ again.
 
 Exit code: 0 if all runs have a result and, with --compare_to, no task is worse; 1 otherwise; 130 after Ctrl-C.
 Needs `pip install -e ".[mujoco,atari,plot]" "gymnasium[box2d]"`; Atari for Pong only. The suite `untouched` also needs
-`pip install flappy-bird-gymnasium highway-env`.
+`pip install flappy-bird-gymnasium highway-env`, the suite `agents` mpe2.
 """
 
 from __future__ import annotations

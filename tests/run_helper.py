@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -135,6 +134,7 @@ def run(
     *,
     recorded: bool = False,
     resume_from: Path | None = None,
+    starts_of_policies: Sequence[tuple[Path | None, int]] = (),
     spec: EnvSpec | None = None,
     **settings: Any,
 ) -> FinishedRun:
@@ -145,19 +145,22 @@ def run(
         mode: one of `MODES`.
         env: a class of `probe_envs`, or any registered id.
         resume_from: the checkpoint that the run goes on from.
+        starts_of_policies: checkpoint and environment steps of each of several policies.
         recorded: keep every dataset; the learner's publications then take their time.
         spec: what the environment is, if it is known.
         settings: what differs from `SMALL`.
     """
-    env_id = env if "-v" in env else f"probe_envs:{env}-v0"
+    env_id = env if "-v" in env or ":" in env else f"probe_envs:{env}-v0"
     config = TrainConfig(**{"env": env_id, **SMALL, **_mode_settings(mode), **settings})
-    plan = resolve(config, _TWO_CORES)
+    spec = spec or _spec_of(config)
+    plan = resolve(config, _TWO_CORES, num_agents=spec.num_agents)
     problems = [str(problem) for problem in find_problems(config, plan, _TWO_CORES)]
     assert not problems, problems
-    spec = spec or _spec_of(config)
     reports: list[Report] = []
     folder.mkdir(parents=True, exist_ok=True)
-    setup = RunSetup.create(config, plan, spec, folder / "checkpoints", resume_from)
+    setup = RunSetup.create(
+        config, plan, spec, folder / "checkpoints", resume_from, starts_of_policies=starts_of_policies
+    )
     try:
         outcome = _run(setup, recorded, folder, reports)
     finally:
@@ -247,7 +250,7 @@ def recording(folder: Path) -> Iterator[None]:
 
     def recording_updates(learner: OnPolicyLearner, dataset: Any, env_steps: int) -> Iterator[Any]:
         made_of_dataset.clear()
-        fields = {field.name: getattr(dataset, field.name).numpy().copy() for field in dataclasses.fields(dataset)}
+        fields = {name: tensor.numpy().copy() for name, tensor in dataset.tensors().items()}
         fields["learner_version"] = np.array(learner.policy_version)
         block = torch.empty(learner.block_size)
         write_block(learner.model, learner._flat, block)
@@ -272,8 +275,8 @@ def recording(folder: Path) -> Iterator[None]:
         keep("batch_return", model.denormalize_value(batch.normalized_return[is_sample]))
         keep("batch_size", is_sample.sum().view(1))
 
-    def recording_gae(*args: Any) -> GaeResult:
-        result = gae(*args)
+    def recording_gae(*args: Any, idle: torch.Tensor | None = None) -> GaeResult:
+        result = gae(*args, idle=idle)
         keep("estimated_value", args[1])
         keep("advantage", result.advantages)
         keep("return", result.returns)

@@ -26,8 +26,12 @@ def planned(**settings: Any) -> ResourcePlan:
     return resolve(TrainConfig(**{"rollout": 2, "num_batches_per_epoch": 1, **settings}), Machine(cores=4))
 
 
-def small_arena(plan: ResourcePlan, spec: EnvSpec = BOX, num_weights: int = 8) -> tuple[Arena, TrajectorySlots]:
+def small_arena(
+    plan: ResourcePlan, spec: EnvSpec = BOX, num_weights: int | Sequence[int] = 8
+) -> tuple[Arena, TrajectorySlots]:
     """An arena for that plan, all slots free."""
+    if plan.num_policies > 1 and isinstance(num_weights, int):
+        num_weights = [num_weights] * plan.num_policies
     arena = Arena.create(arena_specs(spec, plan, num_weights))
     slots = TrajectorySlots(arena)
     slots.reset()

@@ -65,7 +65,9 @@ MISTAKES = [
         "Stable-Baselines3's n_steps is --rollout (of SAC: --n_step).",
         2,
     ),
-    Mistake("train", "--env=CartPole-v1 --num_policies=2", "has no counterpart here: one run trains one policy."),
+    Mistake(
+        "train", "--env=CartPole-v1 --with_pbt=True", "has no counterpart here: there is no population-based training."
+    ),
     Mistake("train", "CartPole-v1", "Unexpected argument 'CartPole-v1'. Did you mean --env=CartPole-v1?", 2),
     Mistake("train", "--env=CartPole-v1 my_run", "Unexpected argument 'my_run'. Did you mean --experiment=my_run?"),
     Mistake("train", "-env CartPole-v1", "Unexpected argument '-env'. Did you mean --env?", 3),

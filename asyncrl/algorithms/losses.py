@@ -251,11 +251,37 @@ def _differences(
     valid: Tensor,
     gamma: float,
     gae_lambda: float,
+    idle: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Temporal differences `[T, C]`, 0 in invalid rows, and the weight of the next row's estimate in each row's."""
-    next_values = values[1:].masked_fill(terminated, 0.0)
+    next_values = values[1:]
+    if idle is not None:
+        rewards, next_values, terminated, truncated = _until_next_action(
+            rewards, next_values, terminated, truncated, idle
+        )
+    next_values = next_values.masked_fill(terminated, 0.0)
     deltas = torch.where(valid, rewards + gamma * next_values - values[:-1], 0.0)
-    return deltas, continues(valid, terminated, truncated).to(values.dtype).mul_(gamma * gae_lambda)
+    decay = continues(valid, terminated, truncated).to(values.dtype).mul_(gamma * gae_lambda)
+    return deltas, decay if idle is None else decay.masked_fill_(idle, 1.0)
+
+
+def _until_next_action(
+    rewards: Tensor, next_values: Tensor, terminated: Tensor, truncated: Tensor, idle: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What follows each action until the agent's next one: the rewards of the rows in which it waits, and the end.
+
+    All are [T, C]. Rows in which an agent waits take no discount: it counts decisions.
+    """
+    rewards, next_values, terminated, truncated = (
+        field.clone() for field in (rewards, next_values, terminated, truncated)
+    )
+    for row in reversed(range(len(rewards) - 1)):
+        waits = idle[row + 1] & ~(terminated[row] | truncated[row])
+        rewards[row] += torch.where(waits, rewards[row + 1], 0.0)
+        next_values[row] = torch.where(waits, next_values[row + 1], next_values[row])
+        terminated[row] |= waits & terminated[row + 1]
+        truncated[row] |= waits & truncated[row + 1]
+    return rewards, next_values, terminated, truncated
 
 
 class GaeResult(NamedTuple):
@@ -278,6 +304,7 @@ def gae(
     valid: Tensor,
     gamma: float,
     gae_lambda: float,
+    idle: Tensor | None = None,
 ) -> GaeResult:
     """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438) across ends of episodes.
 
@@ -292,8 +319,10 @@ def gae(
         valid: [T, C] bool, False for rows without an action; of these only `values` is read.
         gamma: discount factor.
         gae_lambda: weight of longer returns, 0 (one step) to 1 (Monte Carlo).
+        idle: [T, C] bool, rows in which an agent waits for its next action. Their rewards, and an end in them, belong
+            to the action before. The result of these rows has no meaning.
     """
-    deltas, decay = _differences(rewards, values, terminated, truncated, valid, gamma, gae_lambda)
+    deltas, decay = _differences(rewards, values, terminated, truncated, valid, gamma, gae_lambda, idle)
     advantages = torch.empty_like(deltas)
     following = torch.zeros_like(deltas[0])
     # One operation a row: this loop runs T times for each dataset.
@@ -328,6 +357,7 @@ def vtrace(
     gae_lambda: float,
     max_rho: float,
     max_c: float,
+    idle: Tensor | None = None,
 ) -> VtraceResult:
     """V-trace (Espeholt et al. 2018, "IMPALA", arXiv:1802.01561): estimates for the current policy from older samples.
 
@@ -345,11 +375,12 @@ def vtrace(
         gae_lambda: weight of longer returns; multiplies c.
         max_rho: bound of the weights of the temporal differences; decides which policy's values are learned.
         max_c: bound of the weights of the trace; decides how fast they are learned.
+        idle: as for `gae`.
     """
     ratios = torch.where(valid, log_ratios, 0.0).exp()
     weights = torch.where(valid, ratios.clamp(max=max_rho), 0.0)
-    deltas, decay = _differences(rewards, values, terminated, truncated, valid, gamma, gae_lambda)
-    trace = decay * ratios.clamp(max=max_c)
+    deltas, decay = _differences(rewards, values, terminated, truncated, valid, gamma, gae_lambda, idle)
+    trace = decay * (ratios.clamp(max=max_c) if idle is None else ratios.clamp(max=max_c).masked_fill(idle, 1.0))
     corrections = torch.zeros_like(values)
     for row in reversed(range(len(rewards))):
         torch.addcmul(weights[row] * deltas[row], trace[row], corrections[row + 1], out=corrections[row])

@@ -84,12 +84,25 @@ class Arena:
     def array(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name]
 
+    def find_array(self, name: str) -> npt.NDArray[Any] | None:
+        """Returns an array, or None if the arena has none of this name."""
+        return self._arrays.get(name)
+
     def words(self, name: str) -> memoryview:
         """Returns a one-dimensional int64 array as a memoryview: each item is read or written in one aligned access."""
         array = self._arrays[name]
         if array.dtype != np.int64 or array.ndim != 1:
             raise ValueError(f"{name} is {array.dtype} with {array.ndim} dimensions, words are int64 with one")
         return memoryview(array)  # type: ignore[arg-type]
+
+    def scoped(self, prefix: str) -> Arena:
+        """Returns a view in which the name `x` is the array `prefix + "x"` if there is one, otherwise the array `x`.
+
+        So a class that knows an array by one name can use one of several: with `scoped("policy.1.")`, the array
+        "weights.buffers" is "policy.1.weights.buffers". This arena still owns the memory; `close` of the view only
+        ends the view.
+        """
+        return _ScopedArena(self, prefix)
 
     def pages(self) -> npt.NDArray[np.uint8]:
         """All bytes of the mapping, which lives as long as this array."""
@@ -104,6 +117,25 @@ class Arena:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild_arena, (reduction.DupFd(self._fd), self._specs)
+
+
+class _ScopedArena(Arena):
+    def __init__(self, whole: Arena, prefix: str) -> None:
+        self._whole = whole
+        self._prefix = prefix
+        self._arrays = dict(whole._arrays)
+        self._arrays.update(
+            (name.removeprefix(prefix), array) for name, array in whole._arrays.items() if name.startswith(prefix)
+        )
+
+    def pages(self) -> npt.NDArray[np.uint8]:
+        return self._whole.pages()
+
+    def close(self) -> None:
+        self._arrays.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _ScopedArena, (self._whole, self._prefix)
 
 
 def _rebuild_arena(duplicate: Any, specs: tuple[ArraySpec, ...]) -> Arena:

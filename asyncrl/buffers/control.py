@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -102,8 +102,8 @@ class RunControl:
     def ask_for_evaluation(self) -> None:
         self.num_evaluations += 1
 
-    def ask_for_best(self, mean_return: float) -> None:
-        """Asks the learner to save the current policy as the best so far (runner)."""
+    def ask_for_best(self, mean_return: float, policy_idx: int = 0) -> None:
+        """Asks the learner of a policy to save it as the best so far (runner)."""
         self._best_return[0] = mean_return
         self.num_best += 1
 
@@ -215,6 +215,64 @@ class RunControl:
         """Time (`time.monotonic`) of the run's first environment step, None before it."""
         times = [words[_FIRST_STEP_NS] for words in self._progress if words[_FIRST_STEP_NS] > 0]
         return min(times) / 1e9 if times else None
+
+
+class TrainedSteps:
+    """Environment steps that each policy of a run has been trained on; a word of each has its learner as the writer.
+
+    Attributes:
+        policy_idx: the policy of this process.
+    """
+
+    def __init__(self, arena: Arena, policy_idx: int, num_policies: int) -> None:
+        self.policy_idx = policy_idx
+        self._words = [arena.words(f"policy.{idx}.trained_env_steps") for idx in range(num_policies)]
+
+    @property
+    def of_others(self) -> int:
+        """The steps of all other policies."""
+        return sum(int(words[0]) for idx, words in enumerate(self._words) if idx != self.policy_idx)
+
+    def note(self, env_steps: int) -> None:
+        """Sets the steps of this process's policy, which must never fall."""
+        self._words[self.policy_idx][0] = env_steps
+
+
+class PoliciesControl(RunControl):
+    """The control words of a run with several policies: what is asked of the run is asked of each learner.
+
+    Attributes:
+        of_policy: the words of each policy.
+    """
+
+    def __init__(self, arena: Arena, num_workers: int, of_policy: Sequence[RunControl]) -> None:
+        super().__init__(arena, num_workers)
+        self.of_policy = of_policy
+
+    def request_stop(self) -> None:
+        super().request_stop()
+        for control in self.of_policy:
+            control.request_stop()
+
+    def ask_for_save(self) -> None:
+        for control in self.of_policy:
+            control.ask_for_save()
+
+    def ask_for_best(self, mean_return: float, policy_idx: int = 0) -> None:
+        self.of_policy[policy_idx].ask_for_best(mean_return)
+
+    def set_hyperparameters(self, new_values: Hyperparameters) -> None:
+        for control in self.of_policy:
+            control.set_hyperparameters(new_values)
+
+    @property
+    def has_taken_hyperparameters(self) -> bool:
+        return all(control.has_taken_hyperparameters for control in self.of_policy)
+
+    @property
+    def activity(self) -> Activity:
+        update = next((found for control in self.of_policy if (found := control.activity.update) is not None), None)
+        return Activity(self.total_steps, update, self.stop_requested, self.ended)
 
 
 def worker_death_specs(num_workers: int) -> list[ArraySpec]:

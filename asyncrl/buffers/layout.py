@@ -4,11 +4,21 @@ A slot holds one trajectory of one split: T rows of steps. `obs` and `value` hav
 the last step. Row rules: `obs[t + 1]` is the true next observation of `obs[t]` unless `terminated[t]`. After a
 truncation the next row is the episode's final observation: it gets a value, has no action, is not stepped, and is not
 `valid`; the row after it is the reset observation. After a termination the next row is the reset observation.
+
+With several agents a column belongs to one agent of one environment, and has two more fields: `idle` rows are steps in
+which the agent waits; `is_env_step` marks one agent's row of each step that an environment makes.
+
+With several policies each column is played by one of them for a whole episode. `policy_idx` names it in each row, and
+`policy_version` is that policy's, so it differs between columns. The row with the final observation of a truncated
+episode still belongs to that episode's policy. Slots are owned by their split (`asyncrl.buffers.slot_pool`), and each
+policy has its own weights and control words, named "policy.0.weights.buffers" and so on (`Arena.scoped`); the common
+control words concern workers and the run as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.buffers.arena import ArraySpec, arena_size
@@ -24,7 +34,7 @@ from asyncrl.envs.spec import EnvSpec, stored_action
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """One field of a slot: dtype, shape of one environment's row, and whether it has the extra row."""
+    """One field of a slot: dtype, shape of one column's row, and whether it has the extra row."""
 
     name: str
     dtype: str
@@ -33,8 +43,8 @@ class FieldSpec:
 
 
 def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec, ...]:
-    """Fields with a row for every environment: `[slots, T or T+1, envs, *row_shape]`."""
-    return (
+    """Fields with a row for every column: `[slots, T or T+1, columns, *row_shape]`."""
+    fields = (
         FieldSpec("obs", spec.observation.row_dtype, (spec.observation.row_size,), has_extra_row=True),
         FieldSpec("rnn_state", "float32", (rnn_state_size,), has_extra_row=True),
         FieldSpec("value", "float32", (), has_extra_row=True),
@@ -46,20 +56,28 @@ def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec
         FieldSpec("truncated", "bool", ()),
         FieldSpec("valid", "bool", ()),
     )
+    if not spec.agents:
+        return fields
+    return (*fields, FieldSpec("idle", "bool", ()), FieldSpec("is_env_step", "bool", ()))
 
 
 def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
     """Arrays of all slots: the trajectory fields, the policy version and time of each row, the words of each slot."""
-    num_slots, rollout, num_envs = plan.num_slots, plan.rollout, plan.envs_per_split
+    num_slots, rollout, num_columns = plan.num_slots, plan.rollout, plan.columns_per_split
     specs = [
         ArraySpec(
             f"slots.{field.name}",
             field.dtype,
-            (num_slots, rollout + int(field.has_extra_row), num_envs, *field.row_shape),
+            (num_slots, rollout + int(field.has_extra_row), num_columns, *field.row_shape),
         )
         for field in trajectory_fields(spec, plan.rnn_state_size)
     ]
-    specs.append(ArraySpec("slots.policy_version", "int64", (num_slots, rollout + 1)))
+    versions: tuple[int, ...] = (num_slots, rollout + 1)
+    if plan.num_policies > 1:
+        versions = (*versions, num_columns)
+        specs.append(ArraySpec("slots.policy_idx", "int16", versions))
+        specs.append(ArraySpec("slots.filled", "int64", (num_slots,)))
+    specs.append(ArraySpec("slots.policy_version", "int64", versions))
     specs.append(ArraySpec("slots.chosen_at", "float64", (num_slots, rollout + 1)))
     specs.extend(ArraySpec(f"slots.{word}", "int64", (num_slots,)) for word in ("state", "owner"))
     return specs
@@ -73,10 +91,49 @@ class SharedSizes:
     moments: Mapping[str, int]
 
 
+def policy_specs(plan: ResourcePlan, num_weights: Sequence[int]) -> list[ArraySpec]:
+    """Arrays of each of several policies, under `policy_prefix`.
+
+    `taken` [slots] is written by the policy's learner: the number in `slots.filled` of the contents that it needs no
+    more. The rings `ready` announce complete slots to it; after a worker's death an item may be in a ring twice.
+    """
+    specs: list[ArraySpec] = []
+    for policy_idx, num_values in enumerate(num_weights):
+        own = [
+            ArraySpec("taken", "int64", (plan.num_slots,)),
+            ArraySpec("trained_env_steps", "int64", (1,)),
+            *control_specs(),
+            *weights_specs(num_values),
+        ]
+        for worker_idx in range(plan.num_workers):
+            own.extend(ring_specs(f"ready.{worker_idx}", 2 * plan.worker_num_splits * plan.slots_per_split))
+        prefix = policy_prefix(policy_idx)
+        specs.extend(dataclasses.replace(spec, name=prefix + spec.name) for spec in own)
+    return specs
+
+
+def policy_prefix(policy_idx: int) -> str:
+    """Prefix of the names of one policy's arrays, for `Arena.scoped`."""
+    return f"policy.{policy_idx}."
+
+
 def arena_specs(
-    spec: EnvSpec, plan: ResourcePlan, num_weights: int, shared: SharedSizes | None = None
+    spec: EnvSpec, plan: ResourcePlan, num_weights: int | Sequence[int], shared: SharedSizes | None = None
 ) -> list[ArraySpec]:
-    """Every array of a run; the Hogwild backend needs `shared`."""
+    """Every array of a run.
+
+    Args:
+        spec: the environment's spaces.
+        plan: the plan.
+        num_weights: elements of a block of published weights; of each policy, where there are several.
+        shared: for the Hogwild backend.
+
+    Raises:
+        ValueError: `num_weights` are not of as many policies as the plan has.
+    """
+    sizes = [num_weights] if isinstance(num_weights, int) else list(num_weights)
+    if len(sizes) != plan.num_policies:
+        raise ValueError(f"weights of {len(sizes)} policies, but the plan has {plan.num_policies}")
     if plan.hogwild is not None:
         assert shared is not None
         specs = shared_tensor_specs(shared.tensors, shared.moments, plan.num_workers)
@@ -91,18 +148,21 @@ def arena_specs(
         for word in ("request_seq", "response_seq", "request_slot", "request_row")
     )
     for worker_idx in range(plan.num_workers):
-        specs.extend(ring_specs(f"granted.{worker_idx}", plan.num_slots))
-        specs.extend(ring_specs(f"ready.{worker_idx}", plan.num_slots))
+        if plan.num_policies == 1:
+            specs.extend(ring_specs(f"granted.{worker_idx}", plan.num_slots))
+            specs.extend(ring_specs(f"ready.{worker_idx}", plan.num_slots))
         # After an inference worker's death, a request may be answered from the table while it is still in the ring.
         specs.extend(ring_specs(f"requests.{worker_idx}", 2 * plan.worker_num_splits))
         specs.append(ArraySpec(f"progress.{worker_idx}", "int64", (3,)))
     specs.extend(control_specs())
     specs.extend(worker_death_specs(plan.num_workers))
-    specs.extend(weights_specs(num_weights))
+    specs.extend(weights_specs(sizes[0]) if plan.num_policies == 1 else policy_specs(plan, sizes))
     return specs
 
 
-def arena_bytes(spec: EnvSpec, plan: ResourcePlan, num_weights: int, shared: SharedSizes | None = None) -> int:
+def arena_bytes(
+    spec: EnvSpec, plan: ResourcePlan, num_weights: int | Sequence[int], shared: SharedSizes | None = None
+) -> int:
     """Bytes of a run's arena, and of the private arenas of Hogwild workers."""
     own = plan.num_workers * arena_bytes(spec, plan.of_one_worker, 1) if plan.hogwild is not None else 0
     return own + arena_size(arena_specs(spec, plan, num_weights, shared))

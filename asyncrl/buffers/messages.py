@@ -46,6 +46,10 @@ class IndexRing:
         self._items[tail % self._capacity] = item
         self._tail[0] = tail + 1
 
+    def may_hold(self, item: int) -> bool:
+        """Whether an item is in the ring, or the consumer has just taken it (producer)."""
+        return any(self._items[at % self._capacity] == item for at in range(self._head[0], self._tail[0]))
+
     def pop_all(self) -> list[int]:
         """Removes and returns all items, oldest first (consumer)."""
         head, tail = self._head[0], self._tail[0]

@@ -30,13 +30,18 @@ _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
 
 class StepRows(NamedTuple):
-    """Views of a slot or a stripe, into which one step of a split is written: `[E]`, and `next_obs [E, D]`."""
+    """Views of a slot or a stripe, into which one step of a split is written: `[E]`, and `next_obs [E, D]`.
+
+    `idle` and `is_env_step` are for several agents (`asyncrl.buffers.layout`).
+    """
 
     reward: npt.NDArray[np.float32]
     terminated: npt.NDArray[np.bool_]
     truncated: npt.NDArray[np.bool_]
     valid: npt.NDArray[np.bool_]
     next_obs: npt.NDArray[Any]
+    idle: npt.NDArray[np.bool_] | None = None
+    is_env_step: npt.NDArray[np.bool_] | None = None
 
 
 def rows_per_stripe(num_splits: int, envs_per_split: int, replay_size: int) -> int:

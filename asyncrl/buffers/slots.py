@@ -5,6 +5,9 @@
 The learner owns a slot that is FREE or TRAINING, and grants it to a split, whose worker owns it until it is READY. The
 words of state and owner are authoritative; rings are hints. When a worker dies, the learner takes over its FILLING
 slots as soon as nobody answers its requests any more (`asyncrl.buffers.control`), and grants them again.
+
+With several policies a slot always belongs to one split, and its worker alone changes its state: FILLING by `refill`,
+READY by `finish`. Which policies still need a READY slot is in words of their learners (`asyncrl.buffers.slot_pool`).
 """
 
 from __future__ import annotations
@@ -36,10 +39,14 @@ class SlotStateError(RuntimeError):
 
 
 class TrajectorySlots:
-    """All slots of a run. Arrays are indexed `[slot, row, env, ...]`, see `asyncrl.buffers.layout`.
+    """All slots of a run. Arrays are indexed `[slot, row, column, ...]`, see `asyncrl.buffers.layout`.
 
     Attributes:
-        num_slots, rollout, num_envs: slots S, step rows T, environments of a split E.
+        num_slots, rollout, num_envs: slots S, step rows T, columns of a split: one for each agent of its environments.
+        idle, is_env_step: None without several agents.
+        policy_version: [S, T+1]; with several policies [S, T+1, E].
+        policy_idx: [S, T+1, E] int16, the policy that plays each column; None with one policy.
+        filled: [S], how often each slot was completed; None with one policy. Only this class writes it.
         is_recurrent: whether the slots keep recurrent states.
         owner: [S], the split that fills or filled each slot; `NOBODY` for a free one. Only this class writes it.
     """
@@ -55,7 +62,11 @@ class TrajectorySlots:
         self.terminated = arena.array("slots.terminated")
         self.truncated = arena.array("slots.truncated")
         self.valid = arena.array("slots.valid")
+        self.idle = arena.find_array("slots.idle")
+        self.is_env_step = arena.find_array("slots.is_env_step")
         self.policy_version = arena.array("slots.policy_version")
+        self.policy_idx = arena.find_array("slots.policy_idx")
+        self.filled = None if self.policy_idx is None else arena.words("slots.filled")
         self.chosen_at = arena.array("slots.chosen_at")
         self.owner = arena.words("slots.owner")
         self._state = arena.words("slots.state")
@@ -95,12 +106,27 @@ class TrajectorySlots:
             field[slot] = np.nan
         return num_lost
 
+    def refill(self, slot: int, split_idx: int) -> int:
+        """Empties a slot that no policy needs any more, and begins to fill it (its worker, with several policies).
+
+        Returns the number of samples that are lost because a worker died while it filled the slot.
+        """
+        was_filling = self._state[slot] == SlotState.FILLING
+        num_lost = int((self.valid[slot] & ~np.isnan(self.reward[slot])).sum()) if was_filling else 0
+        for field in self._poisoned.values():
+            field[slot] = np.nan
+        self.owner[slot] = split_idx
+        self._state[slot] = SlotState.FILLING
+        return num_lost
+
     def finish(self, slot: int, split_idx: int) -> None:
-        """Hands a filled slot to the learner (worker)."""
+        """Hands a filled slot to the learner, or to the learners of all policies (worker)."""
         self._require(slot, SlotState.FILLING)
         if self.owner[slot] != split_idx:
             raise SlotStateError(f"slot {slot} belongs to split {self.owner[slot]}, not to split {split_idx}")
         self._state[slot] = SlotState.READY
+        if self.filled is not None:
+            self.filled[slot] += 1
 
     def take(self, slot: int) -> None:
         """Takes a ready slot for training (learner).
@@ -108,6 +134,11 @@ class TrajectorySlots:
         Raises:
             SlotStateError: the slot is not ready, or a row of it was not written since it was granted.
         """
+        self.require_written(slot)
+        self._state[slot] = SlotState.TRAINING
+
+    def require_written(self, slot: int) -> None:
+        """Raises `SlotStateError` if the slot is not ready, or a row of it was not written since it was granted."""
         self._require(slot, SlotState.READY)
         for name, field in self._poisoned.items():
             poisoned = np.isnan(field[slot])
@@ -117,7 +148,6 @@ class TrajectorySlots:
                     f"slot {slot} of split {self.owner[slot]}: {name} of row {row}, environment {env} was never "
                     "written or is not a number"
                 )
-        self._state[slot] = SlotState.TRAINING
 
     def free(self, slot: int) -> None:
         """Ends the use of a slot and poisons it, so that its contents cannot be taken for new ones (learner)."""
@@ -141,6 +171,26 @@ class TrajectorySlots:
             self.log_prob[place] = answer.log_prob[envs]
             if self.is_recurrent:
                 self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
+
+    def answer_columns(
+        self,
+        place: tuple[int, int],
+        columns: npt.NDArray[np.intp],
+        rows: slice,
+        answer: ActorOutput,
+        version: int,
+        now: float,
+    ) -> None:
+        """As `answer`, for some columns of a place: `rows` of the batch are their answers (several policies)."""
+        self.value[place][columns] = answer.value[rows]
+        self.policy_version[place][columns] = version
+        self.chosen_at[place] = now
+        if place[1] < self.rollout:
+            self.action[place][columns] = answer.action[rows]
+            self.action_parameters[place][columns] = answer.action_parameters[rows]
+            self.log_prob[place][columns] = answer.log_prob[rows]
+            if self.is_recurrent:
+                self.rnn_state[place[0], place[1] + 1][columns] = answer.rnn_state[rows]
 
     def _require(self, slot: int, expected: SlotState) -> None:
         if self._state[slot] != expected:

@@ -17,6 +17,7 @@ from asyncrl.observers.observer import Run
 from asyncrl.observers.progress import ProgressBar, print_line
 from asyncrl.run.preflight import Preflight, format_bytes
 from asyncrl.runtime.checkpoint import BEST, latest, newest_first
+from asyncrl.runtime.locating import checkpoints_of
 from asyncrl.runtime.processes import RunFailed
 from asyncrl.runtime.reader import drop_output
 from asyncrl.runtime.run_folder import RunFolder
@@ -66,8 +67,9 @@ def print_findings(result: Preflight) -> int:
 
 def print_end(summary: Summary, config: TrainConfig, folder: RunFolder) -> None:
     """Prints how the run ended, where its files are, and commands that use it."""
-    newest = latest(folder.checkpoints)
-    best = next(iter(newest_first(folder.checkpoints / BEST)), None)
+    checkpoints = checkpoints_of(folder.path)
+    newest = latest(checkpoints)
+    best = next(iter(newest_first(checkpoints / BEST)), None)
     places = {
         "folder": shown_path(folder.path),
         "newest checkpoint": "none" if newest is None else shown_path(newest),
@@ -93,7 +95,7 @@ def print_failure(failure: RunFailed, train_dir: str, folder: RunFolder) -> None
     """Prints the failure and the command that resumes the run on standard error."""
     print(failure.details, file=sys.stderr, end="\n" if failure.details else "")
     print(f"error: {failure.summary} (logs: {folder.logs})", file=sys.stderr)
-    if (newest := latest(folder.checkpoints)) is not None:
+    if (newest := latest(checkpoints_of(folder.path))) is not None:
         command = command_text("asyncrl.train", *run_flags(train_dir, folder.path.name))
         print(f"The last checkpoint is {newest}. To resume from it: {command}", file=sys.stderr)
 
@@ -159,6 +161,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     mode = f"serial, {timing}" if plan.serial_mode else timing
     lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {plan.device}"
     environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
+    if plan.num_agents > 1:
+        environments += f", of {plan.num_agents} agents each"
     if plan.worker_num_splits > 1:
         environments += f", each in {plan.worker_num_splits} splits"
     if plan.inference_mode == "central":
@@ -198,7 +202,7 @@ def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
         lag = f"normally up to {lag}; samples older than {plan.lag_bound} are dropped"
     elif not plan.forced_lag:
         lag = "none: the policy that is trained collected every sample"
-    buffers = f"{plan.num_slots}, of {plan.envs_per_split} trajectories each; "
+    buffers = f"{plan.num_slots}, of {plan.columns_per_split} trajectories each; "
     buffers += f"one iteration uses {float(plan.slots_per_dataset):g}"
     return {
         "iteration": f"{plan.num_batches_per_epoch} x {plan.batch_size} = {plan.dataset_size} samples, from "

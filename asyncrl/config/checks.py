@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from asyncrl.config.dependencies import missing_for
-from asyncrl.config.errors import Problem
-from asyncrl.config.flags import refused_value
+from asyncrl.config.errors import Problem, UsageError
+from asyncrl.config.flags import refused_value, unknown_name
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.settings import all_settings
 
 MOST_PROCESSES = 240
 
@@ -40,6 +41,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_learning(config, plan),
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
+        *_policies(config, plan),
     ]
 
 
@@ -165,7 +167,8 @@ def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.hogwild is not None:
         return
     if not plan.async_rl or plan.fixed_lag:
-        yield from _whole_rounds(config, plan)
+        if plan.num_policies == 1:  # an iteration of several policies is a number of whole slots anyway
+            yield from _whole_rounds(config, plan)
     elif plan.batch_size % plan.rollout:
         text = (
             f"Asynchronous training needs batch_size to be a multiple of rollout: {plan.batch_size} / {plan.rollout} = "
@@ -200,18 +203,19 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
 
 def _whole_rounds(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     """Sync and fixed lag: a dataset is a whole number of rollouts of all environments."""
-    unit = plan.num_envs * plan.rollout
+    unit = plan.num_envs * plan.num_agents * plan.rollout
     if plan.dataset_size % unit == 0:
         return
     mode = "--fixed_lag=True" if plan.fixed_lag else "Synchronous training"
+    agents, count = (" x agents", f" x {plan.num_agents}") if plan.num_agents > 1 else ("", "")
     text = (
         f"{mode} needs batch_size x num_batches_per_epoch to be a multiple of "
-        f"num_workers x num_envs_per_worker x rollout: {plan.batch_size} x {plan.num_batches_per_epoch} = "
-        f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker} x {plan.rollout} = "
-        f"{unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
+        f"num_workers x num_envs_per_worker{agents} x rollout: {plan.batch_size} x {plan.num_batches_per_epoch} = "
+        f"{plan.dataset_size} is not a multiple of {plan.num_workers} x {plan.num_envs_per_worker}{count} x "
+        f"{plan.rollout} = {unit} ({plan.dataset_size} / {unit} = {plan.dataset_size / unit:.4g})."
     )
     # Values that are auto adapt to the suggestion; it must fit the given ones.
-    step = plan.rollout
+    step = plan.rollout * plan.num_agents
     step *= 1 if config.num_workers == "auto" else plan.num_workers
     step *= 1 if config.num_envs_per_worker == "auto" else plan.num_envs_per_worker
     yield _problem(
@@ -377,3 +381,53 @@ def _as_flags(name: str, value: int, step: int) -> list[str]:
 def _divisor_near(number: int, wanted: int) -> int:
     """The divisor of `number` that is nearest to `wanted`, the smaller of two."""
     return min((count for count in range(1, number + 1) if number % count == 0), key=lambda count: abs(count - wanted))
+
+
+_COMMON_MODEL_SETTINGS = ("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers", "recurrence", "core", "image_channels")
+
+
+def _policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if config.num_policies == 1:
+        for name in ("policies",) if config.policies else ():
+            yield _problem(f"{name} num_policies", f"--{name} is for several policies.", "--num_policies=2")
+        return
+    count = f"--num_policies={config.num_policies}"
+    one = "--num_policies=1"
+    if config.is_off_policy:
+        yield _problem("num_policies algo", f"{count} cannot be used with --algo={config.algo}.", one, "--algo=ppo")
+    if config.backend == "hogwild":
+        yield _problem("num_policies backend", f"{count} cannot be used with --backend=hogwild.", one)
+    if plan.steps_tensors:
+        yield _problem("num_policies env_backend", f"{count} cannot be used with --env_backend=tensor.", one)
+    if plan.num_ranks > 1:
+        yield _problem("num_policies", f"{count} cannot be used with torchrun: each rank would train all of them.", one)
+    for name in ("serial_mode", "fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets"):
+        if getattr(config, name):
+            off = f"--{name}={TrainConfig.model_fields[name].default}"
+            yield _problem(f"{name} num_policies", f"--{name} is not available with {count}.", off)
+    if config.eval_every_env_steps is not None or config.save_best_metric == "eval":
+        text = (
+            f"Evaluation during training is not available with {count}: python -m asyncrl.evaluate plays its policies."
+        )
+        yield _problem("eval_every_env_steps save_best_metric num_policies", text, "--eval_every_env_steps=none")
+    known = {
+        name: setting
+        for name, setting in all_settings(type(config)).items()
+        if setting.section in ("learning", "model") and name not in _COMMON_MODEL_SETTINGS
+    }
+    for policy_idx, own in config.policies.items():
+        where = f"policy.{policy_idx}."
+        if policy_idx >= config.num_policies:
+            last = config.num_policies - 1
+            text = f"--{where}{next(iter(own), 'NAME')}: there is no policy {policy_idx}, they are 0 to {last}."
+            yield _problem("policies num_policies", text, f"--num_policies={policy_idx + 1}")
+        for name, value in own.items():
+            if name not in known:
+                text = f"--{where}{name} is not possible: only settings of learning and of the model may differ"
+                yield dataclasses.replace(unknown_name(name, known, text, f"--{where}"), settings=("policies",))
+                continue
+            try:
+                type(config).model_validate({name: value})
+            except UsageError:
+                problem = refused_value(f"{where}{name}", value, known[name].expected)
+                yield dataclasses.replace(problem, settings=("policies",))

@@ -54,12 +54,16 @@ def split_flags(
     """Splits `--name=value`, `--name value`, a bare `--switch` and `--no-switch`, with `-` and `_` alike.
 
     Returns the text of each flag, the last one if it was given twice ("True" for a bare switch), and a problem for each
-    argument that is not a flag and for each flag that lacks its value.
+    argument that is not a flag and for each flag that lacks its value. `--policy.N.NAME` is a setting of one policy.
     """
     switches = {flag.name: flag.is_bool for flag in extra_flags} | {name: s.is_bool for name, s in settings.items()}
     texts: dict[str, str] = {}
     problems: list[Problem] = []
     rest = list(argv)
+    if settings:
+        for number, name in filter(None, map(policy_flag, (token[2:].partition("=")[0] for token in rest))):
+            if name in settings:
+                switches[f"policy.{number}.{name}"] = settings[name].is_bool
     while rest:
         token = rest.pop(0)
         if not token.startswith("--") or token == "--":
@@ -71,7 +75,10 @@ def split_flags(
         if is_negated and not equals:
             texts[name[3:]] = "False"
         elif name not in switches:
-            problems.append(unknown_name(name, switches, f"There is no flag --{written}", "--"))
+            if (own := policy_flag(name)) is None:
+                problems.append(unknown_name(name, switches, f"There is no flag --{written}", "--"))
+            else:
+                problems.append(unknown_name(own[1], settings, f"There is no flag --{written}", f"--policy.{own[0]}."))
             if not equals and rest and not rest[0].startswith("-"):
                 rest.pop(0)
         elif equals:
@@ -80,7 +87,9 @@ def split_flags(
             texts[name] = rest.pop(0) if rest and rest[0].lower() in _TRUTH_VALUES else "True"
         else:
             values: list[str] = []  # all texts up to the next flag for a list, else one; a negative number is no flag
-            takes_several = name in settings and settings[name].is_list
+            own = policy_flag(name)
+            setting = settings.get(name if own is None else own[1])
+            takes_several = setting is not None and setting.is_list
             while rest and (takes_several or not values) and not rest[0].startswith("--"):
                 values.append(rest.pop(0))
             if values:
@@ -88,6 +97,12 @@ def split_flags(
             else:
                 problems.append(Problem((name,), f"--{written} needs a value: give --{written}=VALUE."))
     return texts, problems
+
+
+def policy_flag(name: str) -> tuple[int, str] | None:
+    """The number and the setting of a flag `policy.N.NAME`; None for any other."""
+    found = re.fullmatch(r"policy\.(\d+)\.([\w-]+)", name)
+    return None if found is None else (int(found[1]), found[2].replace("-", "_"))
 
 
 def option(default: Any, description: str, expected: str | None = None, *, flag: str | None = None) -> Any:

@@ -16,7 +16,15 @@ from pydantic import ValidationError
 
 from asyncrl.config.algorithms import BUILT_IN, SHORT_NAMES, find_algorithm, known_names
 from asyncrl.config.errors import ConfigError, Problem, UsageError
-from asyncrl.config.flags import ExtraFlag, format_help, help_page, refused_value, split_flags, unknown_name
+from asyncrl.config.flags import (
+    ExtraFlag,
+    format_help,
+    help_page,
+    policy_flag,
+    refused_value,
+    split_flags,
+    unknown_name,
+)
 from asyncrl.config.presets import preset_for, read_preset
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.config.settings import Setting, all_settings, read_mapping, read_scalar
@@ -115,15 +123,27 @@ def load(
     layers.problems.extend(problems)
     from_file: dict[str, Any] = {}
     from_flags: dict[str, Any] = {}
-    for name in [name for name in texts if name in settings]:
+    of_policies: dict[int, dict[str, Any]] = {}
+    for name, text in texts.items():
+        own = policy_flag(name)
+        setting = settings.get(name if own is None else own[1])
+        if setting is None:
+            continue
         try:
-            from_flags[name] = read_scalar(texts[name], settings[name])
+            value = read_scalar(text, setting)
         except UsageError as error:
             layers.problems.append(Problem((name,), str(error)))
+            continue
+        if own is None:
+            from_flags[name] = value
+        else:
+            of_policies.setdefault(own[0], {})[own[1]] = value
     try:
         from_file = read_mapping(Path(texts["config"]), settings) if "config" in texts else {}
     except UsageError as error:
         layers.problems.append(Problem(("config",), f"--config: {error}"))
+    if of_policies:
+        from_flags["policies"] = _with_policies(from_flags.get("policies", from_file.get("policies")), of_policies)
     _spell_out(from_file, layers)
     _spell_out(from_flags, layers)
     given = {f"file {texts.get('config')}": from_file, "flag": from_flags}
@@ -133,6 +153,16 @@ def load(
     if loaded.problems and not lenient:
         raise ConfigError(loaded.problems)
     return loaded
+
+
+def _with_policies(before: Any, flags: Mapping[int, Mapping[str, Any]]) -> Any:
+    """The value of `policies` from a file or a flag, with the flags of single policies."""
+    if before is None:
+        before = {}
+    if not isinstance(before, Mapping) or not all(isinstance(own, Mapping) for own in before.values()):
+        return before  # refused later
+    numbers = dict.fromkeys([*before, *flags])
+    return {number: {**before.get(number, {}), **flags.get(number, {})} for number in numbers}
 
 
 def load_given(config: TrainConfig, preset: str | None = None, find_saved: FindSaved | None = None) -> LoadedConfig:

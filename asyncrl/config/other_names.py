@@ -26,7 +26,7 @@ class OtherName:
     note: str = ""
 
 
-_ONE_POLICY = "one run trains one policy"
+_NO_POPULATION = "there is no population-based training"
 _NO_WANDB = "Weights & Biases is not supported; TensorBoard and metrics.jsonl have all records"
 _ADAM = "the optimizer is Adam; --backend=hogwild has --hogwild_optimizer"
 _TARGETS = "the target critics move at each update, by the fraction --tau"
@@ -129,8 +129,7 @@ OTHER_NAMES: dict[str, OtherName] = {
         SAMPLE_FACTORY, "init_from", "takes the path of checkpoints/best; starts at step 0"
     ),
     "value_bootstrap": OtherName(SAMPLE_FACTORY, "", "truncated episodes are always bootstrapped"),
-    "num_policies": OtherName(SAMPLE_FACTORY, "", _ONE_POLICY),
-    "with_pbt": OtherName(SAMPLE_FACTORY, "", _ONE_POLICY),
+    "with_pbt": OtherName(SAMPLE_FACTORY, "", _NO_POPULATION),
     "with_wandb": OtherName(SAMPLE_FACTORY, "", _NO_WANDB),
     "benchmark": OtherName(SAMPLE_FACTORY, "", "python -m asyncrl.benchmark measures speed"),
 }

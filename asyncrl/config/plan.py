@@ -26,6 +26,7 @@ _ON_POLICY_PASSES, _SAC_PASSES = 3, 16  # forward passes through one network tha
 _UPDATES_TO_WAIT_FOR = 0.1  # for each environment step: with as many, all roles wait for the learner
 _OFF_POLICY_ENVS = 4  # of each worker
 _HOGWILD_ENVS, _HOGWILD_SAC_ENVS = 4, 1  # of each worker
+_ASYNC_SLOTS_PER_SPLIT = 3  # with several policies
 
 PLACES_OF_A_WORKER = 2
 """Gradients that a Hogwild worker may have sent without an answer."""
@@ -87,6 +88,8 @@ class ResourcePlan:
         replay: None for algorithms that learn from trajectories.
         hogwild: None for the other backend.
         steps_tensors: whether environments are on the learner's device, so that samples never leave it.
+        num_agents: agents of each environment.
+        num_policies: policies that train in one run, P. With several, a dataset is that of one policy.
     """
 
     device: str
@@ -116,11 +119,18 @@ class ResourcePlan:
     replay: ReplayPlan | None = None
     hogwild: HogwildPlan | None = None
     steps_tensors: bool = False
+    num_agents: int = 1
+    num_policies: int = 1
 
     @property
     def envs_per_split(self) -> int:
-        """Environments of one split, which fill one slot together, E."""
+        """Environments of one split, which fill one slot together."""
         return self.num_envs_per_worker // self.worker_num_splits
+
+    @property
+    def columns_per_split(self) -> int:
+        """Columns of a slot, E: one for each agent of each environment of a split."""
+        return self.envs_per_split * self.num_agents
 
     @property
     def num_splits(self) -> int:
@@ -139,19 +149,36 @@ class ResourcePlan:
 
     @property
     def columns_per_dataset(self) -> int:
-        """Columns (trajectories of one environment) in a dataset."""
+        """Columns (trajectories of one agent of one environment) in a dataset."""
         return max(1, self.dataset_size // self.rollout)
 
     @property
     def slots_per_dataset(self) -> Fraction:
         """Size of a dataset in slots, D. In async it may be a fraction: a dataset takes single columns."""
-        return Fraction(self.columns_per_dataset, self.envs_per_split)
+        return Fraction(self.columns_per_dataset, self.columns_per_split)
+
+    @property
+    def slots_per_split(self) -> int:
+        """Slots that each split owns where several policies train.
+
+        Sync: the fewest with which one iteration collects P datasets. Async: one is filled, one waits until each
+        policy has copied its rows, and one is left for a policy that is late.
+        """
+        if self.async_rl:
+            return _ASYNC_SLOTS_PER_SPLIT
+        columns = self.num_splits * self.columns_per_split
+        return math.ceil(Fraction(self.num_policies * self.columns_per_dataset, columns))
 
     @property
     def num_slots(self) -> int:
-        """Slots in the arena: D in sync, 2 D with a fixed lag, ceil(A * D) + W * K in async; 0 where none are used."""
+        """Slots in the arena: D in sync, 2 D with a fixed lag, ceil(A * D) + W * K in async; 0 where none are used.
+
+        With several policies each split owns `slots_per_split` of them.
+        """
         if self.replay is not None or self.hogwild is not None or self.steps_tensors:
             return 0
+        if self.num_policies > 1:
+            return self.num_splits * self.slots_per_split
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
         if self.fixed_lag:  # one dataset is trained while the other is collected
@@ -165,8 +192,8 @@ class ResourcePlan:
 
     @property
     def num_datasets(self) -> int:
-        """Datasets of the whole run, of each rank."""
-        return math.ceil(self.train_for_env_steps / (self.dataset_size * self.num_ranks))
+        """Datasets of the whole run, of each rank; an environment step is a sample of each agent."""
+        return math.ceil(self.train_for_env_steps * self.num_agents / (self.dataset_size * self.num_ranks))
 
     @property
     def num_updates(self) -> int:
@@ -248,13 +275,16 @@ class ResourcePlan:
         return collecting + self.learner_threads if self.async_rl else max(collecting, self.learner_threads)
 
 
-def resolve(config: TrainConfig, machine: Machine | None = None, observes_images: bool = False) -> ResourcePlan:
+def resolve(
+    config: TrainConfig, machine: Machine | None = None, observes_images: bool = False, num_agents: int = 1
+) -> ResourcePlan:
     """Resolves every `auto` for a machine and derives all other numbers.
 
     Args:
         config: the settings.
         machine: the machine to plan for; by default the one that this process runs on.
         observes_images: whether the networks have convolutions.
+        num_agents: agents of each environment.
     """
     machine = machine or Machine.detect()
     is_hogwild = config.backend == "hogwild"
@@ -270,7 +300,7 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         num_inference_workers = len(inference_devices)
     num_cores = 1 if config.actor_critic_share_weights else 2
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
-    num_workers, num_envs = _workers_and_envs(config, cores, prefer_even)
+    num_workers, num_envs = _workers_and_envs(config, cores, prefer_even, num_agents)
     if config.worker_num_splits != "auto":
         num_splits = min(config.worker_num_splits, num_envs)
     else:
@@ -303,6 +333,8 @@ def resolve(config: TrainConfig, machine: Machine | None = None, observes_images
         replay=_replay(config),
         hogwild=_hogwild(config, num_workers),
         steps_tensors=config.env_backend == "tensor",
+        num_agents=num_agents,
+        num_policies=config.num_policies,
     )
 
 
@@ -367,7 +399,7 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     return round(passes * config.batch_size * of_one_pass / flops)
 
 
-def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tuple[int, int]:
+def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool, num_agents: int) -> tuple[int, int]:
     """Workers and environments of each, chosen so that one rollout of all environments fills one dataset.
 
     In off-policy learning the learner needs the time, so only a quarter of the cores get workers.
@@ -380,18 +412,20 @@ def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool) -> tup
     if config.is_off_policy:
         few = max(1, most // 4)
         return few if num_workers == "auto" else num_workers, _OFF_POLICY_ENVS if num_envs == "auto" else num_envs
-    columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout)
+    columns = max(1, config.batch_size * config.num_batches_per_epoch // config.rollout // num_agents)
     if num_workers == "auto":
-        num_workers = _auto_workers(config, columns, most, prefer_even)
+        num_workers = _auto_workers(config, columns, most, prefer_even, num_agents)
     return num_workers, max(1, columns // num_workers) if num_envs == "auto" else num_envs
 
 
-def _auto_workers(config: TrainConfig, columns: int, most: int, prefer_even: bool) -> int:
+def _auto_workers(config: TrainConfig, columns: int, most: int, prefer_even: bool, num_agents: int) -> int:
     """The largest number of workers, up to `most`, whose equal shares add up to a dataset."""
     if config.num_envs_per_worker != "auto":
         share = config.num_envs_per_worker
         fitting = [count for count in range(1, most + 1) if columns % (count * share) == 0]
         return fitting[-1] if fitting else max(1, min(most, columns // share))
+    if num_agents > 1 and config.async_rl and not config.fixed_lag:
+        return min(most, columns)  # a dataset takes single columns, so the shares need not add up
     divisors = [count for count in range(1, min(most, columns) + 1) if columns % count == 0]
     even = [count for count in divisors if (columns // count) % 2 == 0]
     return even[-1] if prefer_even and even else divisors[-1]

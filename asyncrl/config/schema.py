@@ -78,7 +78,7 @@ def _section(name: str) -> Callable[[Any, str], Any]:
 
 _run, _folder, _evaluation, _roles = map(_section, ("run", "folder", "evaluation", "roles"))
 _samples, _learning, _replay, _hogwild = map(_section, ("samples", "learning", "replay", "hogwild"))
-_model, _failures, _output = map(_section, ("model", "supervision", "watching"))
+_model, _policies, _failures, _output = map(_section, ("model", "policies", "supervision", "watching"))
 
 
 class TrainConfig(BaseModel):
@@ -392,6 +392,19 @@ class TrainConfig(BaseModel):
     )
     squash_actions: bool = _model(False, "continuous actions: squash with tanh to the bounds, which must be finite")
 
+    num_policies: PositiveInt = _policies(1, "policies that are trained at the same time, each by its own learner")
+    policy_mapping: str = _policies(
+        "auto",
+        "the policy that plays an agent for an episode: always the first (shared); policy i for agent i (independent); "
+        "one drawn anew for each agent and episode (random); or MODULE:function of the agent's name, the environment's "
+        "number and the episode's. auto is shared for one policy, else random",
+    )
+    policies: dict[NonNegativeInt, dict[str, Any]] = _policies(
+        {},
+        "learning and model settings of single policies that differ from the others', by the policy's number; as flags "
+        "--policy.1.learning_rate=0.001",
+    )
+
     env_step_timeout: PositiveFloat = _failures(
         180.0,
         "kill and restart a rollout worker that made no environment step for this many seconds, except while it "
@@ -463,6 +476,25 @@ class TrainConfig(BaseModel):
         if self.squashes:
             return "squashed"
         return "rescaled" if self.action_unit == "bounds" else "raw"
+
+    def of_policy(self, policy_idx: int) -> TrainConfig:
+        """The settings of one policy of several.
+
+        Raises:
+            UsageError: one of its own settings is unknown or has a value that is not possible.
+        """
+        own = self.policies.get(policy_idx)
+        if not own:
+            return self
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_validate({**values, **own})
+
+    @property
+    def maps_policies(self) -> str:
+        """`policy_mapping`, with auto resolved."""
+        if self.policy_mapping != "auto":
+            return self.policy_mapping
+        return "random" if self.num_policies > 1 else "shared"
 
     @property
     def best_metric(self) -> Literal["none", "eval", "train"]:

@@ -29,6 +29,7 @@ SECTION_TITLES = {
     "replay": "learning from a replay (SAC)",
     "hogwild": "the Hogwild backend",
     "model": "model",
+    "policies": "several policies",
     "supervision": "failures",
     "watching": "output",
 }

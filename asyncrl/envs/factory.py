@@ -22,6 +22,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs import atari
+from asyncrl.envs.agents import as_agents_env, find_pettingzoo_maker
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
@@ -33,6 +34,8 @@ _INSTALL = {
     "ale": "pip install ale-py opencv-python-headless",
     "opencv": "pip install opencv-python-headless",
     "pygame": 'pip install "gymnasium[classic-control]"',
+    "pettingzoo": 'pip install "pettingzoo[classic]"',
+    "mpe2": "pip install mpe2",
 }
 _ACTING_SEEDS = 1 << 20
 
@@ -50,7 +53,7 @@ def make_env(
 
     Args:
         env_id: a registered Gymnasium id; `module:Id`, whose module is imported first; EnvPool's id; `module:function`
-            of a callable that returns an environment; or an `EnvMaker`.
+            of a callable that returns an environment; `package:name` of a PettingZoo environment; or an `EnvMaker`.
         env_kwargs: keyword arguments for the environment.
         render_mode: Gymnasium's render mode.
         backend: `env_backend` of the run; only `envpool` and `tensor` make a difference.
@@ -75,9 +78,11 @@ def make_env(
     if isinstance(env_id, EnvMaker):
         return _called(env_id.make, env_id, arguments)
     registered_id = _import_registering_module(env_id)
-    make = None if registered_id in gymnasium.registry else find_callable(env_id.partition(":")[0], registered_id)
-    if make is not None and ":" in env_id:
-        return _called(make, env_id, arguments)
+    module, is_named, _ = env_id.partition(":")
+    if is_named and registered_id not in gymnasium.registry:
+        make = find_callable(module, registered_id) or find_pettingzoo_maker(module, registered_id)
+        if make is not None:
+            return _called(make, env_id, arguments)
     with _without_registry_warnings():
         try:
             registered = gymnasium.registry.get(registered_id)
@@ -86,6 +91,8 @@ def make_env(
             if backend == "tensor" or (registered is not None and registered.entry_point is None):
                 return _make_vectorized_only(env_id, arguments, is_of_tensors=backend == "tensor")
             env = gymnasium.make(registered_id, disable_env_checker=True, **arguments)
+            if (of_agents := as_agents_env(env, env_id)) is not None:
+                return of_agents
             return atari.preprocessed(env, env_kwargs or {}, in_training) if is_preprocessed else env
         except gymnasium_error.UnregisteredEnv as error:
             raise UsageError(_unknown_id(env_id, registered_id)) from error
@@ -104,8 +111,13 @@ def make_env(
 
 def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     env = make(**arguments)
+    if (of_agents := as_agents_env(env, env_id)) is not None:
+        return of_agents
     if not isinstance(env, gymnasium.Env):
-        raise UsageError(f"{env_id} returned {type(env).__name__}, but a gymnasium.Env is expected.")
+        text = (
+            f"{env_id} returned {type(env).__name__}, but a gymnasium.Env or an environment of PettingZoo is expected."
+        )
+        raise UsageError(text)
     return env
 
 
@@ -232,7 +244,8 @@ def _import_registering_module(env_id: str) -> str:
     try:
         import_user_module(module)
     except UsageError as error:
-        raise UsageError(f"--env={env_id}: {error}") from error
+        install = f" It is installed by: {_INSTALL[module]}" if module in _INSTALL else ""
+        raise UsageError(f"--env={env_id}: {error}{install}") from error
     except Exception as error:
         text = f"the module {module!r} raised an exception while it was imported"
         raise EnvironmentFailed(f"--env={env_id}: {text}:\n{environment_traceback(error)}") from error

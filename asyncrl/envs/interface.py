@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, TimeLimit
 
 from asyncrl.config.errors import UsageError
+from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.spaces import ACTION_MASK, check_observation, has_action_mask
 from asyncrl.envs.spec import EnvSpec
 
@@ -105,6 +106,9 @@ def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], 
     Raises:
         UsageError: a result differs from Gymnasium's interface, or an observation from its space.
     """
+    if isinstance(env, AgentsEnv):
+        _try_out_agents(env, spec, enter)
+        return
     inner, _ = without_bookkeeping(env)
     inner.action_space.seed(0)
     enter("reset()")
@@ -126,13 +130,39 @@ def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], 
             observation = first_observation(inner, spec.env_id)
 
 
+def _try_out_agents(env: AgentsEnv, spec: EnvSpec, enter: Callable[[str], None]) -> None:
+    space, started = env.action_space, time.monotonic()
+    space.seed(0)
+    enter("reset()")
+    state = env.reset(seed=0)[0]
+    if not any(state.moves):
+        raise UsageError(f"{spec.env_id}: no agent is to move after reset().")
+    source = "reset()"
+    for _ in range(_STEPS):
+        for obs in state.obs:
+            if obs is not None:
+                check_observation(obs, spec, source)
+        actions = [
+            _allowed_action(env, obs) if moves else None for obs, moves in zip(state.obs, state.moves, strict=True)
+        ]
+        if time.monotonic() - started > _STEPPING_S or any(
+            moves and action is None for moves, action in zip(state.moves, actions, strict=True)
+        ):
+            return
+        enter("reset()" if state.is_over else "step()")
+        source = "reset()" if state.is_over else "step()"
+        state = env.reset()[0] if state.is_over else env.step(actions)[0]
+
+
 def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
     """Findings of Gymnasium's `check_env` about an environment without its wrappers.
 
-    Environments of Gymnasium and ALE are not checked. The checker does not support action masks.
+    Environments of Gymnasium, ALE and of several agents are not checked. The checker does not support action masks.
     """
     from gymnasium.utils.env_checker import check_env
 
+    if isinstance(env, AgentsEnv):
+        return []
     inner = env.unwrapped
     if type(inner).__module__.split(".")[0] in _OF_PACKAGES or has_action_mask(inner.observation_space):
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from gymnasium import spaces
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ImageChannels
+from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import (
     Action,
@@ -41,7 +43,8 @@ def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageCh
         UsageError: a space that is not supported.
     """
     limit = None if env.spec is None else env.spec.max_episode_steps
-    return spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels)
+    spec = spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels)
+    return dataclasses.replace(spec, agents=env.agents) if isinstance(env, AgentsEnv) else spec
 
 
 def spec_of_spaces(

@@ -311,6 +311,7 @@ class EnvSpec:
         is_vectorized: whether a vectorized implementation is used.
         resets_within_step: whether it resets before the step after an episode's end (Gymnasium's autoreset modes
             SAME_STEP and DISABLED), so the first step after a truncation is lost to training.
+        agents: names of the agents that an environment may have, all with these spaces; empty for a single one.
     """
 
     env_id: str
@@ -319,6 +320,12 @@ class EnvSpec:
     max_episode_steps: int | None
     is_vectorized: bool = False
     resets_within_step: bool = False
+    agents: tuple[str, ...] = ()
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of an environment, each with a column of its own."""
+        return max(1, len(self.agents))
 
     @property
     def observation_size(self) -> int:
@@ -329,7 +336,8 @@ class EnvSpec:
         row = self.observation
         size = row.row_size * (1 if row.num_pixels else FLOAT_BYTES)
         vectorized = ", vectorized" if self.is_vectorized else ""
-        return f"{self.env_id}{vectorized}; observations: {row} ({size} bytes each); actions: {self.action}"
+        agents = f" of {len(self.agents)} agents" if self.agents else ""
+        return f"{self.env_id}{vectorized}{agents}; observations: {row} ({size} bytes each); actions: {self.action}"
 
     def to_data(self) -> dict[str, Any]:
         """JSON values of all fields; infinite bounds become Python's `Infinity`."""
@@ -343,6 +351,7 @@ class EnvSpec:
         """The inverse of `to_data`; tuples may have become lists."""
         values = dict(data)
         parts = tuple(_part_from_data(part) for part in values.pop("observation"))
+        values["agents"] = tuple(values.get("agents", ()))
         return cls(observation=ObservationLayout(parts), action=_action_from_data(values.pop("action")), **values)
 
 

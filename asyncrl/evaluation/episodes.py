@@ -6,19 +6,21 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.agents import AgentsState
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, make_run_env
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
-from asyncrl.policy import Policy
+from asyncrl.envs.spec import EnvSpec
 
 # Far from the indices of a run's own environments, so that no evaluation episode has the seed of a training episode.
 _FIRST_SEED_IDX = 1_000_000_000
@@ -29,16 +31,18 @@ class EvaluationResult:
     """Evaluation episodes of one policy.
 
     Attributes:
-        returns: sum of the environment's own rewards in each episode.
+        returns: sum of the environment's own rewards in each episode; the mean over the agents, if there are several.
         lengths: steps of each episode.
         env_steps: environment steps that the policy was trained for.
         checkpoint: path of the policy's checkpoint.
+        returns_by_agent: returns of each agent, by its name; `returns` are their means. Empty for a single agent.
     """
 
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     env_steps: int | None = None
     checkpoint: str | None = None
+    returns_by_agent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     @property
     def mean_reward(self) -> float:
@@ -74,6 +78,7 @@ class EvaluationResult:
                 "episodes": len(self.returns),
                 "env_steps": self.env_steps,
                 "checkpoint": self.checkpoint,
+                **({"mean_reward_by_agent": self._mean_by_agent} if self.returns_by_agent else {}),
             }
         )
 
@@ -81,11 +86,39 @@ class EvaluationResult:
         text = f"return {self.mean_reward:.2f}"
         if self.std_reward is not None and self.ci95 is not None:
             text += f" +- {self.std_reward:.2f} (95 % interval of the mean: {self.ci95[0]:.2f} to {self.ci95[1]:.2f})"
-        return f"{text}, {self.mean_ep_length:.1f} steps an episode, {len(self.returns)} episodes"
+        text += f", {self.mean_ep_length:.1f} steps an episode, {len(self.returns)} episodes"
+        return "\n".join([text, *(f"{name}: {mean:.2f}" for name, mean in self._mean_by_agent.items())])
+
+    @property
+    def _mean_by_agent(self) -> dict[str, float]:
+        return {name: statistics.fmean(returns) for name, returns in self.returns_by_agent.items()}
+
+
+class Player(Protocol):
+    """What playing needs of a `Policy`."""
+
+    def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
+        """Recurrent states `[num_envs, S]` at the start of episodes."""
+
+    def step(
+        self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
+    ) -> tuple[Any, npt.NDArray[np.float32]]:
+        """Actions for rows of observations, and the states after them, as `Policy.step`."""
+
+
+class PlayedPolicy(Player, Protocol):
+    """A player that knows its environment: a `Policy`, or players for all agents of an environment."""
+
+    spec: EnvSpec
+    config: TrainConfig
+
+
+Choose = Callable[[int, int], int]
+"""Which player plays an agent, by the agent's number, in an episode, by its number."""
 
 
 def evaluate(
-    policy: Policy,
+    policy: PlayedPolicy,
     *,
     episodes: int,
     num_envs: int = 8,
@@ -94,6 +127,8 @@ def evaluate(
     report: Callable[[int, int], None] | None = None,
     report_every_s: float = 5.0,
     make: Callable[[int], gymnasium.Env[Any, Any]] | None = None,
+    others: Sequence[Player] = (),
+    choose: Choose = lambda agent, episode: 0,
 ) -> EvaluationResult:
     """Plays a policy for a fixed number of episodes, all of which count.
 
@@ -110,36 +145,37 @@ def evaluate(
             ends the evaluation.
         report_every_s: seconds between two calls of `report`.
         make: makes the environment of an index; None makes those of the policy's run.
+        others: further players of agents, of the same spaces.
+        choose: which of `(policy, *others)` plays an agent in an episode.
 
     Raises:
         EnvironmentFailed: the environment's own code raised.
         UsageError: the environment cannot be made.
     """
-    layout = policy.spec.observation
-    codec = ObservationCodec(layout)
+    spec, players = policy.spec, (policy, *others)
     lanes: list[_Lane] = []
     try:
         num_lanes = min(num_envs, episodes)
         for idx in range(num_lanes):
             env = _make(policy) if make is None else make(idx)
-            lanes.append(_Lane(env, seed, list(range(idx, episodes, num_lanes))))
-        obs = np.zeros((num_lanes, layout.row_size), dtype=layout.row_dtype)
-        state = policy.initial_state(num_lanes)
+            make_lane = _AgentsLane if spec.agents else _Lane
+            lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes)), choose))
+        size = spec.num_agents
+        obs = np.zeros((num_lanes * size, spec.observation.row_size), dtype=spec.observation.row_dtype)
+        states = [player.initial_state(len(obs)) for player in players]
         for row, lane in enumerate(lanes):
-            lane.write(lane.reset(), codec, obs[row])
+            lane.reset(obs[row * size : (row + 1) * size])
         playing, reported_at = list(lanes), time.monotonic()
         while playing:
-            actions, state = policy.step(obs, state, deterministic)
+            actions = _act(players, [each for lane in playing for each in lane.players], obs, states, deterministic)
             for row, lane in enumerate(playing):
-                num_finished = len(lane.finished)
-                next_obs = lane.step(actions[row])
-                if next_obs is not None:
-                    lane.write(next_obs, codec, obs[row])
-                if len(lane.finished) > num_finished:
-                    state[row] = 0.0
+                columns = slice(row * size, (row + 1) * size)
+                begins = lane.step(actions[columns], obs[columns])
+                for state in states:
+                    state[columns][begins] = 0.0
             if not all(lane.episodes for lane in playing):
-                is_playing = [bool(lane.episodes) for lane in playing]
-                obs, state = obs[is_playing], state[is_playing]
+                is_playing = np.repeat([bool(lane.episodes) for lane in playing], size)
+                obs, states = obs[is_playing], [state[is_playing] for state in states]
                 playing = [lane for lane in playing if lane.episodes]
             if report is not None and time.monotonic() - reported_at >= report_every_s:
                 reported_at = time.monotonic()
@@ -148,11 +184,33 @@ def evaluate(
         for lane in lanes:
             lane.env.close()
     finished = {episode: result for lane in lanes for episode, result in lane.finished.items()}
-    returns, lengths = zip(*(finished[episode] for episode in range(episodes)), strict=True)
-    return EvaluationResult(returns, lengths)
+    of_agents, lengths = zip(*(finished[episode] for episode in range(episodes)), strict=True)
+    by_agent = dict(zip(spec.agents, zip(*of_agents, strict=True), strict=False))
+    return EvaluationResult(tuple(map(statistics.fmean, of_agents)), lengths, returns_by_agent=by_agent)
 
 
-def _make(policy: Policy) -> gymnasium.Env[Any, Any]:
+def _act(
+    players: Sequence[Player],
+    chosen: Sequence[int],
+    obs: npt.NDArray[Any],
+    states: list[npt.NDArray[np.float32]],
+    deterministic: bool,
+) -> Any:
+    """The actions of the chosen player of each row `[B]`; the players' states `[B, S]` move on."""
+    if len(players) == 1:
+        actions, states[0] = players[0].step(obs, states[0], deterministic)
+        return actions
+    mixed: list[Any] = [None] * len(obs)
+    for idx, player in enumerate(players):
+        rows = np.flatnonzero(np.asarray(chosen) == idx)
+        if len(rows) > 0:
+            actions, states[idx][rows] = player.step(obs[rows], states[idx][rows], deterministic)
+            for row, action in zip(rows.tolist(), actions, strict=True):
+                mixed[row] = action
+    return mixed
+
+
+def _make(policy: PlayedPolicy) -> gymnasium.Env[Any, Any]:
     try:
         return make_run_env(policy.config)
     except (UsageError, EnvironmentFailed):
@@ -164,37 +222,58 @@ def _make(policy: Policy) -> gymnasium.Env[Any, Any]:
 class _Lane:
     """One environment and the indices of the episodes that it still has to play."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], seed: int, episodes: list[int]) -> None:
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], spec: EnvSpec, seed: int, episodes: list[int], choose: Choose
+    ) -> None:
         self.env, self.episodes = env, episodes
-        self.finished: dict[int, tuple[float, int]] = {}
+        self.players: list[int] = []  # of each agent, in the present episode
+        self._choose = choose
+        self.finished: dict[int, tuple[tuple[float, ...], int]] = {}
+        """By episode: the return of each agent, and the steps."""
         self.num_steps = 0
+        self._codec = ObservationCodec(spec.observation)
         self._seed = seed
-        self._return, self._length = 0.0, 0
+        self._returns, self._length = [0.0] * spec.num_agents, 0
 
-    def reset(self) -> Any:
-        """Begins the next episode and returns its first observation."""
-        self._return, self._length = 0.0, 0
+    def reset(self, rows: npt.NDArray[Any]) -> Any:
+        """Begins the next episode and writes its first observation to `rows [N, row_size]`, N being 1."""
+        self._returns, self._length = [0.0] * len(self._returns), 0
+        self.players = [self._choose(agent, self.episodes[0]) for agent in range(len(self._returns))]
         seed = env_seed(self._seed, _FIRST_SEED_IDX + self.episodes[0])
-        return self._call("reset", lambda: self.env.reset(seed=seed))[0]
+        obs = self._call("reset", lambda: self.env.reset(seed=seed))[0]
+        self._write(obs, rows)
+        return obs
 
-    def step(self, action: Any) -> Any:
-        """Takes a step and returns the observation to act on next; None after the last episode."""
-        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(action))
-        self._return += float(reward)
+    def step(self, actions: Any, rows: npt.NDArray[Any]) -> list[int]:
+        """Takes a step and writes the observation to act on next, if there is one; returns the rows that begin."""
+        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(actions[0]))
+        self._returns[0] += float(reward)
+        self._count_step()
+        if not (terminated or truncated):
+            self._write(obs, rows)
+            return []
+        return self._end(rows)
+
+    def _count_step(self) -> None:
         self._length += 1
         self.num_steps += 1
-        if not (terminated or truncated):
-            return obs
-        self.finished[self.episodes.pop(0)] = (self._return, self._length)
-        return self.reset() if self.episodes else None
 
-    def write(self, obs: Any, codec: ObservationCodec, row: npt.NDArray[Any]) -> None:
-        """Writes an observation of the current episode to `row [row_size]`."""
+    def _end(self, rows: npt.NDArray[Any]) -> list[int]:
+        """Ends the episode and begins the next one, if there is one."""
+        self.finished[self.episodes.pop(0)] = (tuple(self._returns), self._length)
+        if self.episodes:
+            self.reset(rows)
+        return list(range(len(self._returns)))
+
+    def _write(self, obs: Any, rows: npt.NDArray[Any]) -> None:
         try:
-            codec.write(obs, row)
+            self._write_rows(obs, rows)
         except (ObservationMismatch, ValueError, TypeError, IndexError) as error:
             text = f"The environment returned an observation that does not match its space, {self._moment}: {error}"
             raise EnvironmentFailed(text) from error
+
+    def _write_rows(self, obs: Any, rows: npt.NDArray[Any]) -> None:
+        self._codec.write(obs, rows[0])
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
@@ -206,6 +285,38 @@ class _Lane:
     @property
     def _moment(self) -> str:
         return f"episode {self.episodes[0]}, at its step {self._length}"
+
+
+class _AgentsLane(_Lane):
+    """One environment of several agents. Its episode ends when each agent has ended one, of which the first counts."""
+
+    def reset(self, rows: npt.NDArray[Any]) -> Any:
+        state: AgentsState = super().reset(rows)
+        self._has_ended = [False] * len(self._returns)
+        self._was_present = state.is_present
+        return state
+
+    def step(self, actions: Any, rows: npt.NDArray[Any]) -> list[int]:
+        state: AgentsState = self._call("step", lambda: self.env.step(actions))[0]
+        self._count_step()
+        begins = []
+        for place, was_present in enumerate(self._was_present):
+            if was_present and not self._has_ended[place]:
+                self._returns[place] += state.reward[place]
+            has_ended = state.terminated[place] or state.truncated[place]
+            self._has_ended[place] |= has_ended
+            if has_ended or not was_present:
+                begins.append(place)
+        self._was_present = state.is_present
+        if state.is_over or all(self._has_ended):
+            return self._end(rows)
+        self._write(state, rows)
+        return begins
+
+    def _write_rows(self, obs: AgentsState, rows: npt.NDArray[Any]) -> None:
+        for row, of_agent in zip(rows, obs.obs, strict=True):
+            if of_agent is not None:
+                self._codec.write(of_agent, row)
 
 
 def student_t_975(degrees_of_freedom: int) -> float:

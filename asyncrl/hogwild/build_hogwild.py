@@ -40,9 +40,8 @@ from asyncrl.models.sac import SacActor
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.rollout.build_env_group import build_env_group
-from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.env_group import HostEnvGroup
 from asyncrl.rollout.failures import FailureLog
-from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.rollout.worker import ReplaySplit, Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
@@ -107,7 +106,7 @@ def _build_a2c_worker(
     setup: RunSetup,
     hogwild: HogwildPlan,
     parts: WorkerParts,
-    group: EnvGroup | VectorEnvGroup,
+    group: HostEnvGroup,
     seed: int,
     server: Waker,
 ) -> HogwildA2cWorker:
@@ -143,7 +142,7 @@ def _build_a2c_worker(
 
 
 def _build_sac_worker(
-    setup: RunSetup, replay: ReplayPlan, parts: WorkerParts, group: EnvGroup | VectorEnvGroup, seed: int
+    setup: RunSetup, replay: ReplayPlan, parts: WorkerParts, group: HostEnvGroup, seed: int
 ) -> HogwildSacWorker:
     config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
     actor, device = make_model(SacActor, setup.spec, config), torch.device(setup.plan.device)

@@ -19,7 +19,7 @@ from asyncrl.monitoring.reports import LagMetrics
 
 @dataclass(frozen=True)
 class Dataset:
-    """C columns of T rows; a column is one environment's part of one trajectory.
+    """C columns of T rows; a column is one trajectory of one agent of one environment.
 
     Rows follow the rule of `asyncrl.buffers.layout`; of one that is not `valid` only `obs` and `value` are read.
 
@@ -36,6 +36,8 @@ class Dataset:
         truncated: [T, C] bool.
         valid: [T, C] bool.
         policy_version: [T, C] int64, of the policy that chose the action.
+        idle: [T, C] bool, steps in which the agent waited; None without several agents.
+        is_env_step: [T, C] bool, True in one agent's row of each step of an environment; None without several agents.
     """
 
     obs: Tensor
@@ -49,21 +51,32 @@ class Dataset:
     truncated: Tensor
     valid: Tensor
     policy_version: Tensor
+    idle: Tensor | None = None
+    is_env_step: Tensor | None = None
 
     @property
     def begins(self) -> Tensor:
         """[T+1, C] bool: rows that begin an episode. Of the first rows this is not known; they are False."""
-        ends = self.terminated | ~self.valid
+        ends = self.terminated | ~(self.valid if self.idle is None else self.valid | self.idle)
         return torch.cat((torch.zeros_like(ends[:1]), ends))
 
     @property
     def num_valid(self) -> int:
-        """Valid rows, which are environment steps."""
+        """Valid rows, the samples."""
         return int(self.valid.sum())
+
+    @property
+    def num_env_steps(self) -> int:
+        """Steps of environments, which several agents make together."""
+        return self.num_valid if self.is_env_step is None else int(self.is_env_step.sum())
 
     def to(self, device: torch.device) -> Dataset:
         """The same dataset on `device`; fields that are there already are not copied."""
-        return Dataset(**{field.name: getattr(self, field.name).to(device) for field in fields(self)})
+        return Dataset(**{name: value.to(device) for name, value in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fields that this dataset has, by name."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
 
 class Batcher:
@@ -136,7 +149,8 @@ class Batcher:
 
 def slot_tensors(slots: TrajectorySlots) -> dict[str, Tensor]:
     """By the names in `Dataset`, the fields of all slots `[slots, T or T+1, E, ...]`; versions are `[slots, T+1]`."""
-    return {field.name: torch.from_numpy(getattr(slots, field.name)) for field in fields(Dataset)}
+    arrays = {field.name: getattr(slots, field.name) for field in fields(Dataset)}
+    return {name: torch.from_numpy(array) for name, array in arrays.items() if array is not None}
 
 
 class DeviceSlots:

@@ -432,8 +432,8 @@ class OnPolicyLearner:
             reward.clamp_(-config.reward_clip, config.reward_clip)
         rest = (reward, values, dataset.terminated, dataset.truncated, dataset.valid, config.gamma, config.gae_lambda)
         if log_ratios is None:
-            return VtraceResult(*gae(*rest), None)
-        return vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c)
+            return VtraceResult(*gae(*rest, idle=dataset.idle), None)
+        return vtrace(log_ratios, *rest, max_rho=config.vtrace_rho, max_c=config.vtrace_c, idle=dataset.idle)
 
     def _fields_of(self, estimates: VtraceResult, values: Tensor, rows: Tensor) -> dict[str, Tensor]:
         """The fields of samples that follow from the estimates and values of a dataset, for these rows of it."""

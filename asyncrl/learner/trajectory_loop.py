@@ -13,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.control import RunControl, TrainedSteps
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
@@ -61,9 +61,7 @@ class TrajectoryLoop:
     """Trains one dataset after the other. Owns the learner and its counters.
 
     Attributes:
-        env_steps: environment steps that were trained on.
-        own_env_steps: environment steps of this process that were trained on.
-        has_more_to_learn: whether steps of the run, or passes over them, are left to train.
+        own_env_steps: environment steps that this process has trained on since it was started.
     """
 
     def __init__(
@@ -78,13 +76,16 @@ class TrajectoryLoop:
         stopping: StopCondition,
         env_steps: int = 0,
         num_samples: int = 0,
+        agent_steps: int = 0,
         agreement: RankConsensus | None = None,
         look: Callable[[], None] | None = None,
+        policies: TrainedSteps | None = None,
     ) -> None:
         """Publishes the first weights; samples may be collected after that.
 
-        The learner is in the state to begin with. `env_steps` and `num_samples` were trained on before, samples counted
-        once for each pass. `look` is called a few times a second during an update, for other roles of the process.
+        The learner is in the state to begin with. `env_steps`, `num_samples` and `agent_steps` were trained on before,
+        `num_samples` counting each pass. `look` is called a few times a second during an update, for other roles of
+        the process. Of several policies, `policies` has the steps of all, and `env_steps` are this policy's own.
         """
         self._control = control
         self._stopping = stopping
@@ -101,14 +102,26 @@ class TrajectoryLoop:
         self._config = config
         self._phases = phases
         self._block = torch.empty(learner.block_size, device=learner.device)
-        self.env_steps = env_steps
+        self._policies = policies
+        self._env_steps = env_steps
         self.own_env_steps = 0
-        self.has_more_to_learn = env_steps < config.train_for_env_steps
+        self._is_cut_short = False
         self._first_env_steps = env_steps
         self._env_steps_seen = env_steps  # with those of the dataset that is being trained on
-        self._num_samples = num_samples
+        self._count(env_steps)
+        self._num_samples, self._agent_steps = num_samples, agent_steps
         self._report_started = time.monotonic()
         self._publish()
+
+    @property
+    def env_steps(self) -> int:
+        """Environment steps of the run that were trained on, by all policies."""
+        return self._env_steps + (0 if self._policies is None else self._policies.of_others)
+
+    @property
+    def has_more_to_learn(self) -> bool:
+        """Whether steps of the run, or passes over them, are left to train."""
+        return self._is_cut_short or self.env_steps < self._config.train_for_env_steps
 
     def train_once(self, timeout_s: float) -> LearnerReport | None:
         """Trains on the next dataset if there is one within `timeout_s`.
@@ -124,8 +137,8 @@ class TrajectoryLoop:
         if columns is None:
             return None
         dataset = self._batcher.collect(columns)
-        num_steps = dataset.num_valid
-        lag = self._batcher.lag(learner.policy_version) if num_steps > 0 else None
+        num_steps, num_valid = dataset.num_env_steps, dataset.num_valid
+        lag = self._batcher.lag(learner.policy_version) if num_valid > 0 else None
         phases.charge(Phase.COPY)
         if self._has_fixed_lag:
             self._publish()
@@ -134,19 +147,20 @@ class TrajectoryLoop:
         if has_ranks:
             turn = agreement.take_turn(1, own_env_steps)
             phases.charge(Phase.WAIT_RANKS)
-            is_over, num_steps = turn.is_over, self._first_env_steps + turn.env_steps - self.env_steps
+            is_over, num_steps = turn.is_over, self._first_env_steps + turn.env_steps - self._env_steps
             new_values = turn.new_values
         else:
             new_values = agreement.take_hyperparameters()
         if new_values is not None:
             learner.set_hyperparameters(new_values)
             self._changes, self._changed_at = agreement.hyperparameters.changes(), learner.policy_version
-        if is_over or num_steps == 0:  # no steps: all samples were of environments that failed
+        # Without samples all environments failed, or all agents waited. Other ranks may have samples.
+        if is_over or (num_steps == 0 if has_ranks else num_valid == 0):
             self._source.release(columns)
             return None
         self.own_env_steps = own_env_steps
         self._env_steps_seen = self.env_steps + num_steps
-        num_passes, metrics, is_cut_short = 0, None, False
+        num_passes, metrics, self._is_cut_short = 0, None, False
         control.note_minibatch(0, 1)
         if not self._config.debug_skip_training:
             for progress in learner.updates(dataset, self.env_steps):
@@ -166,6 +180,7 @@ class TrajectoryLoop:
                     is_cut_short = agreement.should_stop(is_cut_short)
                     phases.charge(Phase.WAIT_RANKS)
                 if is_cut_short:
+                    self._is_cut_short = True
                     break
             metrics = learner.take_metrics()
         control.note_minibatch(0, 0)
@@ -173,14 +188,16 @@ class TrajectoryLoop:
         if has_ranks:
             phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
         self._source.release(columns)
-        self.env_steps = self._env_steps_seen
-        self.has_more_to_learn = is_cut_short or self.env_steps < self._config.train_for_env_steps
+        self._count(self._env_steps + num_steps)
         self._num_samples += num_steps * num_passes
+        self._agent_steps += num_valid
         phases.charge(Phase.OTHER)
         now, spent = time.monotonic(), phases.take()
         report = LearnerReport(
+            policy_idx=0 if self._policies is None else self._policies.policy_idx,
             env_steps=self.env_steps,
             num_samples=self._num_samples,
+            agent_steps=self._agent_steps,
             num_updates=learner.policy_version,
             wall_s=now - self._report_started,
             busy_s=busy_s(spent),
@@ -208,10 +225,18 @@ class TrajectoryLoop:
     def state(self) -> LearnerState:
         """The state that continues the training, without slots."""
         state = self._learner.state_dict()
-        return LearnerState(state.model, state.optimizer, {**state.scalars, "num_samples": self._num_samples})
+        counted = {"num_samples": self._num_samples, "agent_steps": self._agent_steps}
+        if self._policies is not None:
+            counted["policy_env_steps"] = self._env_steps
+        return LearnerState(state.model, state.optimizer, {**state.scalars, **counted})
 
     def replay(self) -> None:
         """Trajectories are used once."""
+
+    def _count(self, env_steps: int) -> None:
+        self._env_steps = env_steps
+        if self._policies is not None:
+            self._policies.note(env_steps)
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

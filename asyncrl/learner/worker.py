@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -79,6 +79,7 @@ class LearnerOutcome:
         error: why it could not be saved.
         is_complete: False if training was interrupted.
         elapsed_s: seconds that the run took.
+        of_policies: the outcome of each, of several policies.
     """
 
     env_steps: int
@@ -86,6 +87,21 @@ class LearnerOutcome:
     error: str | None
     is_complete: bool = True
     elapsed_s: float = dataclasses.field(default=0.0, compare=False)
+    of_policies: tuple[LearnerOutcome, ...] = ()
+
+
+def joint_outcome(outcomes: Sequence[LearnerOutcome]) -> LearnerOutcome:
+    """The outcome of a run whose policies ended so; the checkpoint is that of the first."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return dataclasses.replace(
+        outcomes[0],
+        of_policies=tuple(outcomes),
+        env_steps=max(each.env_steps for each in outcomes),
+        error=next((each.error for each in outcomes if each.error is not None), None),
+        is_complete=all(each.is_complete for each in outcomes),
+        elapsed_s=max(each.elapsed_s for each in outcomes),
+    )
 
 
 class LearnerWorker:
@@ -102,6 +118,7 @@ class LearnerWorker:
         stopping: StopCondition,
         agreement: RankConsensus | None = None,
         saves: bool = True,
+        policy_idx: int = 0,
     ) -> None:
         """Takes a loop that has published its first weights; it charges its time to the same `phases`."""
         self._agreement = agreement or RankConsensus(Ranks())
@@ -113,7 +130,7 @@ class LearnerWorker:
         self._spec = spec
         self._phases = phases
         self._stopping = stopping
-        self._saver = CheckpointSaver(checkpoints, config, trainer.env_steps)
+        self._saver = CheckpointSaver(checkpoints, config, trainer.env_steps, policy_idx)
         self._num_best = control.num_best
         self._num_saves = 0  # requests that were carried out; an earlier process may have left one
 
@@ -193,9 +210,10 @@ class LearnerWorker:
 class CheckpointSaver:
     """Saves the newest checkpoints, milestones and the best. Owns the run's folder of checkpoints."""
 
-    def __init__(self, folder: Path, config: TrainConfig, env_steps: int) -> None:
-        """Intervals begin now, at `env_steps` trained before."""
+    def __init__(self, folder: Path, config: TrainConfig, env_steps: int, policy_idx: int = 0) -> None:
+        """Intervals begin now, at `env_steps` trained before; `policy_idx` is for reports."""
         self.folder = folder
+        self._policy_idx = policy_idx
         self._keep = config.keep_checkpoints
         self._every_s = math.inf if config.checkpoint_resets else config.save_every_s
         self._every_steps = config.save_every_env_steps
@@ -255,9 +273,9 @@ class CheckpointSaver:
                 raise RunFailed(
                     f"{MOST_FAILED} checkpoints in a row could not be saved, the last: {reason}", is_final=True
                 ) from error
-            return CheckpointReport(str(folder), env_steps, reason, kind)
+            return CheckpointReport(str(folder), env_steps, reason, kind, policy_idx=self._policy_idx)
         self._num_failed = 0
-        return CheckpointReport(str(path), env_steps, None, kind)
+        return CheckpointReport(str(path), env_steps, None, kind, policy_idx=self._policy_idx)
 
 
 class StopCondition:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from asyncrl.buffers.inference_buffer import ActorOutput, InferenceBuffer
+from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.cuda_graph import Compile
@@ -75,6 +76,22 @@ class ActingPolicy:
         Raises:
             RuntimeError: no weights were ever published.
         """
+        self.fetch()
+        buffer, num_envs = self._buffer, self._buffer.num_envs
+        parts = [buffer.inputs_at(place) for place in places]
+        result = self.act(parts)
+        now = time.monotonic()
+        for position, place in enumerate(places):
+            envs = slice(position * num_envs, (position + 1) * num_envs)
+            buffer.answer(place, envs, result, self.version, now)
+        self._phases.charge(Phase.COPY)
+
+    def fetch(self) -> None:
+        """Takes the newest weights.
+
+        Raises:
+            RuntimeError: no weights were ever published.
+        """
         if self._publication == 0 and self._weights.num_publications > 0 and self._weights.open_on_device(self._device):
             self._reads_on_device = True
             self._block = self._block.to(self._device)
@@ -88,8 +105,9 @@ class ActingPolicy:
         elif self.version < 0:
             raise RuntimeError("asked to act before any weights were published")
         self._phases.charge(Phase.FETCH)
-        buffer, num_envs = self._buffer, self._buffer.num_envs
-        parts = [buffer.inputs_at(place) for place in places]
+
+    def act(self, parts: Sequence[Part]) -> ActorOutput:
+        """Runs the policy on observations and recurrent states, with the weights of the last `fetch`."""
         if self._device_actor is not None:
             obs, state = self._device_actor.gather(parts)
         else:
@@ -97,11 +115,7 @@ class ActingPolicy:
         self._phases.charge(Phase.GATHER)
         result = self._act(obs, state) if self.version > 0 else self._act_untrained(obs, state)
         self._phases.charge(Phase.FORWARD)
-        now = time.monotonic()
-        for position, place in enumerate(places):
-            envs = slice(position * num_envs, (position + 1) * num_envs)
-            buffer.answer(place, envs, result, self.version, now)
-        self._phases.charge(Phase.COPY)
+        return result
 
     def pop_warning(self) -> str | None:
         """A warning for the user about how the policy runs, once."""
@@ -115,6 +129,42 @@ class ActingPolicy:
         for fields, target in zip(zip(*parts, strict=True), (obs, state), strict=True):
             np.concatenate(fields, out=target)
         return obs, state
+
+
+class ActingPolicies:
+    """Several policies of one process; each answers the columns that it plays.
+
+    Attributes:
+        policies: in the order of their numbers; they read observations from and write actions to `slots`.
+    """
+
+    def __init__(self, policies: Sequence[ActingPolicy], slots: TrajectorySlots) -> None:
+        self.policies = policies
+        self._slots = slots
+
+    def answer(self, places: Sequence[tuple[int, int]]) -> None:
+        """As `ActingPolicy.answer`; each column gets the answer and the version of its policy."""
+        slots = self._slots
+        assert slots.policy_idx is not None
+        for policy_idx, policy in enumerate(self.policies):
+            columns = [np.flatnonzero(slots.policy_idx[place] == policy_idx) for place in places]
+            if not any(len(each) for each in columns):
+                continue
+            policy.fetch()
+            parts = []
+            for place, own in zip(places, columns, strict=True):
+                obs, state = slots.inputs_at(place)
+                parts.append((obs[own], state[own]))
+            result = policy.act(parts)
+            now, first = time.monotonic(), 0
+            for place, own in zip(places, columns, strict=True):
+                rows = slice(first, first + len(own))
+                slots.answer_columns(place, own, rows, result, policy.version, now)
+                first = rows.stop
+
+    def pop_warning(self) -> str | None:
+        """The warning of one policy that has one."""
+        return next((text for policy in self.policies if (text := policy.pop_warning()) is not None), None)
 
 
 def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:

@@ -87,11 +87,13 @@ class EpisodeRecord:
         episode_return: sum of the environment's own rewards.
         length: environment steps.
         extra_stats: numbers that the environment gives as `episode_extra_stats`.
+        policy_idx: the policy that played it.
     """
 
     episode_return: float
     length: int
     extra_stats: dict[str, float] = field(default_factory=dict)
+    policy_idx: int = 0
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,10 @@ class LearnerReport:
     """What the learner did since its last report: one dataset, or some updates from the replay.
 
     Attributes:
-        env_steps, num_samples, num_updates, dropped_samples: totals since the start of the run.
+        env_steps, num_samples, num_updates, dropped_samples: totals since the start of the run; `env_steps` of all
+            policies.
+        policy_idx: the policy that was trained.
+        agent_steps: samples that were trained on, of all agents, since the start of the run; 0 for a replay.
         skipped_steps: total of the optimizer steps that were skipped because loss or gradient was not finite.
         train: None if nothing was trained.
         lag, slots_ready: of trajectories, None for a replay; `slots_ready` trajectories wait for the learner.
@@ -251,12 +256,14 @@ class LearnerReport:
     lag: LagMetrics | None = None
     slots_ready: int | None = None
     dropped_samples: int = 0
+    agent_steps: int = 0
     skipped_steps: int = 0
     replay: ReplayMetrics | None = None
     phases: Mapping[Phase, float] = field(default_factory=dict)
     notice: str | None = None
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     hyperparameters_version: int = 0
+    policy_idx: int = 0
 
 
 @dataclass(frozen=True)
@@ -266,6 +273,7 @@ class CheckpointReport:
     Attributes:
         kind: `newest`, `milestone` or `best`.
         mean_return: mean return with which a `best` checkpoint was chosen.
+        policy_idx: the policy that was saved.
     """
 
     path: str
@@ -273,6 +281,7 @@ class CheckpointReport:
     error: str | None = None
     kind: str = "newest"
     mean_return: float | None = None
+    policy_idx: int = 0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 UNKNOWN = "-"
@@ -17,13 +17,13 @@ class ResumedTotals:
     Attributes:
         env_steps: environment steps trained on.
         elapsed_s: seconds of training.
-        best_return: mean return of the best checkpoint; None without one.
+        best_returns: mean return of the best checkpoint of each policy; None without one.
         worker_env_steps: environment steps of each Hogwild worker.
     """
 
     env_steps: int = 0
     elapsed_s: float = 0.0
-    best_return: float | None = None
+    best_returns: tuple[float | None, ...] = (None,)
     worker_env_steps: tuple[int, ...] = ()
 
 
@@ -67,6 +67,7 @@ class Summary:
     startup_s: float | None = None
     fps: float | None = None
     ep_rew_mean: float | None = None
+    ep_rew_mean_of_policies: list[float | None] = field(default_factory=list)
     ep_len_mean: float | None = None
     eval_mean_reward: float | None = None
     best_return: float | None = None
@@ -98,7 +99,11 @@ class Summary:
             ("best", self.best_return),
         )
         returns = [f"{value:,.1f} ({what})" for what, value in figures if value is not None]
-        rows = {"return": ", ".join(returns) or "no episode has ended", **places}
+        rows = {"return": ", ".join(returns) or "no episode has ended"}
+        if self.ep_rew_mean_of_policies:
+            each = ("-" if value is None else f"{value:,.1f}" for value in self.ep_rew_mean_of_policies)
+            rows["by policy"] = ", ".join(each)
+        rows |= places
         lines = [
             f"{self.status}: {self.env_steps:,} of {target_env_steps:,} environment steps, "
             f"{self.num_updates:,} updates, {duration(self.wall_s)}"

@@ -15,7 +15,7 @@ import json
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from asyncrl.buffers.control import RunControl
@@ -63,11 +63,11 @@ class EpisodeStatistics:
         self.num_episodes = 0
         self.recent: deque[EpisodeRecord] = deque(recent, maxlen=EPISODE_WINDOW)
 
-    def add(self, report: RolloutReport) -> None:
+    def add(self, episodes: Sequence[EpisodeRecord], env_steps: int = 0) -> None:
         """Adds the steps and episodes of a report, in their order."""
-        self.env_steps += report.env_steps
-        self.num_episodes += len(report.episodes)
-        self.recent.extend(report.episodes)
+        self.env_steps += env_steps
+        self.num_episodes += len(episodes)
+        self.recent.extend(episodes)
 
     @property
     def mean_return(self) -> float | None:
@@ -180,6 +180,57 @@ class Interval:
         return {name: value for name, value in named.items() if value is not None}
 
 
+class PolicyFigures:
+    """Figures of one policy of a run.
+
+    Attributes:
+        episodes: the last training episodes that it played.
+        interval: what its learner reported since the last record.
+        learner: the newest of these reports.
+        best_return: mean return of its best checkpoint; None without one.
+    """
+
+    def __init__(self, episodes: EpisodeStatistics, best_return: float | None) -> None:
+        self.episodes = episodes
+        self.interval = Interval()
+        self.learner: LearnerReport | None = None
+        self.best_return = best_return
+        self._best_asked_at = -math.inf
+
+    def take_new_best(self, now: float) -> float | None:
+        """The mean return of its last 100 episodes, if it should now be saved as the best so far.
+
+        None for some time after each such return, because the mean may rise with every episode.
+        """
+        if now - self._best_asked_at < _BEST_EVERY_S or len(self.episodes.recent) < EPISODE_WINDOW:
+            return None
+        best = self.best_so_far
+        if best is not None:
+            self._best_asked_at = now
+        return best
+
+    @property
+    def best_so_far(self) -> float | None:
+        """The mean return of the last training episodes if it is better than that of the best checkpoint."""
+        mean = self.episodes.mean_return
+        if mean is None or not math.isfinite(mean):
+            return None
+        return mean if self.best_return is None or mean > self.best_return else None
+
+    def take_scalars(self) -> dict[str, float | None]:
+        """The figures of several policies that each has of its own, by their names in a record."""
+        interval, self.interval = self.interval, Interval()
+        learning = ("train/", "lag/")
+        of_learner = {name: value for name, value in interval.scalars(False).items() if name.startswith(learning)}
+        return {
+            **of_learner,
+            "rollout/ep_rew_mean": self.episodes.mean_return,
+            "rollout/ep_len_mean": self.episodes.mean_length,
+            "train/n_updates": None if self.learner is None else self.learner.num_updates,
+            "time/total_agent_steps": None if self.learner is None else self.learner.agent_steps,
+        }
+
+
 class Monitor:
     """All figures of one run.
 
@@ -216,11 +267,20 @@ class Monitor:
         self._best_is_by_training = self._config.best_metric == "train" and not (
             training_returns_mislead and self._config.save_best_metric == "auto"
         )
-        self._best_return = self._before.best_return
-        self._best_asked_at = -math.inf
         # Episodes and environment steps of all workers, and of each Hogwild worker.
         is_resumed = run.start.before is not None
-        self._episodes = EpisodeStatistics(recent=_read_episodes(self._folder.episodes) if is_resumed else ())
+        recent = _read_episodes(self._folder.episodes) if is_resumed else []
+        self._episodes = EpisodeStatistics(recent=recent)
+        self._policies = [PolicyFigures(self._episodes, self._before.best_returns[0])]
+        if self._plan.num_policies > 1:
+            best_returns = self._before.best_returns
+            self._policies = [
+                PolicyFigures(
+                    EpisodeStatistics(recent=[episode for episode in recent if episode.policy_idx == idx]),
+                    best_returns[idx] if idx < len(best_returns) else None,
+                )
+                for idx in range(self._plan.num_policies)
+            ]
         num_curves = self._plan.num_workers if self._plan.hogwild is not None else 0
         worker_steps = (*self._before.worker_env_steps, *[0] * num_curves)[:num_curves]
         self._workers = [EpisodeStatistics(env_steps) for env_steps in worker_steps]
@@ -262,11 +322,14 @@ class Monitor:
             self.num_restarts += 1
             self.say(report.text)
             return
-        self._interval.add(report)
+        if self._plan.num_policies > 1:
+            self._add_of_policies(report)
+        else:
+            self._interval.add(report)
         if isinstance(report, RolloutReport):
-            self._episodes.add(report)
+            self._episodes.add(report.episodes, report.env_steps)
             if self._workers:
-                self._workers[report.worker_idx].add(report)
+                self._workers[report.worker_idx].add(report.episodes, report.env_steps)
             for episode in report.episodes:
                 self._run.notify(Observer.on_episode, episode)
             self._num_env_failures += report.failures.num_failures
@@ -282,11 +345,24 @@ class Monitor:
             self._learner = report
             self._lag = report.lag or self._lag
             self._env_steps = self._run.env_steps = max(self._env_steps, report.env_steps)
-            self._last_trained = (self._clock(), self._env_steps)
+            if report.policy_idx == 0:  # between two datasets of the same policy
+                self._last_trained = (self._clock(), self._env_steps)
             if self._first_trained is None:
                 self._first_trained = self._recorded_trained = self._last_trained
         if report.notice is not None:
             self.say(f"warning: {report.notice}")
+
+    def _add_of_policies(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
+        """Adds a report to the figures of its policies; what a learner learned does not count for the whole run."""
+        if isinstance(report, RolloutReport):
+            for idx, figures in enumerate(self._policies):
+                figures.episodes.add([episode for episode in report.episodes if episode.policy_idx == idx])
+        elif isinstance(report, LearnerReport):
+            figures = self._policies[report.policy_idx]
+            figures.interval.add(report)
+            figures.learner = report
+            report = dataclasses.replace(report, train=None)
+        self._interval.add(report)
 
     def tick(self, control: RunControl | None = None) -> None:
         """Writes a record if `report_every_s` have passed, and updates the status about four times a second.
@@ -308,26 +384,16 @@ class Monitor:
             self._write_record(now)
         self._show_status(now, is_of_record=is_record_due)
 
-    def take_new_best(self) -> float | None:
-        """Returns the mean return of the last 100 training episodes if the policy should now be saved as the best.
+    def take_new_bests(self) -> dict[int, float]:
+        """The policies that should now be saved as the best so far, and the mean returns of their last 100 episodes."""
+        if not self._best_is_by_training:
+            return {}
+        found = {idx: figures.take_new_best(self._clock()) for idx, figures in enumerate(self._policies)}
+        return {idx: best for idx, best in found.items() if best is not None}
 
-        Returns None for some time after each such return, because the mean may rise with every episode.
-        """
-        now = self._clock()
-        if now - self._best_asked_at < _BEST_EVERY_S or len(self._episodes.recent) < EPISODE_WINDOW:
-            return None
-        best = self.best_so_far
-        if best is not None:
-            self._best_asked_at = now
-        return best
-
-    @property
-    def best_so_far(self) -> float | None:
-        """The mean return of the last training episodes if it is better than that of the best checkpoint."""
-        mean = self._episodes.mean_return if self._best_is_by_training else None
-        if mean is None or not math.isfinite(mean):
-            return None
-        return mean if self._best_return is None or mean > self._best_return else None
+    def best_so_far(self, policy_idx: int = 0) -> float | None:
+        """The mean return of a policy's last training episodes if it is better than that of its best checkpoint."""
+        return self._policies[policy_idx].best_so_far if self._best_is_by_training else None
 
     def finish(
         self,
@@ -352,6 +418,7 @@ class Monitor:
         self._write_record(now)
         self._show_status(now, is_of_record=True)
         lag, learner = self._totals.lag, self._learner
+        of_policies = [each.episodes.mean_return for each in self._policies]
         summary = Summary(
             status=status,
             num_workers=self._plan.num_workers,
@@ -364,7 +431,8 @@ class Monitor:
             ep_rew_mean=self._episodes.mean_return,
             ep_len_mean=self._episodes.mean_length,
             eval_mean_reward=None if self._evaluation is None else self._evaluation.mean_reward,
-            best_return=self._best_return,
+            best_return=self._policies[0].best_return,
+            ep_rew_mean_of_policies=of_policies if len(of_policies) > 1 else [],
             lag_mean=None if lag is None else lag.mean,
             lag_p95=None if lag is None else lag.p95,
             lag_max=None if lag is None else lag.max,
@@ -391,11 +459,15 @@ class Monitor:
             self._num_failed_saves += 1
             self.say(f"No checkpoint was saved at {report.env_steps:,} steps, training continues: {report.error}")
         elif report.kind == "best":
-            self._best_return = report.mean_return
+            self._policies[report.policy_idx].best_return = report.mean_return
         elif report.kind == "newest":
             self._checkpoint = report.path
             # A run that resumes from this checkpoint continues with this window of episodes.
-            recent = [[each.episode_return, each.length, each.extra_stats] for each in self._episodes.recent]
+            recent = [
+                [each.episode_return, each.length, each.extra_stats, each.policy_idx]
+                for figures in self._policies
+                for each in figures.episodes.recent
+            ]
             self._write(self._folder.episodes, json.dumps(recent))
         self._run.notify(Observer.on_checkpoint, report)
 
@@ -429,6 +501,8 @@ class Monitor:
             named["time/total_frames"] = self._env_steps * self._config.frames_per_step
         if learner is not None:
             named["train/n_updates"] = learner.num_updates
+            if self._plan.num_agents > 1:
+                named["time/total_agent_steps"] = learner.agent_steps
             named["perf/slots_ready"] = learner.slots_ready
             if learner.hyperparameters:
                 named |= {f"hyperparameters/{name}": value for name, value in learner.hyperparameters.items()}
@@ -437,6 +511,13 @@ class Monitor:
             named[f"worker/{worker_idx}/env_steps"] = worker.env_steps
             named[f"worker/{worker_idx}/ep_rew_mean"] = worker.mean_return
             named[f"worker/{worker_idx}/ep_len_mean"] = worker.mean_length
+        if self._plan.num_policies > 1:
+            named["train/n_updates"] = None
+            named["time/total_agent_steps"] = sum(
+                figures.learner.agent_steps for figures in self._policies if figures.learner is not None
+            )
+            for idx, figures in enumerate(self._policies):
+                named |= {f"policy_{idx}/{name}": value for name, value in figures.take_scalars().items()}
         named |= {f"episode_extra_stats/{name}": value for name, value in episodes.mean_extra_stats().items()}
         fps = _speed(self._recorded_trained, self._last_trained)
         if fps is not None:  # without a dataset in the interval, the status keeps the last known speed

@@ -9,7 +9,6 @@ stops     when the run has ended
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import torch
 
@@ -64,7 +63,7 @@ class DeviceWorker(RolloutWorkerBase):
         if self._is_full:
             return WAIT_S
         start, stop = self._num_columns, self._num_columns + self._group.num_envs
-        columns = {field.name: getattr(self._dataset, field.name)[:, start:stop] for field in fields(Dataset)}
+        columns = {name: field[:, start:stop] for name, field in self._dataset.tensors().items()}
         model = self._learner.model.eval()
         self._collect(Dataset(**columns))
         model.train()

@@ -1,16 +1,20 @@
-"""Makes the environments of a split: single ones, or a vectorized one if the probe of the environment chose it."""
+"""Makes the environments of a split: single ones, with one or several agents, or a vectorized one."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.agents_env_group import AgentsEnvGroup
+from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
+from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 
 def build_env_group(
@@ -21,12 +25,32 @@ def build_env_group(
     run_seed: int,
     env_steps: int,
     failures: FailureLog,
-) -> EnvGroup | VectorEnvGroup:
+    policy_mapping: str = "shared",
+) -> HostEnvGroup:
     """The environments of split `split_idx`. Each has its own seed; a vectorized environment has one seed.
 
     Seeds follow from `run_seed`, the number of the environment and `env_steps`, the environment steps that the run made
-    before, so a resumed run does not repeat its first episodes.
+    before, so a resumed run does not repeat its first episodes. `policy_mapping` is read if there are several policies.
     """
+    group = _build_group(config, plan, spec, split_idx, run_seed, env_steps, failures)
+    if plan.num_policies > 1:
+        first_env = split_idx * plan.envs_per_split
+        seed = derive_seed(env_seed(run_seed, first_env, env_steps), Stream.POLICY_MAPPING)
+        choose = choose_by_name(policy_mapping, plan.num_policies, spec.agents, seed)
+        agents = spec.agents or (SINGLE_AGENT,)
+        group.policies = PolicyMapping(choose, plan.num_policies, agents, plan.envs_per_split, first_env)
+    return group
+
+
+def _build_group(
+    config: TrainConfig,
+    plan: ResourcePlan,
+    spec: EnvSpec,
+    split_idx: int,
+    run_seed: int,
+    env_steps: int,
+    failures: FailureLog,
+) -> HostEnvGroup:
     first_env = split_idx * plan.envs_per_split
 
     def seed(env_idx: int, steps: int) -> int:
@@ -40,4 +64,6 @@ def build_env_group(
     make = partial(make_run_env, config, in_training=True)
     seeds = [seed(first_env + env, 0) for env in range(plan.envs_per_split)]
     recovery = Recovery(failures, make, seed)
-    return EnvGroup([make() for _ in seeds], seeds, first_env, spec, config.action_mapping, recovery)
+    envs: list[Any] = [make() for _ in seeds]
+    arguments = (seeds, first_env, spec, config.action_mapping, recovery)
+    return AgentsEnvGroup(envs, *arguments) if spec.agents else EnvGroup(envs, *arguments)

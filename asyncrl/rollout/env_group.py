@@ -30,6 +30,7 @@ from asyncrl.rollout.failures import (
     Recovery,
     WrongObservation,
 )
+from asyncrl.rollout.policy_mapping import PolicyMapping
 
 FloatArray = npt.NDArray[np.float32]
 ObsArray = npt.NDArray[Any]
@@ -44,12 +45,14 @@ class EnvironmentGroup(ABC):
 
     Attributes:
         lost: steps that failed or were dropped, until `take_lost`.
+        policies: which policy plays each column, set before the first reset; None with one policy.
     """
 
     def __init__(
         self, envs: Sequence[Any], seeds: Sequence[int], first_env_idx: int = 0, recovery: Recovery | None = None
     ) -> None:
         self.lost: list[LostStep] = []
+        self.policies: PolicyMapping | None = None
         self._envs = list(envs)
         self._seeds: list[int | None] = list(seeds)
         self._first_env_idx = first_env_idx
@@ -94,35 +97,6 @@ class EnvironmentGroup(ABC):
     def _steps_made(self, position: int) -> int:
         """Environment steps so far, for messages and seeds."""
 
-    def _reset(self, position: int, obs_rows: ObsArray) -> None:
-        """Resets one of `envs` and writes its first observation, for groups that use `_start`.
-
-        Raises:
-            EnvironmentTrouble: the reset failed, or the observation cannot be used.
-        """
-        raise NotImplementedError
-
-    def _start(self, position: int, obs_rows: ObsArray, trouble: EnvironmentTrouble | None = None) -> None:
-        """Resets one of `envs`. After `trouble`, or if the reset fails, it is recreated first, until a reset succeeds.
-
-        Raises:
-            EnvironmentTrouble: the run cannot continue.
-            EnvironmentsKeepFailing: there were too many failures.
-        """
-        while True:
-            if trouble is not None:
-                if self._recovery is None:
-                    raise trouble
-                self._recovery.failures.note_failure(trouble)
-                self._num_recreated += 1
-            try:
-                if trouble is not None:
-                    self._recreate(position)
-                self._reset(position, obs_rows)
-                return
-            except EnvironmentTrouble as another:
-                trouble = another
-
     def _recreate(self, position: int) -> None:
         assert self._recovery is not None
         with contextlib.suppress(Exception):  # a failed environment may fail to close
@@ -137,14 +111,23 @@ class EnvironmentGroup(ABC):
         self._seeds[position] = self._recovery.seed(self._first_env_idx + position, steps)
 
     def _record_episode(
-        self, env: int, episode_return: float, length: int, extra_stats: Mapping[str, Any] | None = None
+        self,
+        env: int,
+        episode_return: float,
+        length: int,
+        extra_stats: Mapping[str, Any] | None = None,
+        column: int | None = None,
     ) -> None:
+        """Notes that an episode of an environment has ended, in a column of its own if it has several."""
         numbers = {
             str(name): float(number)
             for name, number in (extra_stats or {}).items()
             if isinstance(number, (int, float, np.number))
         }
-        self._episodes.append(EpisodeRecord(episode_return, length, numbers))
+        policy_idx = 0
+        if self.policies is not None:
+            policy_idx = int(self.policies.policy_idx[env if column is None else column])
+        self._episodes.append(EpisodeRecord(episode_return, length, numbers, policy_idx))
         if self._recovery is not None:
             self._recovery.failures.note_episode(self._first_env_idx + env)
 
@@ -168,6 +151,65 @@ class EnvironmentGroup(ABC):
         return NotFinite(self._first_env_idx + env, self._steps_made(env), text, detail)
 
 
+class HostEnvGroup(EnvironmentGroup):
+    """A group that writes its steps into rows of a slot or a stripe. A row has C columns."""
+
+    @abstractmethod
+    def reset(self, obs: ObsArray) -> None:
+        """Starts an episode in every environment and writes the observations to `obs [C, row_size]`."""
+
+    @abstractmethod
+    def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
+        """Steps every environment whose row does not hold a final observation, and writes the results.
+
+        Returns the number of environment steps, without lost ones.
+
+        Args:
+            actions: [C, A] float32 or [C] int64, as the distribution produced them.
+            rows: where the results are written.
+
+        Raises:
+            EnvironmentTrouble: an environment failed, and the run cannot continue.
+            EnvironmentsKeepFailing: environments failed too often.
+        """
+
+    @abstractmethod
+    def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
+        """Writes the first row of a new slot from the last row of the previous slot, both `[C, row_size]`.
+
+        Returns the columns that begin an episode in it: the last row held the final observation of a truncated one.
+        """
+
+    @abstractmethod
+    def _reset(self, position: int, obs_rows: ObsArray) -> None:
+        """Resets one of `envs` and writes its first observation.
+
+        Raises:
+            EnvironmentTrouble: the reset failed, or the observation cannot be used.
+        """
+
+    def _start(self, position: int, obs_rows: ObsArray, trouble: EnvironmentTrouble | None = None) -> None:
+        """Resets one of `envs`. After `trouble`, or if the reset fails, it is recreated first, until a reset succeeds.
+
+        Raises:
+            EnvironmentTrouble: the run cannot continue.
+            EnvironmentsKeepFailing: there were too many failures.
+        """
+        while True:
+            if trouble is not None:
+                if self._recovery is None:
+                    raise trouble
+                self._recovery.failures.note_failure(trouble)
+                self._num_recreated += 1
+            try:
+                if trouble is not None:
+                    self._recreate(position)
+                self._reset(position, obs_rows)
+                return
+            except EnvironmentTrouble as another:
+                trouble = another
+
+
 def is_surely_finite(numbers: npt.NDArray[Any]) -> bool:
     """Whether all numbers are finite, in one pass; also False for some numbers beyond 1e19, which need another check.
 
@@ -177,7 +219,7 @@ def is_surely_finite(numbers: npt.NDArray[Any]) -> bool:
     return math.isfinite(np.vdot(numbers, numbers))
 
 
-class EnvGroup(EnvironmentGroup):
+class EnvGroup(HostEnvGroup):
     """Steps the single environments of a split. Owns them."""
 
     def __init__(
@@ -205,24 +247,11 @@ class EnvGroup(EnvironmentGroup):
         self._last_rows = [0] * len(envs)  # the row at which the time limit is reached
 
     def reset(self, obs: ObsArray) -> None:
-        """Starts an episode in every environment and writes the observations to `obs [E, row_size]`."""
         for env in range(len(self._envs)):
             self._holds_final_obs[env] = False
             self._start(env, obs)
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
-        """Steps every environment whose row does not hold a final observation, and writes the results.
-
-        Returns the number of environment steps, without lost ones.
-
-        Args:
-            actions: [E, A] float32 or [E] int64, as the distribution produced them.
-            rows: where the results are written.
-
-        Raises:
-            EnvironmentTrouble: an environment failed, and the run cannot continue.
-            EnvironmentsKeepFailing: environments failed too often.
-        """
         # This loop runs for every environment step, so values that most environments share are written at once.
         rows.terminated[:] = rows.truncated[:] = False
         rows.valid[:] = True
@@ -272,11 +301,6 @@ class EnvGroup(EnvironmentGroup):
         return len(rewards) - num_final_rows - (len(self.lost) - num_lost_before)
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
-        """Writes the first row of a new slot from the last row of the previous slot, both `[E, row_size]`.
-
-        Where the last step truncated an episode, the last row holds the final observation; the new slot starts with the
-        reset observation. Returns these environments.
-        """
         np.copyto(first_obs, last_obs)
         restarted = [env for env, holds_final_obs in enumerate(self._holds_final_obs) if holds_final_obs]
         for env in restarted:
@@ -325,6 +349,8 @@ class EnvGroup(EnvironmentGroup):
         self._returns[env] = 0.0
         self._first_rows[env] = self._num_rows
         self._last_rows[env] = self._num_rows + self._time_limits[env] - 1
+        if self.policies is not None:
+            self.policies.begin((env,))
 
     def _store_obs(self, env: int, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:

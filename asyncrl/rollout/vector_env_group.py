@@ -25,7 +25,7 @@ from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, one_of_batch
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.rollout.env_group import EnvironmentGroup, FloatArray, ObsArray, is_surely_finite
+from asyncrl.rollout.env_group import FloatArray, HostEnvGroup, ObsArray, is_surely_finite
 from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Recovery
 
 
@@ -66,7 +66,7 @@ def row_flags(mode: AutoresetMode, holds_final_obs: Any, terminated: Any, trunca
     return RowFlags(valid, is_step, ended, terminated, truncated, holds_final_obs)
 
 
-class VectorEnvGroup(EnvironmentGroup):
+class VectorEnvGroup(HostEnvGroup):
     """Steps one vectorized environment. Owns it.
 
     Its environments cannot be reset or recreated separately: if one fails, or returns NaN or infinity, the steps of all
@@ -94,11 +94,9 @@ class VectorEnvGroup(EnvironmentGroup):
         self._num_steps = 0
 
     def reset(self, obs: ObsArray) -> None:
-        """Starts an episode in every environment and writes the observations to `obs [E, row_size]`."""
         self._start(0, obs)
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
-        """Steps all environments and writes the results. Arguments, result and errors are those of `EnvGroup.step`."""
         try:
             obs, reward, *ends, infos = self._envs[0].step(self._adapter.to_vector_env(actions))
         except Exception as error:
@@ -126,22 +124,26 @@ class VectorEnvGroup(EnvironmentGroup):
             self._returns[flags.ended] = 0.0
             self._lengths[flags.ended] = self._num_rows[flags.ended] = 0
         self._num_steps += 1
+        if self.policies is not None:
+            self.policies.begin(np.flatnonzero(self._begins(flags)).tolist())
         return int(flags.valid.sum())
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
-        """Writes the first row of a new slot from the last row of the previous slot, both `[E, row_size]`.
-
-        Where the last row holds a final observation, the new slot starts with the reset observation; returns these
-        environments. In mode NEXT_STEP the environment is reset by the following step, so the final observation is in
-        both rows.
-        """
+        """See `HostEnvGroup`; in mode NEXT_STEP the next step resets, so the final observation is in both rows."""
         np.copyto(first_obs, last_obs)
         if self._mode == AutoresetMode.NEXT_STEP:
             return []
         restarted = np.flatnonzero(self._holds_final_obs)
         first_obs[restarted] = self._reset_obs[restarted]
         self._holds_final_obs[:] = False
+        if self.policies is not None:
+            self.policies.begin(restarted.tolist())
         return [int(env) for env in restarted]
+
+    def _begins(self, flags: RowFlags) -> npt.NDArray[np.bool_]:
+        """Whether the row after a step begins an episode: it does after the row of a final observation, `[E]`."""
+        begins: npt.NDArray[np.bool_] = ~flags.valid
+        return begins if self._mode == AutoresetMode.NEXT_STEP else begins | flags.terminated
 
     def _arrange_obs(self, flags: RowFlags, infos: dict[str, Any], next_obs: ObsArray) -> None:
         """Writes final observations after truncations and reset observations after terminations to `next_obs`.
@@ -199,6 +201,8 @@ class VectorEnvGroup(EnvironmentGroup):
         self._reset_obs[:] = 0
         self._returns[:] = 0.0
         self._lengths[:] = self._num_rows[:] = 0
+        if self.policies is not None:
+            self.policies.begin(range(len(self._returns)))
 
     def _store_obs(self, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:

@@ -6,6 +6,8 @@ consumes  granted slots (ring from the learner),          limits (words of the l
 produces  observations, rewards, ends of episodes (slot   observations, actions, rewards, ends of episodes (rows of
           rows), requests (table and ring), ready slots   the replay), requests (table and ring)
           (ring)
+            with several policies, instead of granted slots: free slots of its splits (words of all learners);
+            in addition: the policy of each column (slot rows); ready slots go to all learners
 waits     when no split may step or has its actions: until the learner or an inference worker wakes it, or for WAIT_S
 stops     when the run has ended
 """
@@ -21,11 +23,13 @@ import numpy as np
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, StepRows
+from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.models.acting import ActingPolicy
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.models.acting import ActingPolicies, ActingPolicy
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SacMetrics, TrainMetrics, busy_s, mean_metrics
-from asyncrl.rollout.env_group import EnvGroup, EnvironmentGroup
-from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.rollout.agents_env_group import AgentsEnvGroup
+from asyncrl.rollout.env_group import EnvironmentGroup, HostEnvGroup
 
 WAIT_S = 0.1
 
@@ -149,6 +153,73 @@ class RolloutWorker(RolloutWorkerBase):
         return Phase.WAIT_ACTIONS
 
 
+class PooledRolloutWorker(RolloutWorkerBase):
+    """Fills the slots of its splits' pools, where several policies train. Owns its splits.
+
+    It begins a slot when all policies have taken what the slot held, and no process grants it. `learners` wake the
+    learners of all policies.
+    """
+
+    def __init__(
+        self,
+        worker_idx: int,
+        splits: Sequence[Split],
+        pools: Sequence[SlotPool],
+        slots: TrajectorySlots,
+        learners: Sequence[Waker],
+        control: RunControl,
+        weights: Sequence[WeightsChannel] = (),
+        phases: PhaseTimer | None = None,
+    ) -> None:
+        """Takes over the pools, one for each split, from the worker before this one if there was one.
+
+        `weights` are those of all policies; until each has published some, nothing is collected.
+        """
+        super().__init__(worker_idx, [split.group for split in splits], control, phases or PhaseTimer())
+        self._splits = splits
+        self._pools = pools
+        self._slots = slots
+        self._learners = learners
+        self._unpublished = list(weights)
+        has_announced = [pool.announce_again() for pool in pools]
+        if any(has_announced):
+            self._wake_learners()
+
+    def poll(self) -> float:
+        """Steps each split that has actions by one row; returns seconds as `RolloutWorker.poll` does."""
+        if self._unpublished:
+            self._unpublished = [channel for channel in self._unpublished if channel.num_publications == 0]
+            return WAIT_S if self._unpublished else 0.0
+        has_worked = False
+        for split, pool in zip(self._splits, self._pools, strict=True):
+            if split.slot is None:
+                slot = pool.find_free()
+                if slot is None:
+                    continue
+                split.group.note_dropped(self._slots.refill(slot, split.split_idx))
+                split.begin(slot)
+                has_worked = True
+            elif split.can_advance:
+                num_steps, complete_slot = split.advance()
+                if complete_slot is None:
+                    self.count_steps(num_steps)
+                else:
+                    pool.announce(complete_slot)
+                    self._wake_learners()
+                has_worked = True
+        self.phases.charge(Phase.OTHER)
+        return 0.0 if has_worked else WAIT_S
+
+    @property
+    def waiting_for(self) -> Phase:
+        """What the worker waits for if `poll` advanced no split."""
+        return Phase.WAIT_SLOTS if all(split.slot is None for split in self._splits) else Phase.WAIT_ACTIONS
+
+    def _wake_learners(self) -> None:
+        for learner in self._learners:
+            learner.wake()
+
+
 class ActionSource(Protocol):
     """Provides actions: the policy of this process, or an inference worker."""
 
@@ -170,7 +241,7 @@ class Split:
     def __init__(
         self,
         split_idx: int,
-        group: EnvGroup | VectorEnvGroup,
+        group: HostEnvGroup,
         slots: TrajectorySlots,
         actions: ActionSource,
         phases: PhaseTimer | None = None,
@@ -179,6 +250,9 @@ class Split:
         self.split_idx = split_idx
         self.group = group
         self._slots = slots
+        if slots.policy_idx is not None:
+            assert group.policies is not None
+            self._mapping = group.policies
         self._actions = actions
         self._phases = phases or PhaseTimer()
         self.slot: int | None = None
@@ -202,6 +276,8 @@ class Split:
             state = self._slots.rnn_state[slot, 0]
             np.copyto(state, self._last_state)
             state[restarted] = 0.0
+        if self._slots.policy_idx is not None:
+            self._slots.policy_idx[slot, 0] = self._mapping.policy_idx
         self._is_answered = self._actions.request(self.split_idx, slot, 0)
 
     def advance(self) -> tuple[int, int | None]:
@@ -215,6 +291,8 @@ class Split:
         if row == slots.rollout:
             np.copyto(self._last_obs, slots.obs[slot, row])
             np.copyto(self._last_state, slots.rnn_state[slot, row])
+            if isinstance(self.group, AgentsEnvGroup):
+                self.group.end_slot(slots, slot)
             slots.finish(slot, self.split_idx)
             self.slot = None
             return 0, slot
@@ -224,12 +302,17 @@ class Split:
             truncated=slots.truncated[slot, row],
             valid=slots.valid[slot, row],
             next_obs=slots.obs[slot, row + 1],
+            idle=None if slots.idle is None else slots.idle[slot, row],
+            is_env_step=None if slots.is_env_step is None else slots.is_env_step[slot, row],
         )
         num_steps = self.group.step(slots.action[slot, row], rows)
         if self.group.lost:
             self._truncate_lost_episodes(slot, row)
         if slots.is_recurrent:
-            slots.rnn_state[slot, row + 1][rows.terminated | ~rows.valid] = 0.0  # the next row begins an episode
+            is_step = rows.valid if rows.idle is None else rows.valid | rows.idle
+            slots.rnn_state[slot, row + 1][rows.terminated | ~is_step] = 0.0  # the next row begins an episode
+        if slots.policy_idx is not None:
+            slots.policy_idx[slot, row + 1] = self._mapping.policy_idx
         self._phases.charge(Phase.STEP)
         self._row = row + 1
         self._is_answered = self._actions.request(self.split_idx, slot, row + 1)
@@ -255,7 +338,7 @@ class Split:
 class LocalActions:
     """The policy of this process answers immediately, always with the newest weights."""
 
-    def __init__(self, policy: ActingPolicy) -> None:
+    def __init__(self, policy: ActingPolicy | ActingPolicies) -> None:
         self._policy = policy
 
     def request(self, split_idx: int, slot: int, row: int) -> bool:
@@ -295,7 +378,7 @@ class ReplaySplit:
     def __init__(
         self,
         split_idx: int,
-        group: EnvGroup | VectorEnvGroup,
+        group: HostEnvGroup,
         stripes: ReplayStripes,
         actions: ActionSource,
         phases: PhaseTimer | None = None,

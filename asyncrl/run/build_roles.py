@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from asyncrl.buffers.control import TrainedSteps
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
+from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
@@ -31,6 +33,8 @@ from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.dataset import Batcher, DeviceSlots
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
+from asyncrl.learner.policy_rows import PolicyRows
+from asyncrl.learner.policy_source import PolicySource
 from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
@@ -40,7 +44,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
 from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
-from asyncrl.models.acting import ActingPolicy
+from asyncrl.models.acting import ActingPolicies, ActingPolicy
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.reports import PhaseTimer
@@ -51,6 +55,7 @@ from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.worker import (
     ActionSource,
     LocalActions,
+    PooledRolloutWorker,
     RemoteActions,
     ReplaySplit,
     ReplayWorker,
@@ -60,8 +65,19 @@ from asyncrl.rollout.worker import (
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 
 
-def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer) -> ActingPolicy:
-    """The policy of actor number `actor_idx`, with its own random generator."""
+def build_acting_policy(
+    setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer
+) -> ActingPolicy | ActingPolicies:
+    """The policy, or all policies, of actor number `actor_idx`, with random generators of its own."""
+    num_policies = setup.plan.num_policies
+    if num_policies > 1 and setup.policy_idx is None:
+        policies = [
+            build_acting_policy(setup.of_policy(idx), device, actor_idx * num_policies + idx, phases)
+            for idx in range(num_policies)
+        ]
+        return ActingPolicies(
+            [each for each in policies if isinstance(each, ActingPolicy)], TrajectorySlots(setup.arena)
+        )
     return ActingPolicy(
         model=make_acting_model(setup.spec, setup.config),
         weights=WeightsChannel(setup.arena),
@@ -74,19 +90,19 @@ def build_acting_policy(setup: RunSetup, device: torch.device, actor_idx: int, p
 
 
 def build_rollout_worker(
-    setup: RunSetup, worker_idx: int, learner: Waker, server: Waker | None
-) -> RolloutWorker | ReplayWorker | HogwildWorker:
+    setup: RunSetup, worker_idx: int, learners: Sequence[Waker], server: Waker | None
+) -> RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker:
     """A rollout worker with its environments, all reset; in the Hogwild backend it trains as well.
 
     Args:
         setup: the run.
         worker_idx: its number.
-        learner: wakes the learner.
+        learners: wake the learner of each policy.
         server: wakes its inference worker; None for local inference.
     """
     arena, plan, phases = setup.arena, setup.plan, PhaseTimer()
     if plan.hogwild is not None:
-        return build_hogwild_worker(setup, plan.hogwild, worker_idx, learner)
+        return build_hogwild_worker(setup, plan.hogwild, worker_idx, learners[0])
     actions: ActionSource
     if server is None:
         actions = LocalActions(build_acting_policy(setup, torch.device("cpu"), worker_idx, phases))
@@ -95,7 +111,16 @@ def build_rollout_worker(
     first_split = worker_idx * plan.worker_num_splits
     failures = FailureLog(worker_idx, setup.config, setup.control)
     groups = {
-        split_idx: build_env_group(setup.config, plan, setup.spec, split_idx, setup.seed, setup.seed_steps, failures)
+        split_idx: build_env_group(
+            setup.config,
+            plan,
+            setup.spec,
+            split_idx,
+            setup.seed,
+            setup.seed_steps,
+            failures,
+            setup.config.maps_policies,
+        )
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
     if (info := setup.control.newest_training_info) is not None:
@@ -107,15 +132,20 @@ def build_rollout_worker(
             for split_idx in groups:
                 stripes.close_episodes(split_idx)
         writers = [ReplaySplit(split_idx, group, stripes, actions, phases) for split_idx, group in groups.items()]
-        return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(arena), learner, setup.control, phases)
+        return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(arena), learners[0], setup.control, phases)
     slots = TrajectorySlots(arena)
+    splits = [Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()]
+    if plan.num_policies > 1:
+        pools = [SlotPool(arena, slots, plan, split_idx) for split_idx in groups]
+        weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(plan.num_policies)]
+        return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, setup.control, weights, phases)
     return RolloutWorker(
         worker_idx=worker_idx,
-        splits=[Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()],
+        splits=splits,
         slots=slots,
         granted=IndexRing(arena, f"granted.{worker_idx}"),
         ready=IndexRing(arena, f"ready.{worker_idx}"),
-        learner=learner,
+        learner=learners[0],
         control=setup.control,
         phases=phases,
     )
@@ -128,7 +158,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
     return InferenceWorker(
         worker_idx=server_idx,
         policy=build_acting_policy(setup, device, setup.plan.num_workers + server_idx, phases),
-        num_envs=setup.plan.envs_per_split,
+        num_envs=setup.plan.columns_per_split,
         table=RequestTable(setup.arena),
         rings={worker: IndexRing(setup.arena, f"requests.{worker}") for worker in served},
         clients={worker: workers[worker] for worker in served},
@@ -141,7 +171,7 @@ def build_inference_worker(setup: RunSetup, server_idx: int, workers: Sequence[W
 
 def build_learner(
     setup: RunSetup, waker: Waker, workers: Sequence[Waker], look: Callable[[], None] | None = None
-) -> tuple[LearnerWorker, SlotExchange | None]:
+) -> tuple[LearnerWorker, SlotExchange | PolicySource | None]:
     """The learner, and its exchange of slots unless it learns from a replay. Publishes the first weights.
 
     Args:
@@ -156,6 +186,9 @@ def build_learner(
     if plan.replay is not None:
         return parts.worker(_build_replay_loop(parts, plan.replay, waker, workers)), None
     slots = TrajectorySlots(arena)
+    if plan.num_policies > 1:
+        source = _build_policy_source(setup, slots, workers)
+        return parts.worker(_build_trajectory_loop(parts, parts.on_policy_learner(), source, source, look)), source
     copies = DeviceSlots(slots, parts.device, arena) if parts.device.type == "cuda" else None
     exchange = SlotExchange(
         ledger=SlotLedger(slots, plan, copies),
@@ -169,9 +202,35 @@ def build_learner(
     return parts.worker(_build_trajectory_loop(parts, parts.on_policy_learner(), exchange, batcher, look)), exchange
 
 
+def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Sequence[Waker]) -> PolicySource:
+    arena, plan = setup.arena, setup.plan
+    assert slots.filled is not None and setup.policy_idx is not None
+    rows = PolicyRows(
+        policy_idx=setup.policy_idx,
+        slots=slots,
+        columns_per_dataset=plan.columns_per_dataset if plan.async_rl else None,
+        num_datasets=plan.num_batches_to_accumulate,
+        recurrence=plan.recurrence,
+        max_policy_lag=plan.max_policy_lag,
+        steady_lag_bound=plan.steady_lag_bound,
+    )
+    return PolicySource(
+        rows=rows,
+        filled=slots.filled,
+        taken=arena.words("taken"),
+        ready=[IndexRing(arena, f"ready.{worker_idx}") for worker_idx in range(plan.num_workers)],
+        workers=workers,
+        slots_per_worker=plan.worker_num_splits * plan.slots_per_split,
+        is_async=plan.async_rl,
+    )
+
+
+SerialWorker = RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker
+
+
 def build_serial(
     setup: RunSetup, waker: Waker, look: Callable[[], None]
-) -> tuple[LearnerWorker, SlotExchange | None, list[RolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker]]:
+) -> tuple[LearnerWorker, SlotExchange | PolicySource | None, list[SerialWorker]]:
     """All roles of one process, as `build_learner` and `build_rollout_worker` make them.
 
     Args:
@@ -183,7 +242,7 @@ def build_serial(
     if plan.steps_tensors:
         return _build_on_device(setup, look)
     learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers, look)
-    workers = [build_rollout_worker(setup, worker_idx, waker, None) for worker_idx in range(plan.num_workers)]
+    workers = [build_rollout_worker(setup, worker_idx, [waker], None) for worker_idx in range(plan.num_workers)]
     return learner, exchange, [*workers]
 
 
@@ -251,6 +310,7 @@ class _LearnerParts:
             stopping=self.stopping,
             agreement=self.agreement,
             saves=is_first or (setup.plan.replay is not None and setup.config.save_replay),
+            policy_idx=setup.policy_idx or 0,
         )
 
     def publisher(self) -> WeightsPublisher:
@@ -294,6 +354,10 @@ def _build_trajectory_loop(
     look: Callable[[], None] | None,
 ) -> TrajectoryLoop:
     setup, saved = parts.setup, parts.saved
+    before = {} if saved is None or setup.resume_from is None else saved.scalars
+    trained_steps = None
+    if setup.policy_idx is not None:
+        trained_steps = TrainedSteps(setup.arena, setup.policy_idx, setup.plan.num_policies)
     return TrajectoryLoop(
         learner=learner,
         source=source,
@@ -302,11 +366,13 @@ def _build_trajectory_loop(
         config=setup.config,
         phases=parts.phases,
         env_steps=setup.first_env_steps,
-        num_samples=int(saved.scalars["num_samples"]) if saved is not None and setup.resume_from is not None else 0,
+        num_samples=int(before.get("num_samples", 0)),
+        agent_steps=int(before.get("agent_steps", 0)),
         agreement=parts.agreement,
         control=setup.control,
         stopping=parts.stopping,
         look=look,
+        policies=trained_steps,
     )
 
 

@@ -24,6 +24,7 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.observers.loading import find_callback
+from asyncrl.rollout.policy_mapping import choose_by_name
 from asyncrl.run import resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
@@ -100,7 +101,12 @@ def run(
             problems.append(Problem(("env",), str(error)))
     needed, free = None, available_bytes()
     if spec is not None:
-        plan = resolve(config, machine, observes_images=spec.observation.has_images)
+        plan = resolve(config, machine, spec.observation.has_images, spec.num_agents)
+        if spec.agents:
+            of_agents = [problem for problem in find_problems(config, plan, machine) if problem not in found]
+            problems += [*_unaffected(of_agents, loaded.problems), *_agents_problems(config, spec)]
+        if plan.num_policies > 1:
+            problems += _mapping_problems(config, spec)
         problems += _action_problems(config, spec)
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
@@ -109,7 +115,9 @@ def run(
         warnings += _env_warnings(config, plan, spec)
         try:
             shared = None if plan.hogwild is None else shared_sizes(spec, config)
-            of_one_rank = arena_bytes(spec, plan, weights_block_size(spec, config), shared)
+            has_own = "policies" not in _names(of_names) | _names(found)
+            policies = [config.of_policy(idx) if has_own else config for idx in range(plan.num_policies)]
+            of_one_rank = arena_bytes(spec, plan, [weights_block_size(spec, each) for each in policies], shared)
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
             if not of_the_user:
@@ -185,6 +193,27 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     return [Problem((name, "env"), text, (fitting,))]
 
 
+def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    text = f"{spec.env_id} has {len(spec.agents)} agents"
+    if config.is_off_policy:
+        yield Problem(
+            ("algo", "env"), f"{text}, which --algo={config.algo} cannot train.", ("--algo=ppo", "--algo=a2c")
+        )
+    if config.backend == "hogwild":
+        yield Problem(
+            ("backend", "env"), f"{text}, which --backend=hogwild cannot train.", ("--backend=actor_learner",)
+        )
+
+
+def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    try:
+        choose_by_name(config.maps_policies, config.num_policies, spec.agents, config.seed)
+    except UsageError as error:
+        yield Problem(("policy_mapping", "num_policies"), str(error))
+    except Exception as error:
+        yield _of_user_code(("policy_mapping",), "importing a module", error)
+
+
 def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
     """Whether returns in training differ from those of the policy in whole episodes.
 
@@ -243,7 +272,7 @@ def _too_large(plan: ResourcePlan, needed: int, free: int) -> Problem:
         fitting = max(1, int(plan.replay.size * free * 0.9 / needed))
         text = f"A replay of {plan.replay.size} environment steps needs {memory}"
         return Problem(("replay_size",), text, (f"--replay_size={fitting}", _MORE_MEMORY))
-    text = f"{plan.num_slots} buffers of {plan.envs_per_split} trajectories of {plan.rollout} steps need {memory}"
+    text = f"{plan.num_slots} buffers of {plan.columns_per_split} trajectories of {plan.rollout} steps need {memory}"
     names = ("batch_size", "num_batches_per_epoch", "num_batches_to_accumulate", "num_envs_per_worker", "rollout")
     return Problem(names, text, (f"a smaller value of {', '.join('--' + name for name in names)}", _MORE_MEMORY))
 

@@ -51,17 +51,20 @@ class RunResult:
             for scalars in map(json.loads, lines)
         ]
 
-    def policy(self, which: Literal["newest", "best"] = "newest", device: str = "cpu", seed: int = 0) -> Policy:
+    def policy(
+        self, which: Literal["newest", "best"] = "newest", device: str = "cpu", seed: int = 0, policy: int = 0
+    ) -> Policy:
         """Loads the trained policy.
 
         Args:
             which: the newest checkpoint, or the one with the best mean return (`save_best_metric`).
             device: cpu, cuda or cuda:N.
             seed: seed of the sampled actions.
+            policy: which policy, if the run has several.
 
         Raises:
             UsageError: there is no such checkpoint.
         """
         from asyncrl.policy import load_policy
 
-        return load_policy(self.folder, which, device, seed)
+        return load_policy(self.folder, which, device, seed, policy)

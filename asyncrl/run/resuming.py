@@ -5,6 +5,7 @@ Flags override the saved settings, except for those in `FIXED`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
 from asyncrl.runtime.run_folder import run_path
 
@@ -28,7 +30,7 @@ FIXED = (
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
     *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev"),
-    *("action_unit", "squash_actions", "normalize_input", "normalize_returns"),
+    *("action_unit", "squash_actions", "normalize_input", "normalize_returns", "num_policies"),
 )
 """Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""
 
@@ -58,6 +60,8 @@ class Resumption:
         skipped: one sentence for each newer checkpoint that cannot be used.
         updates_due: updates for these steps that are still to be made, from the replay in the checkpoint.
         worker_env_steps: environment steps of each worker, in the Hogwild backend.
+        of_policies: of several policies, each one's checkpoint, None before its first, and its own environment steps.
+        policy_env_steps: environment steps that the checkpoint's policy was trained on.
     """
 
     checkpoint: Path
@@ -66,6 +70,8 @@ class Resumption:
     skipped: tuple[str, ...] = ()
     updates_due: int = 0
     worker_env_steps: tuple[int, ...] = ()
+    of_policies: tuple[tuple[Path | None, int], ...] = ()
+    policy_env_steps: int = 0
 
 
 def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
@@ -77,7 +83,10 @@ def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
 
 def find_problems(loaded: LoadedConfig) -> list[Problem]:
     """Changed settings with which a run cannot be resumed; without a checkpoint all settings may change."""
-    if loaded.saved is None or not checkpoint.newest_first(_checkpoints(loaded.config)):
+    if loaded.saved is None:
+        return []
+    folders = checkpoint_folders(_checkpoints(loaded.config), loaded.saved.num_policies)
+    if not checkpoint.newest_first(folders[0]):
         return []
     forbidden = _fixed_changes(loaded.saved, loaded.config)
     if not forbidden:
@@ -104,7 +113,7 @@ def find_problems_of_checkpoint(config: TrainConfig, plan: ResourcePlan, spec: E
 
 
 def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Resumption | None:
-    """Finds the newest checkpoint that can be used; None if the run has saved none.
+    """Finds the newest checkpoint that can be used, of each policy; None if the run has saved none.
 
     Args:
         checkpoints: the run's folder of checkpoints.
@@ -115,6 +124,24 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Res
         CheckpointError: there are checkpoints, and none of them can be read.
         UsageError: the checkpoint has other spaces or another replay, or another program made it.
     """
+    folders = checkpoint_folders(checkpoints, plan.num_policies)
+    if len(folders) == 1:
+        return _find_checkpoint(checkpoints, spec, plan)
+    found = [_find_checkpoint(folder, spec, plan) for folder in folders]
+    usable = [each for each in found if each is not None]
+    if not usable:
+        return None
+    of_policies = tuple((None, 0) if each is None else (each.checkpoint, each.policy_env_steps) for each in found)
+    return dataclasses.replace(
+        usable[0],
+        env_steps=sum(env_steps for _, env_steps in of_policies),
+        elapsed_s=max(each.elapsed_s for each in usable),
+        skipped=tuple(text for each in usable for text in each.skipped),
+        of_policies=of_policies,
+    )
+
+
+def _find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Resumption | None:
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
         try:
@@ -124,6 +151,7 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Res
             updates_due = 0 if content.replay is None else int(state["updates_due"])
             env_steps, elapsed_s = int(state["env_steps"]), float(state["elapsed_s"])
             found = Resumption(path, env_steps, elapsed_s, tuple(skipped), updates_due, saved_worker_steps(state))
+            found = dataclasses.replace(found, policy_env_steps=int(state.get("policy_env_steps", 0)))
         except checkpoint.ForeignCheckpointError as error:
             raise UsageError(str(error)) from error
         except checkpoint.CheckpointError as error:
@@ -208,7 +236,8 @@ def _checkpoints(config: TrainConfig) -> Path:
 def _newest_to_resume(config: TrainConfig) -> Path | None:
     """The newest checkpoint of the run that is resumed; None for a new run."""
     is_resumed = config.experiment is not None and config.restart_behavior == "resume"
-    return checkpoint.latest(_checkpoints(config)) if is_resumed else None
+    folders = checkpoint_folders(_checkpoints(config), config.num_policies)
+    return checkpoint.latest(folders[0]) if is_resumed else None
 
 
 def _check_replay(path: Path, state: Mapping[str, Any], plan: ResourcePlan) -> None:

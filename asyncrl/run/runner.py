@@ -24,7 +24,7 @@ import torch
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
-from asyncrl.learner.worker import LearnerOutcome
+from asyncrl.learner.worker import LearnerOutcome, joint_outcome
 from asyncrl.monitoring.reports import EvaluationFailed, Report
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.build_roles import (
@@ -157,10 +157,11 @@ def run_parallel(
     """
     config, plan, control = setup.config, setup.plan, setup.control
     processes = ProcessManager(context, log_path)
-    learner_waker = Waker()
+    names = [LEARNER] if plan.num_policies == 1 else [f"{LEARNER}-{idx}" for idx in range(plan.num_policies)]
+    learner_wakers = {name: Waker() for name in names}
     worker_wakers = [Waker() for _ in range(plan.num_workers)]
     server_wakers = [Waker() for _ in range(plan.num_inference_workers)]
-    wakers = [learner_waker, *worker_wakers, *server_wakers]
+    wakers = [*learner_wakers.values(), *worker_wakers, *server_wakers]
 
     def wake_all() -> None:
         for waker in wakers:
@@ -168,38 +169,48 @@ def run_parallel(
 
     grace_s = GRACE_S
     try:
-        processes.start(LEARNER, _learner_main, setup, learner_waker, [*worker_wakers, *server_wakers])
+        for policy_idx, (name, waker) in enumerate(learner_wakers.items()):
+            others = [*worker_wakers, *server_wakers]
+            processes.start(name, _learner_main, setup.of_policy(policy_idx), waker, others)
         specs = [
             WorkerSpec(f"inference-{server_idx}", _inference_main, (server_idx, waker, worker_wakers))
             for server_idx, waker in enumerate(server_wakers)
         ]
         for worker_idx, waker in enumerate(worker_wakers):
             server = server_wakers[setup.server_of(worker_idx)] if server_wakers else None
-            args = (worker_idx, waker, learner_waker, server)
+            args = (worker_idx, waker, list(learner_wakers.values()), server)
             specs.append(WorkerSpec(f"rollout-{worker_idx}", _rollout_main, args, worker_idx))
         restarts = RestartPolicy(processes, setup, specs, wake_all, send)
         if config.eval_every_env_steps is not None:
             processes.start(EVALUATION, _evaluation_main, setup)
         num_evaluations = 0
+        outcomes: dict[str, LearnerOutcome] = {}
         try:
             while True:
-                outcome, failures = _wait(processes, send)
+                ended, failures = _wait(processes, send)
+                outcomes |= ended
                 restarts.handle_failures(failures)
                 restarts.update()
-                if outcome is not None:
+                if len(outcomes) == len(names):
                     break
                 steer(control)
                 if control.stop_requested:
-                    learner_waker.wake()
+                    for waker in learner_wakers.values():
+                        waker.wake()
                 if control.num_evaluations > num_evaluations and EVALUATION not in processes.running:
                     processes.start(EVALUATION, _evaluation_main, setup)
                 num_evaluations = control.num_evaluations
         except RunFailed:
-            if LEARNER in processes.running:  # it saves, as after Ctrl-C
+            if left := [name for name in names if name in processes.running]:  # they save, as after Ctrl-C
                 control.request_stop()
-                learner_waker.wake()
-                processes.wait_for(LEARNER, GRACE_S)
+                for name in left:
+                    learner_wakers[name].wake()
+                deadline = time.monotonic() + GRACE_S
+                for name in left:
+                    processes.wait_for(name, max(0.0, deadline - time.monotonic()))
             raise
+        control.end()
+        wake_all()
         deadline = time.monotonic() + LAST_EVALUATION_S
         while EVALUATION in processes.running and not control.stop_requested:
             if time.monotonic() > deadline:
@@ -207,7 +218,7 @@ def run_parallel(
                 break
             _wait(processes, send)
             steer(control)
-        return outcome
+        return joint_outcome([outcomes[name] for name in names])
     except StopAtOnce:
         grace_s = 0.0
         raise
@@ -224,12 +235,12 @@ def run_parallel(
             waker.close()
 
 
-def _wait(processes: ProcessManager, send: Send) -> tuple[LearnerOutcome | None, list[ChildFailure]]:
+def _wait(processes: ProcessManager, send: Send) -> tuple[dict[str, LearnerOutcome], list[ChildFailure]]:
     """Waits until a process ends, at most `WATCH_S`, and sends all reports.
 
-    Returns the learner's outcome if it has ended, and the failures of processes other than the evaluation's.
+    Returns the outcomes of learners that have ended, and the failures of processes other than the evaluation's.
     """
-    outcome, failures = None, []
+    outcomes, failures = {}, []
     ended = processes.wait(WATCH_S)
     for report in processes.take_reports():
         send(report)
@@ -240,8 +251,8 @@ def _wait(processes: ProcessManager, send: Send) -> tuple[LearnerOutcome | None,
         elif isinstance(child, ChildFailure):
             failures.append(child)
         elif isinstance(child.value, LearnerOutcome):
-            outcome = child.value
-    return outcome, failures
+            outcomes[child.child] = child.value
+    return outcomes, failures
 
 
 def _environment_failure(worker_idx: int, error: EnvironmentTrouble | EnvironmentsKeepFailing) -> RunFailed:
@@ -252,12 +263,17 @@ def _environment_failure(worker_idx: int, error: EnvironmentTrouble | Environmen
 
 
 def _rollout_main(
-    setup: RunSetup, worker_idx: int, waker: Waker, learner: Waker, server: Waker | None, reports: ReportSender
+    setup: RunSetup,
+    worker_idx: int,
+    waker: Waker,
+    learners: Sequence[Waker],
+    server: Waker | None,
+    reports: ReportSender,
 ) -> None:
     torch.set_num_threads(1)
     os.nice(ROLLOUT_NICENESS)
     try:
-        worker, control = build_rollout_worker(setup, worker_idx, learner, server), setup.control
+        worker, control = build_rollout_worker(setup, worker_idx, learners, server), setup.control
         log.info("at work")
         try:
             worker.phases.restart()

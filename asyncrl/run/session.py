@@ -37,6 +37,7 @@ from asyncrl.run import preflight, resuming
 from asyncrl.run.result import RunResult
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.checkpoint import CheckpointError, best_return, checkpoint_of, copy_as_best, latest, load_state
+from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.peers import Peers
 from asyncrl.runtime.processes import (
     LearnerDied,
@@ -115,6 +116,7 @@ class Session:
         self._answers_signals = answers_signals
         self._first_env_steps: int | None = None  # of the whole run so far; on other ranks received from rank 0
         self._hyperparameters = Hyperparameters()  # changes made by observers before the checkpoint
+        self._starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
         self._num_restarts = 0  # of processes in earlier attempts, including the learner's
         self._says_stopping = False
         self.exit_code = 0
@@ -208,7 +210,8 @@ class Session:
                     if not is_death or num_deaths == config.max_learner_restarts:
                         failure = failure if peers is None else peers.explain(failure)
                         raise failure from failure.__cause__
-                    where = "at step 0" if latest(self.folder.checkpoints) is None else "from its last checkpoint"
+                    folders = checkpoint_folders(self.folder.checkpoints, config.num_policies)
+                    where = "at step 0" if latest(folders[0]) is None else "from its last checkpoint"
                     self.run.say(f"{failure.summary}; the run restarts {where}")
                 num_deaths += 1
                 started_at = time.monotonic()
@@ -237,6 +240,7 @@ class Session:
                 if (limit := _reached_limit(config, resumption)) is not None:
                     return RunResult(_saved_summary(folder, resumption), config, folder.path, nothing_to_do=limit)
                 self._hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
+                self._starts_of_policies = resumption.of_policies
             run.start = self._start_point(config, folder, resumption)
             if peers is not None:
                 env_steps = None if resumption is None else resumption.env_steps
@@ -277,8 +281,9 @@ class Session:
         changes = () if saved is None else tuple(map(str, resuming.changes(saved, config)))
         if resumption is None:
             return StartPoint(is_known=saved is not None, changed_settings=changes)
-        best = best_return(folder.checkpoints)
-        before = ResumedTotals(resumption.env_steps, resumption.elapsed_s, best, resumption.worker_env_steps)
+        folders = checkpoint_folders(folder.checkpoints, config.num_policies)
+        bests = tuple(map(best_return, folders))
+        before = ResumedTotals(resumption.env_steps, resumption.elapsed_s, bests, resumption.worker_env_steps)
         return StartPoint(resumption.checkpoint, before, True, changes)
 
     def _run_roles(self, config: TrainConfig, folder: RunFolder, stop: StopSignals, monitor: Monitor) -> RunResult:
@@ -295,13 +300,14 @@ class Session:
             run.start.checkpoint,
             rank=None if peers is None else peers.address,
             first_env_steps=run.start.env_steps,
+            starts_of_policies=self._starts_of_policies,
             hyperparameters=self._hyperparameters,
         )
 
         def steer(control: RunControl) -> None:
             monitor.tick(control)
-            if self.is_first_rank and (new_best := monitor.take_new_best()) is not None:
-                control.ask_for_best(new_best)
+            for policy_idx, mean_return in monitor.take_new_bests().items() if self.is_first_rank else ():
+                control.ask_for_best(mean_return, policy_idx)
             is_asked_to_stop = stop.check()
             if is_asked_to_stop and self._says_stopping:
                 self._says_stopping = False
@@ -325,9 +331,10 @@ class Session:
             raise explain("runner", error) from error
         finally:
             setup.arena.close()
-        best = monitor.best_so_far if self.is_first_rank else None
-        if best is not None and outcome.checkpoint is not None:
-            _save_best(Path(outcome.checkpoint), outcome.env_steps, folder, best, monitor)
+        for policy_idx, of_policy in enumerate(outcome.of_policies or [outcome]):
+            best = monitor.best_so_far(policy_idx) if self.is_first_rank else None
+            if best is not None and of_policy.checkpoint is not None:
+                _save_best(Path(of_policy.checkpoint), of_policy.env_steps, best, monitor, policy_idx)
         limit_s, error_text = config.train_for_seconds, outcome.error
         if limit_s is not None and outcome.is_complete and outcome.env_steps == 0:
             error_text = error_text or _NOTHING_TRAINED.format(limit_s)
@@ -387,11 +394,11 @@ def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str 
     return None
 
 
-def _save_best(path: Path, env_steps: int, folder: RunFolder, mean_return: float, monitor: Monitor) -> None:
+def _save_best(path: Path, env_steps: int, mean_return: float, monitor: Monitor, policy_idx: int) -> None:
     """Keeps the last checkpoint as the best: the last training episodes have the best mean return."""
     try:
-        best = copy_as_best(path, folder.checkpoints, mean_return)
+        best = copy_as_best(path, path.parent, mean_return)
     except CheckpointError as error:
         monitor.say(str(error))
         return
-    monitor.handle(CheckpointReport(str(best), env_steps, None, "best", mean_return))
+    monitor.handle(CheckpointReport(str(best), env_steps, None, "best", mean_return, policy_idx))

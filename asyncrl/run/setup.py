@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl, WorkerDeaths
+from asyncrl.buffers.control import PoliciesControl, RunControl, WorkerDeaths
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
@@ -18,6 +19,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.locating import policy_folder
 from asyncrl.runtime.seeding import rank_seed
 from asyncrl.runtime.torchrun import RankAddress
 
@@ -34,6 +36,8 @@ class RunSetup:
         hyperparameters: changes that observers made before this start, in a resumed run.
         steps_at_restart: environment steps since this start when the process that gets this was restarted; None if it
             was not.
+        policy_idx: of several policies the one that this setup is for (`of_policy`); None for the whole run.
+        starts_of_policies: where each of several policies resumes from, and its environment steps before this start.
     """
 
     config: TrainConfig
@@ -46,6 +50,8 @@ class RunSetup:
     rank: RankAddress | None = None
     hyperparameters: Hyperparameters = NO_CHANGES
     steps_at_restart: int | None = None
+    policy_idx: int | None = None
+    starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
 
     @classmethod
     def create(
@@ -58,6 +64,7 @@ class RunSetup:
         rank: RankAddress | None = None,
         first_env_steps: int | None = None,
         hyperparameters: Hyperparameters | None = None,
+        starts_of_policies: Sequence[tuple[Path | None, int]] = (),
     ) -> RunSetup:
         """Allocates the arena of a run, all slots free.
 
@@ -70,6 +77,7 @@ class RunSetup:
             rank: address of this rank; None without torchrun.
             first_env_steps: environment steps of the run before; by default those of the checkpoint.
             hyperparameters: changes that are in effect; by default those of the checkpoint.
+            starts_of_policies: see the class; by default several policies begin anew.
         """
         if hyperparameters is None:
             state = None if resume_from is None else checkpoint.load_state(resume_from)
@@ -77,7 +85,10 @@ class RunSetup:
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         shared = None if plan.hogwild is None else shared_sizes(spec, config)
-        arena = Arena.create(arena_specs(spec, plan, weights_block_size(spec, config), shared))
+        policies = range(plan.num_policies)
+        arena = Arena.create(
+            arena_specs(spec, plan, [weights_block_size(spec, config.of_policy(idx)) for idx in policies], shared)
+        )
         # Hogwild workers have private slots and replays.
         if plan.num_slots > 0:
             TrajectorySlots(arena).reset()
@@ -85,7 +96,26 @@ class RunSetup:
             replay = checkpoint.load(resume_from, with_replay=True).replay
             if replay is not None:
                 ReplayStripes(arena).restore(replay)
-        return cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank, hyperparameters)
+        setup = cls(config, plan, spec, arena, checkpoints, resume_from, first_env_steps, rank, hyperparameters)
+        if plan.num_policies == 1:
+            return setup
+        starts = tuple(starts_of_policies) or ((None, 0),) * plan.num_policies
+        return dataclasses.replace(setup, starts_of_policies=starts)
+
+    def of_policy(self, policy_idx: int) -> RunSetup:
+        """The setup of the roles of one policy: its settings, its part of the arena, its checkpoints."""
+        if self.plan.num_policies == 1:
+            return self
+        resume_from, env_steps = self.starts_of_policies[policy_idx]
+        return dataclasses.replace(
+            self,
+            config=self.config.of_policy(policy_idx),
+            arena=self.arena.scoped(f"policy.{policy_idx}."),
+            checkpoints=policy_folder(self.checkpoints, policy_idx),
+            resume_from=resume_from,
+            first_env_steps=env_steps,
+            policy_idx=policy_idx,
+        )
 
     @property
     def learner_config(self) -> TrainConfig:
@@ -94,8 +124,12 @@ class RunSetup:
 
     @property
     def control(self) -> RunControl:
-        """The words of requests and progress."""
-        return RunControl(self.arena, self.plan.num_workers)
+        """The words of requests and progress: of one policy, or of the whole run."""
+        num_workers, num_policies = self.plan.num_workers, self.plan.num_policies
+        if num_policies == 1 or self.policy_idx is not None:
+            return RunControl(self.arena, num_workers)
+        of_policy = [RunControl(self.arena.scoped(f"policy.{idx}."), num_workers) for idx in range(num_policies)]
+        return PoliciesControl(self.arena, num_workers, of_policy)
 
     def for_restart(self) -> RunSetup:
         """The setup of a process that replaces a dead one."""
@@ -103,8 +137,11 @@ class RunSetup:
 
     @property
     def seed(self) -> int:
-        """Seed of environments, exploration and sampling, different in each rank. Initial weights do not use it."""
-        return rank_seed(self.config.seed, 0 if self.rank is None else self.rank.rank)
+        """Seed of environments, exploration and sampling, different in each rank.
+
+        Initial weights do not use the rank's; each of several policies has its own seed, so these weights differ.
+        """
+        return rank_seed(self.config.seed, self.policy_idx or (0 if self.rank is None else self.rank.rank))
 
     @property
     def seed_steps(self) -> int:

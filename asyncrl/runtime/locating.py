@@ -41,16 +41,43 @@ def find_run(given: str | Path, train_dir: str = TRAIN_DIR) -> Path:
     return RunFolder.open(train_dir, str(given)).path
 
 
-def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = TRAIN_DIR) -> Path:
+def policy_folder(checkpoints: Path, policy_idx: int) -> Path:
+    """The folder, inside a run's folder of checkpoints, with those of one of several policies."""
+    return checkpoints / f"policy_{policy_idx}"
+
+
+def checkpoint_folders(checkpoints: Path, num_policies: int) -> list[Path]:
+    """The folders with the checkpoints of each policy; with one policy the run's own folder of checkpoints."""
+    return [checkpoints] if num_policies == 1 else [policy_folder(checkpoints, idx) for idx in range(num_policies)]
+
+
+def checkpoints_of(run: Path, policy_idx: int = 0) -> Path:
+    """The folder with the checkpoints of a run's policy.
+
+    Raises:
+        UsageError: the run has no such policy.
+    """
+    folder = run / "checkpoints"
+    own = policy_folder(folder, policy_idx)
+    if own.is_dir():
+        return own
+    if policy_idx > 0:
+        found = [idx for idx in range(policy_idx) if policy_folder(folder, idx).is_dir()]
+        raise UsageError(f"{run} has no policy {policy_idx}: its policies are 0 to {max(found, default=0)}.")
+    return folder
+
+
+def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = TRAIN_DIR, policy_idx: int = 0) -> Path:
     """Returns the folder of a checkpoint.
 
     Args:
         given: path of a checkpoint, of a folder of checkpoints or of a run, or the name of a run in `train_dir`.
         which: the checkpoint of a run to return: newest or best.
         train_dir: folder that holds all runs.
+        policy_idx: which of a run's policies, if it has several.
 
     Raises:
-        UsageError: there is no such run or checkpoint, or the run has not saved one yet.
+        UsageError: there is no such run, policy or checkpoint, or the run has not saved one yet.
     """
     if which not in _WHICH:
         hint = nearest_hint(which, _WHICH)
@@ -65,16 +92,16 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
         if path.exists() and len(path.parts) > 1:
             raise UsageError(f"{path} is neither a run's folder nor a checkpoint's.")
         path = find_run(given, train_dir)
-    folder = path / "checkpoints"
+    folder = checkpoints_of(path, policy_idx)
     found = checkpoints.newest_first(folder / checkpoints.BEST if which == "best" else folder)
     if not found:
         raise UsageError(f"{path} has no {which} checkpoint yet: let it train until it has saved one.")
     return found[0]
 
 
-def find_checkpoint_of(run: Path, name: str) -> Path:
+def find_checkpoint_of(run: Path, name: str, policy_idx: int = 0) -> Path:
     """Returns the checkpoint with this name of a run, such as checkpoint_000000100000, best or milestones."""
-    folder = run / "checkpoints"
+    folder = checkpoints_of(run, policy_idx)
     if (folder / name).is_dir():
         return find_checkpoint(folder / name)
     hint = nearest_hint(name, (*_WHICH, *(path.name for path in checkpoints.newest_first(folder))))

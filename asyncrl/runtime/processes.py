@@ -338,9 +338,11 @@ class ProcessManager:
 
 
 def title(name: str) -> str:
-    """Returns a child's name in words: `rollout worker 2` for `rollout-2`."""
+    """Returns a child's name in words: `rollout worker 2` for `rollout-2`, `learner of policy 1` for `learner-1`."""
     role, _, number = name.partition("-")
-    return f"{role} worker {number}" if number.isdigit() else name
+    if not number.isdigit():
+        return name
+    return f"learner of policy {number}" if role == "learner" else f"{role} worker {number}"
 
 
 def describe_exit(exit_code: int | None) -> str:

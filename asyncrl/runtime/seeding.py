@@ -20,6 +20,7 @@ class Stream(enum.IntEnum):
     WARM_UP = 4
     EVALUATION = 5
     SECOND_ATTEMPT = 6
+    POLICY_MAPPING = 7
 
 
 def derive_seed(seed: int, stream: Stream, number: int = 0) -> int:

@@ -35,11 +35,12 @@ class Curve(BaseCallback):
         super().__init__()
         self._folder = folder / "policies"
         self._log = LearningLog(folder, options)
+        self._num_agents = options.get("num_agents", 1)
 
     def save(self) -> None:
         """Saves the policy after its statistics, because the time of the policy's file counts."""
         self._folder.mkdir(exist_ok=True)
-        path = self._folder / f"policy_{self.num_timesteps}.zip"
+        path = self._folder / f"policy_{self._env_steps}.zip"
         normalize = self.model.get_vec_normalize_env()
         if normalize is not None:
             normalize.save(str(path.with_suffix(".pkl")))
@@ -49,21 +50,39 @@ class Curve(BaseCallback):
         self._log.begin()
 
     def _on_training_end(self) -> None:
-        self._log.note(self.num_timesteps, self._returns, is_last=True)
+        self._log.note(self._env_steps, self._returns, is_last=True)
 
     def _on_step(self) -> bool:
-        self._log.note(self.num_timesteps, self._returns)
-        if self._log.is_policy_due(self.num_timesteps):
+        self._log.note(self._env_steps, self._returns)
+        if self._log.is_policy_due(self._env_steps):
             self.save()
         return not self._log.is_over
+
+    @property
+    def _env_steps(self) -> int:
+        return self.num_timesteps // self._num_agents
 
     @property
     def _returns(self) -> Iterator[float]:
         return (episode["r"] for episode in self.model.ep_info_buffer)
 
 
+def make_agents(env: str, num_envs: int) -> VecEnv:
+    """Makes PettingZoo environments whose agents are the environments of a `VecEnv`, as supersuit does."""
+    import importlib
+
+    import supersuit
+    from stable_baselines3.common.vec_env import VecMonitor
+
+    module = importlib.import_module(env.replace(":", "."))
+    agents = supersuit.pettingzoo_env_to_vec_env_v1(module.parallel_env())
+    return VecMonitor(supersuit.concat_vec_envs_v1(agents, num_envs, num_cpus=1, base_class="stable_baselines3"))
+
+
 def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: bool) -> VecEnv:
     """Makes environments as rl-baselines3-zoo does, in one process and without normalization."""
+    if env.startswith("mpe2:"):
+        return make_agents(env, num_envs)
     if not env.startswith("ALE/"):
         return make_vec_env(env, num_envs, seed)
     import ale_py
@@ -106,8 +125,9 @@ def train(folder: Path, options: dict) -> None:
         envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
     policy = settings.get("policy") or default_policy(envs)
     model = PPO(policy, envs, device="cpu", seed=options["seed"], **arguments(settings))
-    curve = Curve(folder, options)
-    model.learn(options["env_steps"], callback=curve)
+    num_agents = envs.num_envs // settings.get("n_envs", 1)
+    curve = Curve(folder, {**options, "num_agents": num_agents})
+    model.learn(num_agents * options["env_steps"], callback=curve)
     curve.save()
     envs.close()
 
@@ -134,8 +154,9 @@ def evaluate(results: Path, options: dict) -> None:
         if statistics.exists():
             envs = VecNormalize.load(str(statistics), envs)
             envs.training = envs.norm_reward = False
-        policy = DrawnActions(PPO.load(path, device="cpu"), num_envs)
-        mean_return, _ = evaluate_policy(policy, envs, options["episodes"], deterministic=False)
+        policy = DrawnActions(PPO.load(path, device="cpu"), envs.num_envs)
+        episodes = options["episodes"] * (envs.num_envs // num_envs)  # of each agent
+        mean_return, _ = evaluate_policy(policy, envs, episodes, deterministic=False)
         write_evaluation(results, str(path), float(mean_return))
         envs.close()
 

@@ -33,6 +33,12 @@ STABLE_BASELINES3 = Peer(
     ("stable-baselines3", "gymnasium", "mujoco", "box2d", "ale-py", "torch", "numpy"),
     "stable_baselines3_learning.py",
 )  # fmt: skip
+WITH_AGENTS = Peer(
+    "stable_baselines3_agents",
+    ("stable-baselines3==2.9.2", "supersuit==3.11.0", "pettingzoo==1.27.0", "mpe2==1.1.1"),
+    ("stable-baselines3", "supersuit", "pettingzoo", "mpe2", "gymnasium", "torch", "numpy"),
+    "stable_baselines3_learning.py",
+)
 TUNED = DRIVERS / "zoo_ppo.json"
 """Settings of rl-baselines3-zoo, by environment."""
 
@@ -251,6 +257,20 @@ class StableBaselines3(PeerSystem):
         return self._tuned[task.env] if self._is_tuned else {}
 
 
+class StableBaselines3Agents(PeerSystem):
+    """Stable-Baselines3's PPO, whose environments are the agents of PettingZoo environments (supersuit)."""
+
+    def __init__(self, work_dir: Path) -> None:
+        setting = "PPO with its defaults, 8 environments by supersuit, each agent an environment"
+        super().__init__("sb3_agents", "Stable-Baselines3, supersuit", setting, WITH_AGENTS, work_dir)
+
+    def env_of(self, task: Task) -> str | None:
+        return task.env if task.env.startswith("mpe2:") else None
+
+    def settings(self, task: Task) -> Any:
+        return {"n_envs": 8}
+
+
 def known_systems(work_dir: Path, commit: str | None) -> dict[str, System]:
     """Returns all systems by name; results of asyncrl are of a commit."""
     systems: list[System] = [
@@ -261,6 +281,7 @@ def known_systems(work_dir: Path, commit: str | None) -> dict[str, System]:
         SampleFactory("async", work_dir),
         StableBaselines3(True, work_dir),
         StableBaselines3(False, work_dir),
+        StableBaselines3Agents(work_dir),
     ]
     return {system.name: system for system in systems}
 

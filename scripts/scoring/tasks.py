@@ -91,12 +91,16 @@ _UNTOUCHED = (
     Task("HumanoidStandup-v5", 300_000, (50_000, 80_000, 110_000), 33_000, 150_000),
 )
 
+# Three agents that share a policy; 2,000,001 agent steps. Random actions have -26.
+_AGENTS = (Task("mpe2:simple_spread_v3", 666_667, (-22, -20, -18), -26, -14),)
+
 SUITES: dict[str, tuple[Task, ...]] = {
     "quick": tuple(replace(_BY_ENV[env], env_steps=steps) for env, steps in _QUICK_STEPS.items()),
     "full": _TASKS,
     "peers": _PEERS,
     "defaults": _DEFAULTS,
     "untouched": _UNTOUCHED,
+    "agents": _AGENTS,
 }
 
 USUAL_SYSTEMS: dict[str, tuple[str, ...]] = {
@@ -105,5 +109,6 @@ USUAL_SYSTEMS: dict[str, tuple[str, ...]] = {
     "peers": ("asyncrl", "asyncrl_sync", "sample_factory", "sb3_zoo"),
     "defaults": ("asyncrl_defaults", "sb3_default"),
     "untouched": ("asyncrl", "sb3_default"),
+    "agents": ("asyncrl", "sb3_agents"),
 }
 """Names of the systems that each suite compares by default."""

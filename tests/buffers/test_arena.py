@@ -81,3 +81,36 @@ def test_a_child_sees_the_same_pages_and_wakes_its_parent(
     arena.close()
     to_child.close()
     to_parent.close()
+
+
+def test_a_scoped_view_finds_its_own_arrays_first_and_then_the_common_ones() -> None:
+    arena = Arena.create(
+        [ArraySpec(name, "int64", (1,)) for name in ("count", "only_common", "of.1.count", "of.1.own")]
+    )
+    for number, name in enumerate(("count", "only_common", "of.1.count", "of.1.own")):
+        arena.words(name)[0] = number
+    view = arena.scoped("of.1.")
+    assert [view.words(name)[0] for name in ("count", "only_common", "own", "of.1.count")] == [2, 1, 3, 2]
+    assert view.find_array("of.2.count") is None and view.find_array("own") is not None
+    view.words("count")[0] = 7
+    assert (arena.words("of.1.count")[0], arena.words("count")[0]) == (7, 0)
+    view.close()
+    assert arena.words("of.1.count")[0] == 7
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_child_gets_a_scoped_view_of_the_same_pages(context: BaseContext) -> None:
+    specs = (ArraySpec("numbers", "int64", (5,)), ArraySpec("of.1.numbers", "int64", (5,)))
+    arena, to_child, to_parent = Arena.create(specs), Waker(), Waker()
+    view = arena.scoped("of.1.")
+    child = context.Process(target=child_targets.add_one, args=(view, to_child, to_parent), daemon=True)
+    child.start()
+    view.array("numbers")[:] = range(5)
+    to_child.wake()
+    assert to_parent.wait(30.0)
+    assert arena.array("of.1.numbers").tolist() == [1, 2, 3, 4, 5]
+    assert not arena.array("numbers").any()
+    child.join()
+    assert child.exitcode == 0
+    for each in (arena, to_child, to_parent):
+        each.close()

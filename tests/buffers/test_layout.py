@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 from layouts import vector_observation
 from small_runs import planned, small_arena
 
-from asyncrl.buffers.layout import arena_bytes, arena_specs
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.layout import arena_bytes, arena_specs, policy_prefix
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.envs.spec import BoxAction, DiscreteAction, EnvSpec
 
 # 2 workers x 2 splits x 3 environments, 5 steps; 24 columns are 8 slots, and 4 more for the splits.
@@ -59,3 +66,42 @@ def test_the_arenas_size_is_the_sum_of_its_arrays_and_their_padding() -> None:
     least = rows * per_row + with_extra_row + weights + training_info
     specs = arena_specs(BODY, PLAN, num_weights=1000)
     assert least < arena_bytes(BODY, PLAN, num_weights=1000) <= least + 12 * 6 * 16 + 128 * len(specs)
+
+
+SEVERAL = dataclasses.replace(PLAN, num_policies=3)
+
+
+def test_with_one_policy_nothing_is_allocated_for_several() -> None:
+    names = {spec.name for spec in arena_specs(BODY, PLAN, num_weights=1000)}
+    assert not any(name.startswith("policy.") for name in names)
+    assert not {"slots.policy_idx", "slots.filled"} & names
+    _, slots = small_arena(PLAN, BODY)
+    assert slots.policy_idx is None and slots.filled is None
+
+
+def test_several_policies_have_weights_and_words_of_their_own() -> None:
+    arena = Arena.create(arena_specs(BODY, SEVERAL, [10, 20, 30]))
+    for policy_idx, num_weights in enumerate((10, 20, 30)):
+        own = arena.scoped(policy_prefix(policy_idx))
+        WeightsChannel(own).publish(np.full(num_weights, policy_idx, np.float32), 7 + policy_idx, 0)
+        RunControl(own, 2).num_saves = policy_idx
+        assert len(own.words("taken")) == SEVERAL.num_slots == 3 * 4
+        assert len(own.words("trained_env_steps")) == 1
+        assert len(own.words("ready.1.items")) == 2 * (3 + 3), "each of the worker's slots twice"
+    versions = [WeightsChannel(arena.scoped(policy_prefix(policy_idx))).newest.version for policy_idx in range(3)]
+    assert versions == [7, 8, 9]
+    assert [RunControl(arena.scoped(policy_prefix(policy_idx)), 2).num_saves for policy_idx in range(3)] == [0, 1, 2]
+    assert RunControl(arena, 2).num_saves == 0, "the common words are others"
+    assert arena.find_array("weights.buffers") is None and arena.find_array("granted.0.items") is None
+    slots = TrajectorySlots(arena)
+    assert slots.policy_idx is not None and slots.filled is not None
+    assert (slots.policy_idx.dtype, slots.policy_idx.shape) == (np.int16, (12, 6, 3))
+    assert slots.policy_version.shape == (12, 6, 3) and slots.chosen_at.shape == (12, 6)
+    assert len(slots.filled) == 12
+
+
+def test_weights_of_another_number_of_policies_are_refused() -> None:
+    with pytest.raises(ValueError, match="weights of 2 policies, but the plan has 3"):
+        arena_specs(BODY, SEVERAL, [10, 20])
+    with pytest.raises(ValueError, match="weights of 2 policies, but the plan has 1"):
+        arena_specs(BODY, PLAN, [10, 20])

@@ -49,6 +49,9 @@ class RecordedArena:
     def array(self, name: str) -> RecordedArray:
         return RecordedArray(self._arena.array(name), name, self.log)
 
+    def find_array(self, name: str) -> None:
+        return None
+
     def words(self, name: str) -> RecordedArray:
         return RecordedArray(self._arena.words(name), name, self.log)
 

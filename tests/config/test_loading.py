@@ -192,7 +192,6 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
         ("--clip-range=0.2", "Stable-Baselines3's clip_range is --ppo_clip_ratio"),
         ("--exploration_loss_coeff=0.1", "Sample Factory's exploration_loss_coeff is --entropy_loss_coeff"),
         ("--save_every_sec=60", "Sample Factory's save_every_sec is --save_every_s"),
-        ("--num_policies=2", "Sample Factory's num_policies has no counterpart here: one run trains one policy"),
         ("--n_steps=3", "of SAC: --n_step"),
         ("--optimizer=lamb", "Sample Factory's optimizer has no counterpart here: the optimizer is Adam"),
         ("--encoder_conv_architecture=convnet_atari", "Sample Factory's convnet_atari is nature"),
@@ -329,7 +328,7 @@ def test_the_short_page_of_help_shows_common_settings_and_names_the_sections(
     assert set(COMMON) <= set(all_settings())
     assert all(f"--{name} " in short for name in COMMON)
     assert "--vtrace_rho" not in short and len(short.splitlines()) < 100
-    assert "--help=all" in short and "roles" in short.splitlines()[-1]
+    assert "--help=all" in short and "roles" in " ".join(short.splitlines()[-2:])
     with pytest.raises(SystemExit):
         load(["--help=replay"])
     section = capsys.readouterr().out

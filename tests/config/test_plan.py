@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from fractions import Fraction
@@ -206,3 +207,17 @@ def test_impossible_settings_still_resolve() -> None:
 def test_the_plan_imports_neither_torch_nor_pydantic() -> None:
     code = "import sys, asyncrl.config.plan; assert not {'torch', 'pydantic'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize(("num_policies", "each"), [(2, 3), (3, 4), (4, 6)])
+def test_in_sync_one_iteration_collects_a_dataset_for_each_policy(num_policies: int, each: int) -> None:
+    shape = {"num_workers": 2, "num_envs_per_worker": 3, "worker_num_splits": 1, "rollout": 4, "batch_size": 32}
+    plan = dataclasses.replace(planned(async_rl=False, num_batches_per_epoch=1, **shape), num_policies=num_policies)
+    assert plan.columns_per_dataset == 8
+    assert plan.slots_per_split == each  # of 6 columns together
+    assert plan.num_slots == 2 * each
+
+
+def test_in_async_a_split_fills_one_slot_while_policies_copy_another() -> None:
+    plan = dataclasses.replace(planned(num_workers=3, num_envs_per_worker=4, worker_num_splits=2), num_policies=2)
+    assert (plan.slots_per_split, plan.num_slots) == (3, 18)

@@ -94,7 +94,7 @@ class Fakes:
     # the batcher
     def collect(self, columns: list[Columns]) -> Any:
         self.log.append(("collect", columns))
-        return SimpleNamespace(num_valid=100)
+        return SimpleNamespace(num_valid=100, num_env_steps=100)
 
     def lag(self, learner_version: int) -> LagMetrics:
         self.log.append(("lag", learner_version))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import fields
 from multiprocessing.context import BaseContext
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +44,7 @@ ONE_AT_A_TIME = threading.Lock()
 
 def columns(dataset: Dataset, first: int, last: int) -> Dataset:
     """Some of a dataset's columns."""
-    return Dataset(**{field.name: getattr(dataset, field.name)[:, first:last].clone() for field in fields(Dataset)})
+    return Dataset(**{name: field[:, first:last].clone() for name, field in dataset.tensors().items()})
 
 
 def on_policy(spec: EnvSpec, ranks: Ranks, **settings: Any) -> OnPolicyLearner:

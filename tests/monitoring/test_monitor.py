@@ -64,7 +64,8 @@ class Run:
         self.clock, self.progress = FakeClock(), FakeProgress()
         observed = ObservedRun([JsonLines(), *([TensorBoard()] if settings["with_tensorboard"] else []), self.progress])
         observed.config, observed.folder, observed.start = TrainConfig(**settings), path, StartPoint(before=earlier)
-        observed.plan = SimpleNamespace(lag_bound=77, num_workers=2, hogwild=hogwild, replay=None, dataset_size=2048)
+        sizes = {"num_workers": 2, "num_agents": 1, "num_policies": 1, "dataset_size": 2048}
+        observed.plan = SimpleNamespace(lag_bound=77, hogwild=hogwild, replay=None, **sizes)
         self.monitor = Monitor(
             observed, clock=self.clock, started_at=self.clock.now - 3.0, training_returns_mislead=mislead
         )
@@ -280,37 +281,37 @@ def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
 
 
 def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path):
-    run = Run(tmp_path, earlier=ResumedTotals(0, 0.0, best_return=5.0))
+    run = Run(tmp_path, earlier=ResumedTotals(0, 0.0, best_returns=(5.0,)))
     run.at(20, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 99))
-    assert run.monitor.take_new_best() is None
+    assert run.monitor.take_new_bests() == {}
     run.at(21, rollout(0, 1, [EpisodeRecord(9.0, 1)]))
-    assert run.monitor.take_new_best() == 9.0
+    assert run.monitor.take_new_bests() == {0: 9.0}
     run.at(29)
-    assert run.monitor.take_new_best() is None  # it was asked for a moment ago
+    assert run.monitor.take_new_bests() == {}  # it was asked for a moment ago
     run.monitor.handle(CheckpointReport("best/a", 100, None, "best", 9.0))
     run.at(30, rollout(0, 1, [EpisodeRecord(10.0, 1)] * 100))
-    assert run.monitor.take_new_best() is None
+    assert run.monitor.take_new_bests() == {}
     run.at(36)
-    assert run.monitor.take_new_best() == 10.0
+    assert run.monitor.take_new_bests() == {0: 10.0}
     run.monitor.handle(CheckpointReport("best/b", 200, "disk full", "best", 10.0))
     run.at(60)
-    assert run.monitor.take_new_best() == 10.0  # it was not saved
+    assert run.monitor.take_new_bests() == {0: 10.0}  # it was not saved
     run.monitor.handle(CheckpointReport("best/b", 200, None, "best", 10.0))
     for mean_return in (8.0, float("nan")):
         run.at(90, rollout(0, 1, [EpisodeRecord(mean_return, 1)] * 100))
-        assert run.monitor.take_new_best() is None
+        assert run.monitor.take_new_bests() == {}
     assert run.monitor.finish("completed").best_return == 10.0
     by_evaluation = Run(tmp_path, eval_every_env_steps=100)
     by_evaluation.at(50, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 100))
-    assert by_evaluation.monitor.take_new_best() is None
+    assert by_evaluation.monitor.take_new_bests() == {}
 
 
 @pytest.mark.parametrize(("asked", "is_chosen"), [("auto", False), ("train", True)])
 def test_training_returns_that_mislead_choose_the_best_only_if_the_user_asks(tmp_path, asked, is_chosen):
     run = Run(tmp_path, save_best_metric=asked, training_returns_mislead=True)
     run.at(50, rollout(0, 1, [EpisodeRecord(9.0, 1)] * 100))
-    assert (run.monitor.take_new_best() == 9.0) == is_chosen
-    assert (run.monitor.best_so_far == 9.0) == is_chosen
+    assert (run.monitor.take_new_bests() == {0: 9.0}) == is_chosen
+    assert (run.monitor.best_so_far() == 9.0) == is_chosen
 
 
 def test_a_tensorboard_folder_that_cannot_be_written_is_said_once_and_costs_nothing_else(tmp_path):
@@ -346,6 +347,7 @@ def test_the_summary_says_how_the_run_ended(run):
             "ep_rew_mean": 10.0,
             "ep_len_mean": 5.0,
             "eval_mean_reward": None,
+            "ep_rew_mean_of_policies": [],
             "best_return": None,
             "lag_mean": 4.0,
             "lag_p95": 4.0,

@@ -187,7 +187,9 @@ def test_mistakes_are_exceptions_with_the_sentences_of_the_command_line(tmp_path
     lock = threading.Lock()
     with pytest.raises(asyncrl.UsageError, match="cannot be sent to other processes"):
         train(tmp_path, env=lambda: Told(lock is None))
-    with pytest.raises(asyncrl.UsageError, match=r"returned int, but a gymnasium\.Env is expected"):
+    with pytest.raises(
+        asyncrl.UsageError, match=r"returned int, but a gymnasium\.Env or an environment of PettingZoo is expected"
+    ):
         train(tmp_path, env=lambda: 3)
     with pytest.raises(asyncrl.EnvironmentFailed, match="ZeroDivisionError"):
         train(tmp_path, env=lambda: 1 // 0)

@@ -22,6 +22,7 @@ from gymnasium.vector import AutoresetMode
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.runtime.processes import process_context
@@ -87,6 +88,8 @@ def record(config: TrainConfig, checkpoint: Path, num_envs: int, num_steps: int,
         policy = load_policy(checkpoint, seed=seed)
     except CheckpointError as error:
         raise UsageError(f"--from_run: {error}") from error
+    if policy.spec.agents:
+        raise UsageError(f"--from_run cannot replay {policy.spec.env_id}: it has several agents.")
     envs = [make_run_env(config) for _ in range(num_envs)]
     ended = np.zeros((num_envs, num_steps), dtype=np.bool_)
     seeds = np.zeros((num_envs, num_steps + 1), dtype=np.int64)
@@ -216,6 +219,8 @@ class _Player:
 
     def _actions(self, env: Any) -> Iterator[Any]:
         env.action_space.seed(self.first_env_idx)
+        if isinstance(env, AgentsEnv):
+            return itertools.cycle([[env.action_space.sample() for _ in env.agents] for _ in range(_NUM_ACTIONS)])
         return itertools.cycle([env.action_space.sample() for _ in range(_NUM_ACTIONS)])
 
     def _recorded_steps(self, envs: list[Any], part: Recording) -> Iterator[None]:

@@ -1,0 +1,216 @@
+"""Environments of several agents: each agent of each environment has a column of its own.
+
+Columns follow the rule of rows (`asyncrl.buffers.layout`). What several agents add:
+
+waits     An agent that is present and not to move has an idle row. It is no sample. Its reward, and its episode's end,
+          belong to the agent's last action (`asyncrl.algorithms.losses`).
+absent    Before an agent appears and after its episode has ended, its rows are neither valid nor idle.
+truncated The next row of this agent holds its final observation. If the whole environment is over then, no agent of it
+          is stepped in that row, and it is reset in the row after it.
+last      An agent that waits at the end of a slot has an action whose outcome is in no row of the slot. This sample is
+          dropped: the value of its observation is bootstrapped for the action before.
+
+An environment that resets itself gives no final observation, so the last step before a truncation is lost, and its
+observation is bootstrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.buffers.replay import StepRows
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.schema import ActionMapping
+from asyncrl.envs.actions import ActionAdapter
+from asyncrl.envs.agents import AgentsEnv, AgentsState
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.rollout.env_group import HostEnvGroup, ObsArray, is_surely_finite
+from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Recovery
+
+_MOST_NAMED_AGENTS = 32
+
+
+class AgentsEnvGroup(HostEnvGroup):
+    """Steps the environments of a split, each with the N agents of the spec. Owns them.
+
+    Columns are those of the first environment's agents, then of the second's. All arrays are `[E * N]`.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[AgentsEnv],
+        seeds: Sequence[int],
+        first_env_idx: int,
+        spec: EnvSpec,
+        mapping: ActionMapping,
+        recovery: Recovery | None = None,
+    ) -> None:
+        super().__init__(envs, seeds, first_env_idx, recovery)
+        self._names = spec.agents
+        num_columns = len(envs) * len(self._names)
+        self._adapter = ActionAdapter(spec, mapping)
+        self._codec = ObservationCodec(spec.observation)
+        self._obs = np.zeros((num_columns, spec.observation.row_size), dtype=spec.observation.row_dtype)
+        self._is_present = np.zeros(num_columns, dtype=np.bool_)
+        self._moves = np.zeros(num_columns, dtype=np.bool_)
+        self._is_over = [False] * len(envs)  # the present row holds final observations, and the environment is over
+        self._returns = np.zeros(num_columns)
+        self._lengths = np.zeros(num_columns, dtype=np.int64)  # actions in the episode
+        self._num_rows = np.zeros(num_columns, dtype=np.int64)  # rows of the episode
+        self._steps = [0] * len(envs)
+        self._env_idx = 0  # of the environment that is being reset or stepped, for messages
+
+    def reset(self, obs: ObsArray) -> None:
+        for env in range(len(self._envs)):
+            self._is_over[env] = False
+            self._start(env, obs)
+        obs[:] = self._obs
+
+    def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
+        assert rows.idle is not None and rows.is_env_step is not None
+        rows.reward[:] = 0.0
+        rows.terminated[:] = rows.truncated[:] = rows.is_env_step[:] = False
+        np.logical_and(self._is_present, self._moves, out=rows.valid)
+        np.logical_and(self._is_present, ~self._moves, out=rows.idle)
+        env_actions = self._adapter.to_env_batch(actions)
+        num_agents, num_steps = len(self._names), 0
+        for env_idx, env in enumerate(self._envs):
+            first = env_idx * num_agents
+            columns = slice(first, first + num_agents)
+            if self._is_over[env_idx]:
+                self._is_over[env_idx] = False
+                self._start(env_idx, rows.next_obs)
+                continue
+            try:
+                state = self._advance(env_idx, env, env_actions[columns])
+            except EnvironmentTrouble as trouble:
+                self._lose_step(env_idx, columns, rows, trouble)
+                continue
+            num_steps += 1
+            self._steps[env_idx] += 1
+            rows.is_env_step[first + int(self._is_present[columns].argmax())] = True
+            self._take_in(env_idx, env, state, rows)
+            if state.is_over:
+                if rows.truncated[columns].any():
+                    self._is_over[env_idx] = True
+                else:
+                    self._start(env_idx, rows.next_obs)
+        rows.next_obs[:] = self._obs
+        return num_steps
+
+    def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
+        restarted: list[int] = []
+        for env in [env for env, is_over in enumerate(self._is_over) if is_over]:
+            self._is_over[env] = False
+            self._start(env, first_obs)
+            restarted += range(env * len(self._names), (env + 1) * len(self._names))
+        np.copyto(first_obs, self._obs)
+        return restarted
+
+    def end_slot(self, slots: TrajectorySlots, slot: int) -> None:
+        """Drops the last action of each agent that waits; the action before it ends with the value of that row."""
+        for column in np.flatnonzero(self._is_present & ~self._moves).tolist():
+            num_rows = min(int(self._num_rows[column]), slots.rollout)
+            first = slots.rollout - num_rows
+            acted = np.flatnonzero(slots.valid[slot, first:, column])
+            if len(acted) == 0:
+                continue
+            last = first + int(acted[-1])
+            slots.valid[slot, last, column] = False
+            if last > first:
+                slots.truncated[slot, last - 1, column] = True
+
+    def _advance(self, env_idx: int, env: AgentsEnv, actions: Sequence[Any]) -> AgentsState:
+        try:
+            state = env.step(actions)[0]
+        except Exception as error:
+            raise self._call_failed(env_idx, "step", error) from error
+        self._store(env_idx, state, "step")
+        return state
+
+    def _take_in(self, env_idx: int, env: AgentsEnv, state: AgentsState, rows: StepRows) -> None:
+        """Writes what a step led to for each agent, and the agents' places in the next row."""
+        for place, name in enumerate(self._names):
+            column = env_idx * len(self._names) + place
+            has_ended = state.terminated[place] or state.truncated[place]
+            if self._is_present[column]:
+                rows.reward[column] = state.reward[place]
+                self._returns[column] += state.reward[place]
+                self._lengths[column] += self._moves[column]
+                self._num_rows[column] += 1
+                if has_ended:
+                    self._end_episode(env_idx, column, name, state.extra_stats[place])
+                    rows.terminated[column] = state.terminated[place]
+                    rows.truncated[column] = state.truncated[place] and not env.resets_itself
+                    if state.truncated[place] and env.resets_itself:
+                        rows.valid[column] = False
+                        if rows.idle is not None:
+                            rows.idle[column] = False
+                        self.lost.append(LostStep(column, int(self._num_rows[column]) - 1, has_failed=False))
+            if has_ended or not self._is_present[column]:
+                self._returns[column] = self._lengths[column] = self._num_rows[column] = 0
+                if state.is_present[place] and self.policies is not None:
+                    self.policies.begin((column,))
+            self._is_present[column] = state.is_present[place]
+            self._moves[column] = state.moves[place]
+
+    def _end_episode(self, env_idx: int, column: int, name: str, extra_stats: Any) -> None:
+        numbers = dict(extra_stats)
+        if len(self._names) <= _MOST_NAMED_AGENTS:
+            numbers[f"{name}_return"] = float(self._returns[column])
+        self._record_episode(env_idx, float(self._returns[column]), int(self._lengths[column]), numbers, column)
+
+    def _lose_step(self, env_idx: int, columns: slice, rows: StepRows, trouble: EnvironmentTrouble) -> None:
+        """Ends the episodes of all agents of an environment before this row, and starts new ones in the next row."""
+        assert rows.idle is not None
+        is_dropped = False
+        if isinstance(trouble, NotFinite) and self._recovery is not None:
+            steps = int(self._num_rows[columns].max())
+            is_dropped = not self._recovery.failures.note_not_finite(trouble, steps)
+        for column in np.flatnonzero(self._is_present[columns]) + columns.start:
+            self.lost.append(LostStep(int(column), int(self._num_rows[column]), has_failed=not is_dropped))
+        rows.valid[columns] = rows.idle[columns] = False
+        self._start(env_idx, rows.next_obs, None if is_dropped else trouble)
+
+    def _reset(self, position: int, obs_rows: ObsArray) -> None:
+        seed, self._seeds[position] = self._seeds[position], None
+        try:
+            state = self._envs[position].reset(seed=seed)[0]
+        except Exception as error:
+            raise self._call_failed(position, "reset", error) from error
+        self._store(position, state, "reset")
+        first = position * len(self._names)
+        columns = slice(first, first + len(self._names))
+        self._is_present[columns] = state.is_present
+        self._moves[columns] = state.moves
+        self._returns[columns] = self._lengths[columns] = self._num_rows[columns] = 0
+        if self.policies is not None:
+            self.policies.begin(first + place for place, is_present in enumerate(state.is_present) if is_present)
+
+    def _store(self, env_idx: int, state: AgentsState, call: str) -> None:
+        """Writes the observations that there are; raises if one of them or a reward cannot be used."""
+        first = env_idx * len(self._names)
+        rows = self._obs[first : first + len(self._names)]
+        try:
+            for place, obs in enumerate(state.obs):
+                if obs is not None:
+                    self._codec.write(obs, rows[place])
+        except ObservationMismatch as error:
+            raise self._wrong_observation(env_idx, call, error) from None
+        floats, rewards = self._codec.floats(rows), np.asarray(state.reward, dtype=np.float32)
+        if is_surely_finite(rewards) and is_surely_finite(floats):
+            return
+        is_finite = np.isfinite(rewards) & np.isfinite(floats).all(1)
+        if not is_finite.all():
+            place = int(np.argmin(is_finite))
+            trouble = self._not_finite(env_idx, floats[place].copy(), state.reward[place])
+            rows[~is_finite] = 0
+            raise trouble
+
+    def _steps_made(self, position: int) -> int:
+        return self._steps[position]

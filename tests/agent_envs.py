@@ -1,0 +1,206 @@
+"""Games of several agents whose right play is known; made as `agent_envs:name`. They need no package of PettingZoo."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+
+BIT = Box(-1.0, 1.0, (1,), np.float32)
+
+
+class _Game:
+    """Spaces of one bit, which a choice of two should name, and the two methods of PettingZoo that return them."""
+
+    metadata: dict[str, Any] = {"name": "game"}
+    possible_agents: list[str]
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return BIT
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return Discrete(2)
+
+    def _draw(self) -> np.ndarray:
+        return self.random.choice([-1.0, 1.0], 1).astype(np.float32)
+
+    def close(self) -> None:
+        pass
+
+
+class OwnBits(_Game):
+    """Three agents at once: each is paid for naming its own bit, and the first one twice as much.
+
+    An episode is truncated after five steps.
+    """
+
+    def __init__(self, num_agents: int = 3) -> None:
+        self.possible_agents = [f"agent_{number}" for number in range(num_agents)]
+        self.agents: list[str] = []
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.agents, self.num_steps = list(self.possible_agents), 0
+        return self._show(), {}
+
+    def _show(self) -> dict[str, Any]:
+        self.bits = {agent: self._draw() for agent in self.agents}
+        return self.bits
+
+    def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+        assert set(actions) == set(self.agents)
+        reward = {agent: float((actions[agent] == 1) == (self.bits[agent][0] > 0)) for agent in self.agents}
+        reward["agent_0"] *= 2.0
+        self.num_steps += 1
+        agents, is_over = self.agents, self.num_steps == 5
+        obs = self._show()
+        if is_over:
+            self.agents = []
+        return (
+            obs,
+            reward,
+            dict.fromkeys(agents, False),
+            dict.fromkeys(agents, is_over),
+            {agent: {} for agent in agents},
+        )
+
+
+class TakeTurns(_Game):
+    """Two players in turn name their bits; a player learns its reward only when the other one moves.
+
+    So the last of six moves, with which the game terminates, is paid to nobody. A player that waits is shown a 0.
+    """
+
+    possible_agents = ["first", "second"]
+    agent_selection = "first"
+
+    def __init__(self) -> None:
+        self.agents: list[str] = []
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self.agents = list(self.possible_agents)
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, Any] = {agent: {} for agent in self.agents}
+        self.num_moves, self.owed, self.agent_selection = 0, 0.0, "first"
+        self.bit = self._draw()
+
+    def observe(self, agent: str) -> np.ndarray:
+        return self.bit if agent == self.agent_selection else np.zeros(1, np.float32)
+
+    def step(self, action: int | None) -> None:
+        mover = self.agent_selection
+        if self.terminations[mover]:
+            assert action is None
+            self.agents.remove(mover)
+            self.agent_selection = self.agents[0] if self.agents else mover
+            return
+        other = "second" if mover == "first" else "first"
+        self.rewards = {mover: 0.0, other: self.owed}
+        self.owed = float((action == 1) == (self.bit[0] > 0))
+        self.num_moves += 1
+        self.bit, self.agent_selection = self._draw(), other
+        if self.num_moves == 6:
+            self.terminations = dict.fromkeys(self.possible_agents, True)
+
+
+class Opposed(OwnBits):
+    """Two agents: the first is paid for naming its bit, the second for naming the other one."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+        obs, reward, *rest = super().step(actions)
+        return obs, {"agent_0": reward["agent_0"] / 2.0, "agent_1": 1.0 - reward["agent_1"]}, *rest
+
+
+class ComeAndGo(OwnBits):
+    """`agent_1` appears after two steps and terminates after two of its own; all others are truncated after five."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed)
+        self.agents.remove("agent_1")
+        return self._show(), {}
+
+    def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+        *results, terminated, truncated, infos = super().step(actions)
+        if self.num_steps == 2:
+            self.agents.insert(1, "agent_1")
+            results[0] = self._show()
+        if self.num_steps == 4:
+            terminated["agent_1"] = True
+            self.agents.remove("agent_1")
+        return (*results, terminated, truncated, infos)
+
+
+class Listed(gymnasium.Env[Any, Any]):
+    """Two agents in lists, as in Sample Factory. The second one moves in every other step. Resets itself after six."""
+
+    num_agents = 2
+    is_multiagent = True
+    observation_space, action_space = BIT, Discrete(2)
+
+    def __init__(self, ends_by_truncation: bool = False) -> None:
+        self._ends_by_truncation = ends_by_truncation
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[list[Any], list[Any]]:
+        if seed is not None:
+            self.random = np.random.default_rng(seed)
+        self._num_steps = 0
+        return self._show()
+
+    def _show(self) -> tuple[list[Any], list[Any]]:
+        self._bits = [self.random.choice([-1.0, 1.0], 1).astype(np.float32) for _ in range(2)]
+        return self._bits, [{"is_active": True}, {"is_active": self._num_steps % 2 == 0}]
+
+    def step(self, actions: list[int]) -> tuple[list[Any], ...]:
+        reward = [float((int(action) == 1) == (bit[0] > 0)) for action, bit in zip(actions, self._bits, strict=True)]
+        if self._num_steps % 2 == 1:
+            reward[1] = 0.0
+        self._num_steps += 1
+        is_over = self._num_steps == 6
+        if is_over:
+            self._num_steps = 0
+        obs, infos = self._show()
+        ends, never = [is_over] * 2, [False] * 2
+        return (obs, reward, *((never, ends) if self._ends_by_truncation else (ends, never)), infos)
+
+
+class Masked(TakeTurns):
+    """`TakeTurns` whose player may only name its bit; a mask of a player that waits forbids everything."""
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return Dict({"observation": BIT, "action_mask": MultiBinary(2)})
+
+    def observe(self, agent: str) -> Any:
+        bit = super().observe(agent)
+        mask = np.array([bit[0] < 0, bit[0] > 0], np.int8)
+        return {"observation": bit, "action_mask": mask}
+
+    def step(self, action: int | None) -> None:
+        if action is not None:
+            assert (action == 1) == (self.bit[0] > 0), "a forbidden action"
+        super().step(action)
+
+
+class Unlike(OwnBits):
+    """Agents with different spaces."""
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return Discrete(2 if agent == "agent_0" else 3)
+
+
+opposed = Opposed
+own_bits, take_turns, come_and_go, listed, masked, unlike = OwnBits, TakeTurns, ComeAndGo, Listed, Masked, Unlike
+
+
+def seldom_the_second(agent: str, env_idx: int, episode: int) -> int:
+    """A policy mapping that chooses policy 1 in one of a hundred episodes."""
+    return int((7 * env_idx + episode) % 100 == 50)

@@ -1,0 +1,301 @@
+"""A split's own slots: filled in turn, free when every policy has taken them, safe whenever a worker dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from mortal_arena import Death, Life, MortalArena
+from policy_envs import Episodes, MarkingPolicies, NumberedEpisodes, check_rows
+from small_runs import BOX, CountingWaker, fill, planned, small_arena
+
+from asyncrl.buffers.control import RunControl, WorkerDeaths
+from asyncrl.buffers.messages import IndexRing, RequestTable
+from asyncrl.buffers.slot_pool import SlotPool
+from asyncrl.buffers.slots import SlotState, SlotStateError, TrajectorySlots
+from asyncrl.config.plan import ResourcePlan
+from asyncrl.config.schema import TrainConfig
+from asyncrl.inference.worker import InferenceWorker
+from asyncrl.rollout.env_group import EnvGroup
+from asyncrl.rollout.failures import FailureLog, Recovery
+from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping
+from asyncrl.rollout.worker import LocalActions, PooledRolloutWorker, RemoteActions, Split
+
+NUM_WORKERS, SPLITS, ENVS, ROLLOUT, NUM_POLICIES = 2, 2, 2, 3, 2
+NUM_TAKEN = 24
+VICTIM = 0
+
+
+def plan_of(async_rl: bool, inference_mode: str = "local") -> ResourcePlan:
+    plan = planned(
+        async_rl=async_rl,
+        rollout=ROLLOUT,
+        batch_size=24,
+        num_workers=NUM_WORKERS,
+        num_envs_per_worker=SPLITS * ENVS,
+        worker_num_splits=SPLITS,
+        inference_mode=inference_mode,
+    )
+    return dataclasses.replace(plan, num_policies=NUM_POLICIES)
+
+
+class Pool:
+    """The pool of split 1, and what its worker and the policies do with it."""
+
+    def __init__(self) -> None:
+        self.plan = plan_of(async_rl=True)
+        self.arena, self.slots = small_arena(self.plan)
+        self.pool = SlotPool(self.arena, self.slots, self.plan, split_idx=1)
+        self.ready = [IndexRing(self.arena, f"policy.{policy}.ready.0") for policy in range(NUM_POLICIES)]
+
+    def complete(self) -> int | None:
+        slot = self.pool.find_free()
+        if slot is not None:
+            self.slots.refill(slot, 1)
+            fill(self.slots, slot)
+            self.slots.finish(slot, 1)
+        return slot
+
+    def take(self, policy: int, slot: int) -> None:
+        self.arena.words(f"policy.{policy}.taken")[slot] = self.slots.filled[slot]
+
+
+def test_slots_are_filled_in_turn_while_any_is_free() -> None:
+    pool = Pool()
+    assert [pool.complete() for _ in range(4)] == [3, 4, 5, None]
+    pool.take(0, 4)
+    assert pool.complete() is None, "policy 1 still needs it"
+    pool.take(1, 4)
+    assert pool.complete() == 4
+    for policy in range(NUM_POLICIES):
+        pool.take(policy, 3)
+        pool.take(policy, 4)
+    assert [pool.complete() for _ in range(3)] == [3, 4, None]
+
+
+def test_a_slot_that_is_filled_again_must_be_written_again() -> None:
+    pool = Pool()
+    slot = pool.complete()
+    pool.slots.require_written(slot)
+    for policy in range(NUM_POLICIES):
+        pool.take(policy, slot)
+    pool.slots.refill(slot, 1)
+    with pytest.raises(SlotStateError, match="is FILLING, expected READY"):
+        pool.slots.require_written(slot)
+    pool.slots.finish(slot, 1)
+    with pytest.raises(SlotStateError, match="was never written"):
+        pool.slots.require_written(slot)
+
+
+def test_refilling_counts_what_a_dead_worker_lost() -> None:
+    pool = Pool()
+    slot = pool.pool.find_free()
+    assert pool.slots.refill(slot, 1) == 0
+    pool.slots.reward[slot, :2] = 1.0
+    pool.slots.valid[slot] = True
+    pool.slots.valid[slot, 0, 1] = False
+    assert pool.slots.refill(slot, 1) == 2 * ENVS - 1
+
+
+def test_a_successor_announces_what_is_complete_to_those_who_lack_it_and_may_not_know() -> None:
+    pool = Pool()
+    first, second, third = (pool.complete() for _ in range(3))
+    pool.ready[0].push(first)
+    pool.ready[0].push(second)
+    assert pool.ready[0].pop_all() == [first, second]
+    pool.take(0, first)
+    pool.ready[1].push(first)
+    assert SlotPool(pool.arena, pool.slots, pool.plan, split_idx=1).announce_again()
+    assert pool.ready[0].pop_all() == [second, third]
+    assert pool.ready[1].pop_all() == [first, second, third]
+    assert not SlotPool(pool.arena, pool.slots, pool.plan, split_idx=0).announce_again()
+
+
+class Learner:
+    """Copies the rows of one policy out of each slot once, and then gives the slot back; in sync only when told."""
+
+    def __init__(self, run: Run, policy: int) -> None:
+        self.run = run
+        self.policy = policy
+        self.taken = run.arena.words(f"policy.{policy}.taken")
+        self.rings = [IndexRing(run.arena, f"policy.{policy}.ready.{worker}") for worker in range(NUM_WORKERS)]
+        self.got: list[tuple[int, int]] = []
+        self.actions: list[float] = []
+        self.seen = [0] * run.plan.num_slots
+
+    def poll(self) -> None:
+        slots = self.run.slots
+        for slot in [slot for ring in self.rings for slot in ring.pop_all()]:
+            if self.seen[slot] == slots.filled[slot]:
+                continue
+            slots.require_written(slot)
+            check_rows(slots, slot, self.run.episodes)
+            self.seen[slot] = slots.filled[slot]
+            self.got.append((slot, slots.filled[slot]))
+            rows = slots.obs[slot]
+            for column in range(ENVS):
+                self.run.check_continuity(slot, rows[:, column])
+            own = (slots.policy_idx[slot, :-1] == self.policy) & slots.valid[slot]
+            self.actions += slots.action[slot][own][:, 0].tolist()
+            if self.run.plan.async_rl:
+                self.taken[slot] = self.seen[slot]
+
+
+class Run:
+    """Two workers, their policies, and the learners of two policies; the victims die early."""
+
+    def __init__(self, async_rl: bool, inference_mode: str, worker_life: float = np.inf, server_life: float = np.inf):
+        self.plan = plan_of(async_rl, inference_mode)
+        self.arena, self.slots = small_arena(self.plan)
+        self.episodes = Episodes(NUM_POLICIES)
+        self.policies = MarkingPolicies(self.slots)
+        self.is_central = inference_mode == "central"
+        self.worker_deaths = WorkerDeaths(self.arena, has_server=self.is_central, has_slots=False)
+        self.log = FailureLog(0, TrainConfig(), RunControl(self.arena, NUM_WORKERS))
+        self.num_dropped = 0
+        self.has_worker_died = self.has_server_died = False
+        self.workers: list[PooledRolloutWorker | None] = [None] * NUM_WORKERS
+        self.lives = [Life(worker_life if worker == VICTIM else np.inf) for worker in range(NUM_WORKERS)]
+        self.server = self.new_server(Life(server_life)) if self.is_central else None
+        self.learners = [Learner(self, policy) for policy in range(NUM_POLICIES)]
+        self.num_turns = 0
+
+    def new_worker(self, worker_idx: int) -> PooledRolloutWorker:
+        arena: Any = MortalArena(self.arena, self.lives[worker_idx])
+        slots = TrajectorySlots(arena)
+        ring = IndexRing(arena, f"requests.{worker_idx}")
+        remote = RemoteActions(RequestTable(arena), ring, CountingWaker())
+        actions = remote if self.is_central else LocalActions(self.policies)
+        splits, pools = [], []
+        for split_idx in range(worker_idx * SPLITS, (worker_idx + 1) * SPLITS):
+            first = split_idx * ENVS
+            envs = [NumberedEpisodes(self.episodes, first + env) for env in range(ENVS)]
+            recovery = Recovery(self.log, envs.pop, lambda env, steps: 0)
+            group = EnvGroup(list(envs), [0] * ENVS, first, BOX, "raw", recovery)
+            group.policies = PolicyMapping(self.episodes.choose, NUM_POLICIES, [SINGLE_AGENT], ENVS, first)
+            splits.append(Split(split_idx, group, slots, actions))
+            pools.append(SlotPool(arena, slots, self.plan, split_idx))
+        learners = [CountingWaker()] * NUM_POLICIES
+        return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, RunControl(arena, NUM_WORKERS))
+
+    def new_server(self, life: Life) -> InferenceWorker:
+        arena: Any = MortalArena(self.arena, life)
+        return InferenceWorker(
+            0,
+            self.policies,
+            ENVS,
+            RequestTable(arena),
+            {worker: IndexRing(arena, f"requests.{worker}") for worker in range(NUM_WORKERS)},
+            dict.fromkeys(range(NUM_WORKERS), CountingWaker()),
+            SPLITS,
+            0.0,
+            self.worker_deaths,
+        )
+
+    def turn(self) -> None:
+        self.num_turns += 1
+        for worker_idx, worker in enumerate(self.workers):
+            try:
+                if worker is not None:
+                    worker.poll()
+                elif self.worker_deaths.is_acknowledged(worker_idx):
+                    self.workers[worker_idx] = self.new_worker(worker_idx)
+            except Death:
+                self.has_worker_died = True
+                self.worker_deaths.announce(worker_idx)
+                self.workers[worker_idx] = None
+                self.lives[worker_idx] = Life(np.inf)
+        if self.server is not None:
+            try:
+                self.server.poll()
+            except Death:
+                self.has_server_died = True
+                self.server = self.new_server(Life(np.inf))
+        self.learners[0].poll()
+        if self.num_turns % 3 == 0:
+            self.learners[1].poll()
+        if not self.plan.async_rl and all(
+            learner.seen[slot] == learner.taken[slot] + 1
+            for learner in self.learners
+            for slot in range(self.plan.num_slots)
+        ):
+            for learner in self.learners:
+                for slot in range(self.plan.num_slots):
+                    learner.taken[slot] = learner.seen[slot]
+
+    def check_continuity(self, slot: int, rows: np.ndarray) -> None:
+        """Each row is the next step of the episode of the one before, or begins an episode."""
+        for (number, step), (next_number, next_step) in itertools.pairwise(rows.tolist()):
+            assert (next_number, next_step) == (number, step + 1) or (next_number > number and next_step == 0)
+
+    def finish(self) -> None:
+        """Goes on until every learner has taken enough, and checks that none has missed or repeated anything."""
+        for _ in range(3000):
+            if min(len(learner.got) for learner in self.learners) >= NUM_TAKEN:
+                break
+            self.turn()
+        else:
+            raise AssertionError("the run hangs")
+        for _ in range(30):
+            for learner in self.learners:
+                learner.poll()
+        first, second = (learner.got for learner in self.learners)
+        assert len(set(first)) == len(first) and set(first) == set(second)
+        for slot in range(self.plan.num_slots):
+            assert [count for each, count in first if each == slot] == list(range(1, self.slots.filled[slot] + 1))
+        actions = [action for learner in self.learners for action in learner.actions]
+        assert len(set(actions)) == len(actions) > 0
+        assert min(len(learner.actions) for learner in self.learners) > 0.2 * len(actions)
+        self.num_dropped = self.log.take().num_dropped
+        self.arena.close()
+
+
+in_both_timings = pytest.mark.parametrize("async_rl", [False, True], ids=["sync", "async"])
+with_both_inferences = pytest.mark.parametrize("inference_mode", ["local", "central"])
+
+
+@in_both_timings
+@with_both_inferences
+def test_a_worker_may_die_at_any_write(async_rl: bool, inference_mode: str) -> None:
+    num_dropped = set()
+    for num_writes in itertools.count():
+        run = Run(async_rl, inference_mode, worker_life=num_writes)
+        run.finish()
+        num_dropped.add(run.num_dropped)
+        if not run.has_worker_died:
+            break
+    assert num_writes > 100
+    assert 0 in num_dropped and len(num_dropped) > 4 and max(num_dropped) <= SPLITS * ENVS * ROLLOUT
+
+
+@in_both_timings
+def test_an_inference_worker_may_die_at_any_write(async_rl: bool) -> None:
+    for num_writes in itertools.count():
+        run = Run(async_rl, "central", server_life=num_writes)
+        run.finish()
+        assert run.num_dropped == 0
+        if not run.has_server_died:
+            break
+    assert num_writes > 50
+
+
+def test_in_sync_nobody_collects_before_every_policy_has_given_all_slots_back() -> None:
+    run = Run(async_rl=False, inference_mode="local")
+    for learner in run.learners:
+        learner.taken = np.zeros(run.plan.num_slots, int)  # these learners keep what they got
+    for _ in range(200):
+        run.turn()
+    assert list(run.slots.filled) == [1] * run.plan.num_slots
+    assert all(run.slots.state(slot) == SlotState.READY for slot in range(run.plan.num_slots))
+    for slot in range(run.plan.num_slots):
+        run.arena.words("policy.0.taken")[slot] = 1
+    run.workers[0].poll()
+    assert list(run.slots.filled) == [1] * run.plan.num_slots
+    assert all(run.slots.state(slot) == SlotState.READY for slot in range(run.plan.num_slots))
+    for slot in range(run.plan.num_slots):
+        run.arena.words("policy.1.taken")[slot] = 1
+    run.workers[0].poll()
+    assert [run.slots.state(slot) for slot in (0, run.plan.slots_per_split)] == [SlotState.FILLING] * 2

@@ -1,0 +1,95 @@
+"""Environments of several agents: which are recognized, their common form, and what cannot be trained."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import agent_envs
+import gymnasium
+import pytest
+
+from asyncrl.config.errors import UsageError
+from asyncrl.envs import factory
+from asyncrl.envs.agents import ListedAgents, ParallelAgents, TurnAgents, as_agents_env
+from asyncrl.envs.factory import make_env
+from asyncrl.envs.probe import probe
+
+
+def test_each_interface_is_recognized() -> None:
+    assert isinstance(make_env("agent_envs:own_bits"), ParallelAgents)
+    assert isinstance(make_env("agent_envs:take_turns"), TurnAgents)
+    assert isinstance(make_env("agent_envs:listed"), ListedAgents)
+    assert as_agents_env(gymnasium.make("CartPole-v1"), "CartPole-v1") is None
+
+
+def test_the_probe_finds_agents_and_their_spaces() -> None:
+    spec = probe("agent_envs:take_turns")
+    assert spec.agents == ("first", "second")
+    assert spec.num_agents == 2
+    assert "of 2 agents" in str(spec)
+    assert type(spec).from_data(spec.to_data()) == spec
+
+
+def test_a_state_of_turns() -> None:
+    env = make_env("agent_envs:take_turns")
+    state, _ = env.reset(seed=1)
+    assert (state.moves, state.is_present) == ([True, False], [True, True])
+    assert state.obs[1] is None
+    for move in range(6):
+        assert not state.is_over and state.moves == [move % 2 == 0, move % 2 == 1]
+        state, reward, is_over, _, _ = env.step([1, 1])
+        assert (reward, is_over) == (sum(state.reward), state.is_over)
+    assert state.is_over and state.terminated == [True, True] and state.is_present == [False, False]
+
+
+def test_agents_with_different_spaces_need_several_policies() -> None:
+    with pytest.raises(UsageError, match=r"different spaces.*agent_0 has .*Discrete\(2\).*agent_1 has .*Discrete\(3\)"):
+        make_env("agent_envs:unlike")
+
+
+def test_agents_must_be_known_beforehand() -> None:
+    class Unknown(agent_envs.OwnBits):
+        def __init__(self) -> None:
+            super().__init__()
+            del self.possible_agents
+
+    with pytest.raises(UsageError, match="has no possible_agents"):
+        as_agents_env(Unknown(), "Unknown")
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A package in PettingZoo's form: a module for each environment, some of which need what is not installed."""
+    folder = tmp_path / "board_games"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "bits_v1.py").write_text("from agent_envs import OwnBits as parallel_env, TakeTurns as env\n")
+    (folder / "turns_v0.py").write_text("from agent_envs import TakeTurns as env\n")
+    (folder / "drawn_v0.py").write_text("import no_such_package_of_pictures\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.startswith("board_games")]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("package")
+def test_an_environment_of_a_package_is_made_by_its_module() -> None:
+    assert isinstance(make_env("board_games:bits_v1"), ParallelAgents)
+    assert isinstance(make_env("board_games:turns_v0"), TurnAgents)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_missing_package_is_one_sentence() -> None:
+    with pytest.raises(UsageError, match=r"needs a package that is not installed .*: pip install no_such_package"):
+        make_env("board_games:drawn_v0")
+
+
+def test_pettingzoo_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise UsageError(f"There is no module {name!r}.")
+
+    monkeypatch.setattr(factory, "import_user_module", missing)
+    with pytest.raises(UsageError, match=r'pip install "pettingzoo\[classic\]"'):
+        make_env("pettingzoo:connect_four_v3")

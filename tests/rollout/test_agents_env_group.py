@@ -1,0 +1,183 @@
+"""What stands in which row of an agent's column: slots filled through a split, from games that end in every way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import agent_envs
+import numpy as np
+import pytest
+from small_runs import FakeActions, planned, small_arena
+
+from asyncrl.buffers.control import RunControl
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.agents import AgentsEnv, as_agents_env
+from asyncrl.envs.spaces import read_spec
+from asyncrl.rollout.agents_env_group import AgentsEnvGroup
+from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, NotFinite, Recovery
+from asyncrl.rollout.worker import Split
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "come_and_go": agent_envs.ComeAndGo,
+    "take_turns": agent_envs.TakeTurns,
+    "listed": agent_envs.Listed,
+    "listed_cut": lambda: agent_envs.Listed(ends_by_truncation=True),
+}
+
+
+def adapted(env: Any) -> AgentsEnv:
+    found = as_agents_env(env, "game")
+    assert found is not None
+    return found
+
+
+class Filled:
+    """Slots filled by one split of these games; `marks` shows what each row of a column is."""
+
+    def __init__(self, games: Sequence[Any], rollout: int, num_slots: int = 1, renewed: Sequence[Any] = ()) -> None:
+        envs = [adapted(game) for game in games]
+        spec = read_spec(envs[0], "game")
+        sizes = {"num_workers": 1, "num_envs_per_worker": len(envs), "batch_size": 4 * rollout * len(envs)}
+        plan = dataclasses.replace(planned(rollout=rollout, **sizes), num_agents=spec.num_agents)
+        arena, self.slots = small_arena(plan, spec)
+        self.control = RunControl(arena, 1)
+        left = list(renewed)
+        log = FailureLog(0, TrainConfig(), self.control)
+        recovery = Recovery(log, lambda: adapted(left.pop(0)), lambda env, steps: 100 + steps) if renewed else None
+        self.group = AgentsEnvGroup(envs, range(len(envs)), 0, spec, "raw", recovery)
+        self.split = Split(0, self.group, self.slots, FakeActions(self.slots))
+        self.num_steps = [self.fill(slot) for slot in range(num_slots)]
+
+    def fill(self, slot: int) -> int:
+        self.slots.grant(slot, 0)
+        self.split.begin(slot)
+        total, ready = 0, None
+        while ready is None:
+            num_steps, ready = self.split.advance()
+            total += num_steps
+        return total
+
+    def marks(self, column: int, slot: int = 0) -> str:
+        """For each row: a sample is `a`, waiting `w`, anything else `.`; then `!` for terminated, `|` for truncated."""
+        text = ""
+        for row in range(self.slots.rollout):
+            at = (slot, row, column)
+            assert self.slots.idle is not None
+            text += "a" if self.slots.valid[at] else "w" if self.slots.idle[at] else "."
+            text += "!" if self.slots.terminated[at] else ""
+            text += "|" if self.slots.truncated[at] else ""
+        return text
+
+    def env_steps(self, slot: int = 0) -> list[list[int]]:
+        """Columns whose row counts a step of an environment, by row."""
+        assert self.slots.is_env_step is not None
+        return [np.flatnonzero(row).tolist() for row in self.slots.is_env_step[slot]]
+
+
+def test_agents_come_late_leave_early_and_are_cut_off() -> None:
+    filled = Filled([agent_envs.ComeAndGo()], rollout=8)
+    assert filled.marks(0) == "aaaaa|.aa"
+    assert filled.marks(1) == "..aa!...."
+    assert filled.marks(2) == "aaaaa|.aa"
+    assert filled.num_steps == [7]
+    assert filled.env_steps() == [[0], [0], [0], [0], [0], [], [0], [0]]
+
+
+def test_final_observations_have_their_row_and_the_reset_ones_the_next() -> None:
+    game = agent_envs.OwnBits(2)
+    shown: list[dict[str, Any]] = []
+    draw = game._show
+    game._show = lambda: shown.append(draw()) or shown[-1]  # type: ignore[method-assign,func-returns-value]
+    filled = Filled([game], rollout=8)
+    expected = [[float(bits[agent][0]) for agent in ("agent_0", "agent_1")] for bits in shown]
+    np.testing.assert_array_equal(filled.slots.obs[0, :, :, 0], expected[:9])
+
+
+def test_a_slot_that_ends_after_a_truncation_is_followed_by_one_with_the_reset_observations() -> None:
+    filled = Filled([agent_envs.OwnBits(2), agent_envs.ComeAndGo(2)], rollout=5, num_slots=2)
+    assert [filled.marks(column, 0) for column in range(4)] == ["aaaaa|", "aaaaa|", "aaaaa|", "..aa!."]
+    assert [filled.marks(column, 1) for column in range(4)] == ["aaaaa|", "aaaaa|", "aaaaa|", "..aa!."]
+    assert filled.num_steps == [10, 10]
+
+
+def test_players_wait_in_turn_and_the_last_action_without_an_outcome_is_no_sample() -> None:
+    filled = Filled([agent_envs.TakeTurns()], rollout=8)
+    assert filled.marks(0) == "awawaw!aw"
+    assert filled.marks(1) == "wawawa!w|."
+    rewards = filled.slots.reward[0]
+    assert (rewards[[0, 2, 4, 6], 0] == 0).all() and (rewards[[1, 3], 1] == 0).all()
+    assert filled.num_steps == [8]
+    assert [len(columns) for columns in filled.env_steps()] == [1] * 8
+
+
+def test_the_slot_after_it_begins_in_the_middle_of_the_game() -> None:
+    filled = Filled([agent_envs.TakeTurns()], rollout=3, num_slots=3)
+    assert [filled.marks(0, slot) for slot in range(3)] == ["aw|.", "waw!", "aw|."]
+    assert [filled.marks(1, slot) for slot in range(3)] == ["waw", "awa!", "waw"]
+
+
+def test_an_agent_in_lists_that_is_not_active_waits() -> None:
+    filled = Filled([agent_envs.Listed()], rollout=9)
+    assert filled.marks(0) == "aaaaaa!aaa"
+    assert filled.marks(1) == "awawaw!aw|."  # its last action has no outcome yet: it waits after the slot
+
+
+def test_without_a_final_observation_the_last_step_before_a_truncation_is_lost() -> None:
+    filled = Filled([agent_envs.Listed(ends_by_truncation=True)], rollout=8)
+    assert filled.marks(0) == "aaaaa|.aa"
+    assert filled.marks(1) == "awawa|.aw"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_every_agents_episodes_are_its_own(kind: str) -> None:
+    filled = Filled([MAKERS[kind]()], rollout=24)
+    slots, episodes = filled.slots, filled.group.take_episodes()
+    ends = int((slots.terminated[0] | slots.truncated[0])[:-1].sum())
+    assert len(episodes) >= ends > 3
+    named = {name for episode in episodes for name in episode.extra_stats}
+    assert named == {f"{name}_return" for name in filled.group._names}
+
+
+class Failing(agent_envs.OwnBits):
+    """Fails in its third step: raises, or gives a reward that is not a number."""
+
+    def __init__(self, reward: float | None = None) -> None:
+        super().__init__(2)
+        self._reward = reward
+
+    def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+        obs, reward, *rest = super().step(actions)
+        if self.num_steps == 3 and self._reward is None:
+            raise ZeroDivisionError("the board fell over")
+        if self.num_steps == 3:
+            reward["agent_1"] = self._reward
+        return (obs, reward, *rest)
+
+
+def test_an_environment_that_raises_is_recreated_and_its_episode_dropped() -> None:
+    filled = Filled([Failing(), agent_envs.OwnBits(2)], rollout=6, num_slots=0, renewed=[agent_envs.OwnBits(2)])
+    filled.control.has_finished_episode = True
+    filled.fill(0)
+    assert [filled.marks(column) for column in range(4)] == [
+        ".. |.aaa".replace(" ", ""),
+        "..|.aaa",
+        "aaaaa|.",
+        "aaaaa|.",
+    ]
+    assert filled.group.take_failures().num_failures == 1
+
+
+def test_a_reward_that_is_no_number_drops_the_step() -> None:
+    filled = Filled([Failing(float("nan"))], rollout=6, num_slots=0, renewed=[agent_envs.OwnBits(2)])
+    filled.fill(0)
+    assert [filled.marks(column) for column in range(2)] == ["aa|.aa|.", "aa|.aa|."]
+    assert filled.group.take_failures().num_not_finite == 2
+
+
+def test_without_recovery_a_failure_is_raised() -> None:
+    with pytest.raises(EnvironmentCallFailed, match="environment 0 failed in step at its step 2"):
+        Filled([Failing()], rollout=6)
+    with pytest.raises(NotFinite, match="reward that is not finite"):
+        Filled([Failing(float("inf"))], rollout=6)

@@ -1,0 +1,176 @@
+"""Whole runs that train several policies at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Command
+from killing import pids
+from run_helper import FinishedRun, run
+
+from asyncrl.evaluation.episodes import evaluate
+from asyncrl.monitoring.reports import RolloutReport
+from asyncrl.policy import Policy, load_policy
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.locating import policy_folder
+from asyncrl.validate import main as validate
+
+GAMES: dict[str, Any] = {
+    "num_envs_per_worker": 4,
+    "rollout": 8,
+    "num_batches_per_epoch": 1,
+    "gamma": 0.9,
+    "entropy_loss_coeff": 0.003,
+    "num_epochs": 4,
+    "batch_size": 64,
+}
+
+
+def policy_of(finished: FinishedRun, policy_idx: int) -> Policy:
+    newest = checkpoint.latest(policy_folder(finished.folder / "checkpoints", policy_idx))
+    assert newest is not None
+    return load_policy(newest)
+
+
+def first_ratios(finished: FinishedRun) -> float:
+    """How far the first ratio of any dataset is from 1, at most."""
+    trained = [report.train for report in finished.learner_reports if report.train is not None]
+    return max(metrics.max_ratio_deviation_first_batch for metrics in trained)
+
+
+@pytest.mark.parametrize("mode", ["sync-local", "sync-central", "async-local", "async-central"])
+def test_policies_with_opposite_rewards_learn_the_opposite(tmp_path: Path, mode: str) -> None:
+    settings = {**GAMES, "train_for_env_steps": 5000, "num_policies": 2, "policy_mapping": "independent"}
+    finished = run(tmp_path, mode, "agent_envs:opposed", **settings)
+    first, second = policy_of(finished, 0), policy_of(finished, 1)
+    result = evaluate(first, episodes=10, deterministic=True, others=[second], choose=lambda agent, _: agent)
+    assert result.returns_by_agent == {"agent_0": (5.0,) * 10, "agent_1": (5.0,) * 10}
+    swapped = evaluate(second, episodes=10, deterministic=True, others=[first], choose=lambda agent, _: agent)
+    assert swapped.mean_reward == 0.0
+    if mode.startswith("sync"):
+        # Each row was acted by the policy that trains on it, with the weights that it has now.
+        assert first_ratios(finished) < 1e-4
+        assert finished.largest_lag == 0
+
+
+@pytest.mark.parametrize("use_rnn", [False, True])
+@pytest.mark.parametrize("mode", ["sync-local", "async-central"])
+def test_a_map_drawn_for_each_episode_gives_each_policy_its_own_rows(tmp_path: Path, mode: str, use_rnn: bool) -> None:
+    memory = {"use_rnn": use_rnn, "rnn_size": 8}
+    settings = {**GAMES, "train_for_env_steps": 12_000, "num_policies": 3, "policy_mapping": "random", **memory}
+    finished = run(tmp_path, mode, "agent_envs:take_turns", **settings)
+    if mode == "sync-local":
+        assert first_ratios(finished) < 1e-4
+    for policy_idx in range(3):
+        result = evaluate(policy_of(finished, policy_idx), episodes=10, deterministic=True)
+        assert result.returns_by_agent == {"first": (3.0,) * 10, "second": (2.0,) * 10}
+    steps = {report.policy_idx: report.agent_steps for report in finished.learner_reports}
+    assert min(steps.values()) > 0.5 * max(steps.values())
+    played = [
+        each.policy_idx for report in finished.reports if isinstance(report, RolloutReport) for each in report.episodes
+    ]
+    assert set(played) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("mode", ["sync-local", "async-local"])
+def test_a_policy_that_is_seldom_drawn_blocks_no_other(tmp_path: Path, mode: str) -> None:
+    mapping = {"num_policies": 2, "policy_mapping": "agent_envs:seldom_the_second"}
+    finished = run(tmp_path, mode, "agent_envs:own_bits", **{**GAMES, "train_for_env_steps": 20_000, **mapping})
+    assert finished.outcome.error is None and finished.outcome.env_steps >= 20_000
+    steps = {report.policy_idx: report.agent_steps for report in finished.learner_reports}
+    assert steps[0] > 50_000
+    assert steps.get(1, 0) < 0.03 * steps[0]
+    assert evaluate(policy_of(finished, 0), episodes=5, deterministic=True).returns_by_agent["agent_1"] == (5.0,) * 5
+
+
+def test_policies_have_settings_weights_and_checkpoints_of_their_own(tmp_path: Path) -> None:
+    own = {1: {"learning_rate": 0.0, "encoder_mlp_layers": [4, 4]}}
+    settings = {**GAMES, "train_for_env_steps": 3000, "num_policies": 2, "policies": own}
+    finished = run(tmp_path, "async-local", "agent_envs:own_bits", **settings)
+    first, second = policy_of(finished, 0), policy_of(finished, 1)
+    assert (first.config.learning_rate, second.config.learning_rate) == (0.01, 0.0)
+    assert second.config.encoder_mlp_layers == [4, 4]
+    assert evaluate(first, episodes=5, deterministic=True).mean_reward > 6.0
+    assert evaluate(second, episodes=20).mean_reward < 5.0
+    states = [
+        json.loads(path.read_text()) for path in (tmp_path / "checkpoints").glob("policy_*/checkpoint_*/state.json")
+    ]
+    assert len(states) == 2
+
+
+def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
+    settings = {**GAMES, "num_policies": 2}
+    finished = run(tmp_path, "async-local", "agent_envs:own_bits", **{**settings, "train_for_env_steps": 1500})
+    folder = finished.folder / "checkpoints"
+    newest = [checkpoint.latest(policy_folder(folder, idx)) for idx in range(2)]
+    starts = [(path, int(checkpoint.load_state(path)["policy_env_steps"])) for path in newest if path is not None]
+    total = sum(env_steps for _, env_steps in starts)
+    assert len(starts) == 2 and 1500 <= total < 1700
+    resumed = run(
+        tmp_path,
+        "async-local",
+        "agent_envs:own_bits",
+        starts_of_policies=starts,
+        **{**settings, "train_for_env_steps": 3000},
+    )
+    assert 3000 <= resumed.outcome.env_steps < 3200
+    by_policy = {report.policy_idx: report for report in reversed(resumed.learner_reports)}
+    assert min(report.env_steps for report in by_policy.values()) > 1500
+    assert evaluate(policy_of(resumed, 1), episodes=5, deterministic=True).mean_reward == pytest.approx(20 / 3)
+
+
+SEVERAL = ("--env=CartPole-v1", "--num_policies=3", "--train_for_env_steps=300000", "--report_every_s=0.2")
+
+
+def test_a_worker_that_is_killed_costs_the_policies_nothing(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", *SEVERAL)
+    training.wait_until(
+        lambda: any("policy_2/train/loss" in record for record in training.records()), "all are trained"
+    )
+    os.kill(pids(training.folder / "logs" / "rollout-0.log")[-1], signal.SIGKILL)
+    code, _, stderr = training.finish()
+    assert code == 0, stderr
+    assert "rollout worker 0 died" in stderr
+    summary = training.summary()
+    assert summary["restarts"] == 1 and summary["env_steps"] >= 300000
+    assert len(summary["ep_rew_mean_of_policies"]) == 3
+    steps = training.records()[-1]
+    assert min(steps[f"policy_{idx}/time/total_agent_steps"] for idx in range(3)) > 1000
+
+
+def test_the_death_of_one_policys_learner_ends_the_run_and_names_it(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", *SEVERAL, "--train_for_env_steps=100000000")
+    training.wait_until(
+        lambda: any("policy_2/train/loss" in record for record in training.records()), "all are trained"
+    )
+    os.kill(pids(training.folder / "logs" / "learner-1.log")[-1], signal.SIGKILL)
+    code, _, stderr = training.finish()
+    assert code == 1
+    assert "learner of policy 1 died: SIGKILL" in stderr
+    for policy_idx in (0, 2):  # the others have saved
+        assert checkpoint.latest(policy_folder(training.folder / "checkpoints", policy_idx)) is not None
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--algo=sac",), "--num_policies=2 cannot be used with --algo=sac"),
+        (("--serial_mode=True",), "--serial_mode is not available with --num_policies=2"),
+        (("--eval_every_env_steps=1000",), "Evaluation during training is not available with --num_policies=2"),
+        (("--policy.1.gama=0.9",), "There is no flag --policy.1.gama; the nearest is --policy.1.gamma"),
+        (("--policy.1.rollout=8",), "--policy.1.rollout is not possible: only settings of learning and of the model"),
+        (("--policy.2.gamma=0.9",), "there is no policy 2, they are 0 to 1"),
+        (("--policy.1.gamma=3",), "--policy.1.gamma=3 is not possible: expected a number at least 0 and at most 1"),
+        (("--policy_mapping=independent",), "independent needs one policy for each agent"),
+        (("--policy_mapping=nothing",), "is not shared, independent, random or module:function"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], text: str) -> None:
+    assert validate(["--env=CartPole-v1", "--num_policies=2", *flags]) == 2
+    assert text in capsys.readouterr().err

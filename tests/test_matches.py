@@ -1,0 +1,100 @@
+"""Matches between policies, and against random actions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.factory import make_env
+from asyncrl.envs.spaces import read_spec
+from asyncrl.evaluate import main
+from asyncrl.evaluation.matches import MatchResult, RandomPlayer, play_matches
+from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.policy import Policy
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.checkpoint import Checkpoint
+
+
+def checkpoint_of(folder: Path, env: str, names_the_bit: bool) -> Path:
+    """A policy of a game of bits that always names its bit, or always the other one."""
+    config = TrainConfig(env=env, encoder_mlp_layers=[], normalize_input=False)
+    spec = read_spec(make_env(env), env)
+    model = ActorCritic(spec, config)
+    sign = 50.0 if names_the_bit else -50.0
+    with torch.no_grad():
+        model.policy_head.weight.zero_()
+        model.policy_head.weight[:2, 0] = torch.tensor([-sign, sign])
+        model.policy_head.bias.zero_()
+    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
+    return checkpoints.save(folder, Checkpoint(model.state_dict(), {}, state), 100, keep=2)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return checkpoint_of(tmp_path / "good", "agent_envs:take_turns", True)
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    return checkpoint_of(tmp_path / "bad", "agent_envs:take_turns", False)
+
+
+def test_the_policy_plays_each_agent_against_each_opponent(
+    good: Path, bad: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [f"--checkpoint={good}", f"--opponents=random,{bad}", "--episodes=20", "--json"]
+    assert main(flags) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    matches = json.loads(last)["matches"]
+    assert [(each["opponent"], each["agent"]) for each in matches] == [
+        ("random", "first"), ("random", "second"), (str(bad), "first"), (str(bad), "second"),
+    ]  # fmt: skip
+    assert [each["mean_reward"] for each in matches] == [3.0, 2.0] * 2
+    assert [each["won"] for each in matches[2:]] == [20, 20]
+    for each in matches[:2]:
+        assert each["won"] + each["drawn"] + each["lost"] == 20 and each["won"] > 5
+    assert lines[1].split() == ["opponent", "plays", "won", "drawn", "lost", "share", "won", "(95", "%)", "return"]
+    assert len(lines) == 6
+
+
+def test_who_plays_the_other_agents_changes_their_returns_only(good: Path, bad: Path) -> None:
+    from asyncrl.policy import load_policy
+
+    (result, _) = play_matches(load_policy(bad), {"good": load_policy(good)}, episodes=5)
+    assert result.returns == (0.0,) * 5 and result.best_of_others == (2.0,) * 5
+    assert (result.won, result.drawn, result.lost) == (0, 0, 5)
+
+
+def test_random_players_keep_to_the_mask() -> None:
+    env = "agent_envs:masked"
+    spec, config = read_spec(make_env(env), env), TrainConfig(env=env, encoder_mlp_layers=[])
+    policy = Policy(ActorCritic(spec, config), spec, config)
+    (first, _) = play_matches(policy, {"random": RandomPlayer(policy, 0)}, episodes=5)
+    assert first.returns == (3.0,) * 5  # the game raises at a forbidden action
+
+
+def test_the_interval_of_a_share() -> None:
+    result = MatchResult("a", "b", (1.0,) * 8 + (0.0,) * 2, (0.5,) * 10)
+    assert result.won_ci95 == pytest.approx((0.4902, 0.9433), abs=1e-4)  # Newcombe 1998, method 3
+    assert MatchResult("a", "b", (1.0,) * 4, (0.0,) * 4).won_ci95[1] == pytest.approx(1.0)
+
+
+def test_mistakes_are_one_sentence(good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = checkpoint_of(tmp_path / "other", "agent_envs:own_bits", True)
+    for flags, text in (
+        ([f"--opponents={other}"], "was trained in agent_envs:own_bits, with other spaces"),
+        (["--opponents=nowhere"], "nowhere"),
+    ):
+        assert main([f"--checkpoint={good}", *flags]) == 2
+        assert text in capsys.readouterr().err
+    alone = tmp_path / "alone"
+    config = TrainConfig(env="CartPole-v1", encoder_mlp_layers=[])
+    spec = read_spec(make_env("CartPole-v1"), "CartPole-v1")
+    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
+    path = checkpoints.save(alone, Checkpoint(ActorCritic(spec, config).state_dict(), {}, state), 100, keep=1)
+    assert main([f"--checkpoint={path}", "--opponents=random"]) == 2
+    assert "needs an environment of several agents, and CartPole-v1 has one" in capsys.readouterr().err
