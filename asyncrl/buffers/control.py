@@ -289,7 +289,7 @@ class WorkerDeaths:
         Args:
             arena: the run's.
             has_server: whether inference workers answer requests.
-            has_slots: whether the learner grants slots.
+            has_slots: whether a learner grants slots.
         """
         self._died = arena.words("worker_deaths.died")
         self._server = arena.words("worker_deaths.server")

@@ -151,7 +151,7 @@ class RunSetup:
     @property
     def worker_deaths(self) -> WorkerDeaths:
         """The words of dead rollout workers."""
-        has_slots = self.plan.replay is None and self.plan.hogwild is None
+        has_slots = self.plan.replay is None and self.plan.hogwild is None and self.plan.num_policies == 1
         return WorkerDeaths(self.arena, has_server=self.plan.num_inference_workers > 0, has_slots=has_slots)
 
     def server_of(self, worker_idx: int) -> int:
