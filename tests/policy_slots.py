@@ -27,6 +27,7 @@ def empty_slots(num_slots: int, num_columns: int, agents: bool = False, rnn_stat
         policy_idx=np.zeros(with_last, dtype=np.int16),
         policy_version=np.zeros(with_last, dtype=np.int64),
         chosen_at=np.zeros((num_slots, T + 1)),
+        require_written=lambda slot: None,
         **flags,
         **of_agents,
     )

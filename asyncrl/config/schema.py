@@ -396,7 +396,7 @@ class TrainConfig(BaseModel):
     policy_mapping: str = _policies(
         "auto",
         "the policy that plays an agent for an episode: always the first (shared); policy i for agent i (independent); "
-        "one drawn anew for each agent and episode (random); or MODULE:function of the agent's name, the environment's "
+        "one drawn for each agent and episode (random); or MODULE:function of the agent's name, the environment's "
         "number and the episode's. auto is shared for one policy, else random",
     )
     policies: dict[NonNegativeInt, dict[str, Any]] = _policies(

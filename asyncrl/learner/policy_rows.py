@@ -154,10 +154,15 @@ class PolicyRows:
         self.dropped_samples = 0
 
     def add(self, slot: int) -> bool:
-        """Copies all rows of the policy in a slot; copies nothing and returns False if there is no room for them."""
+        """Copies all rows of the policy in a slot; copies nothing and returns False if there is no room for them.
+
+        Raises:
+            SlotStateError: a row of the slot was not written since its worker began it.
+        """
         pieces, cursor = self._plan(slot)
         if pieces and pieces[-1].dataset - self._num_released >= len(self._staging):
             return False
+        self._slots.require_written(slot)
         for piece in pieces:
             self._copy(slot, piece)
         self._cursor = cursor

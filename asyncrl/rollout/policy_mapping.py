@@ -1,4 +1,4 @@
-"""Which of several policies plays each agent of each environment, chosen anew for each of its episodes.
+"""Which of several policies plays each agent of each environment, chosen for each of its episodes.
 
 shared           policy 0 plays all agents
 independent      agent i has policy i

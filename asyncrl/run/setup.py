@@ -77,7 +77,7 @@ class RunSetup:
             rank: address of this rank; None without torchrun.
             first_env_steps: environment steps of the run before; by default those of the checkpoint.
             hyperparameters: changes that are in effect; by default those of the checkpoint.
-            starts_of_policies: see the class; by default several policies begin anew.
+            starts_of_policies: see the class; by default several policies start at step 0.
         """
         if hyperparameters is None:
             state = None if resume_from is None else checkpoint.load_state(resume_from)

@@ -15,6 +15,7 @@ from datasets import BOX, CPU, train_on
 from policy_slots import T, draw_episodes, empty_slots
 
 from asyncrl.algorithms.losses import gae
+from asyncrl.buffers.slots import SlotStateError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
@@ -145,6 +146,24 @@ def test_columns_of_one_policy_are_copied_in_their_order() -> None:
         for name in ("obs", "value", "reward", "truncated", "valid"):
             expected = np.concatenate([getattr(slots, name)[slot][:, owned] for slot in range(3)], axis=1)
             np.testing.assert_array_equal(getattr(dataset, name).numpy(), expected)
+
+
+def test_a_slot_with_a_row_that_was_never_written_is_refused() -> None:
+    slots = empty_slots(2, 3)
+    slots.valid[:] = True
+
+    def require_written(slot: int) -> None:
+        if slot == 1:
+            raise SlotStateError("reward of row 2 was never written")
+
+    slots.require_written = require_written
+    rows = PolicyRows(0, slots, 3, 3, None, NO_LIMIT)
+    assert rows.add(0)
+    with pytest.raises(SlotStateError, match="never written"):
+        rows.add(1)
+    assert rows.take(0) is not None
+    rows.release()
+    assert rows.take(0) is None, "nothing of the refused slot was copied"
 
 
 def test_a_slot_waits_as_a_whole_until_there_is_room() -> None:
