@@ -160,8 +160,18 @@ class TrajectorySlots:
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         return self.obs[place], self.rnn_state[place]
 
-    def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
-        """See `InferenceBuffer`; the row after the last step gets a value only."""
+    def answer(
+        self,
+        place: tuple[int, int],
+        envs: slice | npt.NDArray[np.intp],
+        answer: ActorOutput,
+        version: int | npt.NDArray[np.int64],
+        now: float,
+    ) -> None:
+        """See `InferenceBuffer`; the row after the last step gets a value only.
+
+        With several policies, `envs` [E] are positions in the batch, and each column has the version of its policy.
+        """
         self.value[place] = answer.value[envs]
         self.policy_version[place] = version
         self.chosen_at[place] = now

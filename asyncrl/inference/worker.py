@@ -18,6 +18,7 @@ from collections.abc import Container, Mapping
 from asyncrl.buffers.control import WorkerDeaths
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.models.acting import ActingPolicy
+from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.monitoring.reports import InferenceReport, Phase, PhaseTimer, busy_s
 
 WAIT_S = 0.1
@@ -31,7 +32,7 @@ class InferenceWorker:
     def __init__(
         self,
         worker_idx: int,
-        policy: ActingPolicy,
+        policy: ActingPolicy | ActingPolicies,
         num_envs: int,
         table: RequestTable,
         rings: Mapping[int, IndexRing],

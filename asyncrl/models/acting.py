@@ -35,6 +35,7 @@ class ActingPolicy:
     actions to `buffer`. `seed` is for drawing actions.
 
     Attributes:
+        model: on its device; its parameters are flat.
         version: policy version of the weights in use, -1 before the first.
     """
 
@@ -48,9 +49,9 @@ class ActingPolicy:
         phases: PhaseTimer | None = None,
         compile: Compile = "auto",
     ) -> None:
-        self._model = model.to(device).eval()
-        self._flat = FlatParameters(self._model, with_grad=False)
-        self._block = torch.empty(block_size(self._model))
+        self.model = model.to(device).eval()
+        self._flat = FlatParameters(self.model, with_grad=False)
+        self._block = torch.empty(block_size(self.model))
         self._device = device
         self._reads_on_device = False
         self._weights = weights
@@ -59,8 +60,8 @@ class ActingPolicy:
         self._buffers: list[npt.NDArray[Any]] = []
         self._publication = 0
         self.version = -1
-        self._device_actor = None if device.type == "cpu" else DeviceActor(self._model, device, seed, compile)
-        self._act: Act = _act_on_host(self._model, seed) if self._device_actor is None else self._device_actor.act
+        self._device_actor = None if device.type == "cpu" else DeviceActor(self.model, device, seed, compile)
+        self._act: Act = _act_on_host(self.model, seed) if self._device_actor is None else self._device_actor.act
         self._act_untrained = self._act
         if isinstance(model, SacActor):
             # Until the first update, actions are drawn from the whole range.
@@ -75,18 +76,7 @@ class ActingPolicy:
         Raises:
             RuntimeError: no weights were ever published.
         """
-        if self._publication == 0 and self._weights.num_publications > 0 and self._weights.open_on_device(self._device):
-            self._reads_on_device = True
-            self._block = self._block.to(self._device)
-        if self._reads_on_device:
-            news = self._weights.read_on_device(self._block, self._publication)
-        else:
-            news = self._weights.read(self._block.numpy(), self._publication)
-        if news is not None:
-            self._publication, self.version = news.number, news.version
-            read_block(self._model, self._flat, self._block)
-        elif self.version < 0:
-            raise RuntimeError("asked to act before any weights were published")
+        self.refresh()
         self._phases.charge(Phase.FETCH)
         buffer, num_envs = self._buffer, self._buffer.num_envs
         parts = [buffer.inputs_at(place) for place in places]
@@ -102,6 +92,38 @@ class ActingPolicy:
             envs = slice(position * num_envs, (position + 1) * num_envs)
             buffer.answer(place, envs, result, self.version, now)
         self._phases.charge(Phase.COPY)
+
+    def refresh(self) -> bool:
+        """Takes the newest weights; returns whether there were newer ones.
+
+        Raises:
+            RuntimeError: no weights were ever published.
+        """
+        if self._publication == 0 and self._weights.num_publications > 0 and self._weights.open_on_device(self._device):
+            self._reads_on_device = True
+            self._block = self._block.to(self._device)
+        if self._reads_on_device:
+            news = self._weights.read_on_device(self._block, self._publication)
+        else:
+            news = self._weights.read(self._block.numpy(), self._publication)
+        if news is not None:
+            self._publication, self.version = news.number, news.version
+            read_block(self.model, self._flat, self._block)
+        elif self.version < 0:
+            raise RuntimeError("asked to act before any weights were published")
+        return news is not None
+
+    def act(self, obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
+        """Results for B observations, with the weights of the last `refresh`; the next call may overwrite them.
+
+        On an accelerator it pads B to a power of two, so that there are few batch sizes.
+        """
+        if self._device_actor is None:
+            return self._act(obs, state)
+        num_rows = len(obs)
+        padded = np.minimum(np.arange(1 << (num_rows - 1).bit_length()), num_rows - 1)
+        result = self._device_actor.act(*self._device_actor.gather([(obs[padded], state[padded])]))
+        return ActorOutput(*(field[:num_rows] for field in result))
 
     def pop_warning(self) -> str | None:
         """A warning for the user about how the policy runs, once."""

@@ -26,6 +26,7 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, StepRows
 from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.models.acting import ActingPolicy
+from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SacMetrics, TrainMetrics, busy_s, mean_metrics
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvironmentGroup, HostEnvGroup
@@ -329,7 +330,7 @@ class Split:
 class LocalActions:
     """The policy of this process answers immediately, always with the newest weights."""
 
-    def __init__(self, policy: ActingPolicy) -> None:
+    def __init__(self, policy: ActingPolicy | ActingPolicies) -> None:
         self._policy = policy
 
     def request(self, split_idx: int, slot: int, row: int) -> bool:
