@@ -79,7 +79,7 @@ class MarkingPolicies:
             slots.policy_version[place] = VERSION_OF_POLICY_0 + policy_idx
             if place[1] < slots.rollout:
                 slots.log_prob[place] = policy_idx
-                slots.action[place] = np.array([next(self._numbers) for _ in policy_idx])[:, None]
+                slots.action[place].T[...] = [next(self._numbers) for _ in policy_idx]
 
 
 def check_rows(slots: TrajectorySlots, slot: int, episodes: Episodes) -> None:
@@ -90,3 +90,8 @@ def check_rows(slots: TrajectorySlots, slot: int, episodes: Episodes) -> None:
     np.testing.assert_array_equal(slots.value[slot], expected)
     np.testing.assert_array_equal(slots.policy_version[slot], VERSION_OF_POLICY_0 + expected)
     np.testing.assert_array_equal(slots.log_prob[slot], expected[:-1])
+
+
+def sum_of_all(agent: str, env_idx: int, episode: int) -> int:
+    """A policy mapping that shows what it was given."""
+    return len(agent) + env_idx + episode

@@ -160,8 +160,18 @@ class TrajectorySlots:
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         return self.obs[place], self.rnn_state[place]
 
-    def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
-        """See `InferenceBuffer`; the row after the last step gets a value only."""
+    def answer(
+        self,
+        place: tuple[int, int],
+        envs: slice | npt.NDArray[np.intp],
+        answer: ActorOutput,
+        version: int | npt.NDArray[np.int64],
+        now: float,
+    ) -> None:
+        """See `InferenceBuffer`; the row after the last step gets a value only.
+
+        With several policies, `envs` [E] are positions in the batch, and each column has the version of its policy.
+        """
         self.value[place] = answer.value[envs]
         self.policy_version[place] = version
         self.chosen_at[place] = now
@@ -171,26 +181,6 @@ class TrajectorySlots:
             self.log_prob[place] = answer.log_prob[envs]
             if self.is_recurrent:
                 self.rnn_state[place[0], place[1] + 1] = answer.rnn_state[envs]
-
-    def answer_columns(
-        self,
-        place: tuple[int, int],
-        columns: npt.NDArray[np.intp],
-        rows: slice,
-        answer: ActorOutput,
-        version: int,
-        now: float,
-    ) -> None:
-        """As `answer`, for some columns of a place: `rows` of the batch are their answers (several policies)."""
-        self.value[place][columns] = answer.value[rows]
-        self.policy_version[place][columns] = version
-        self.chosen_at[place] = now
-        if place[1] < self.rollout:
-            self.action[place][columns] = answer.action[rows]
-            self.action_parameters[place][columns] = answer.action_parameters[rows]
-            self.log_prob[place][columns] = answer.log_prob[rows]
-            if self.is_recurrent:
-                self.rnn_state[place[0], place[1] + 1][columns] = answer.rnn_state[rows]
 
     def _require(self, slot: int, expected: SlotState) -> None:
         if self._state[slot] != expected:

@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 
 from asyncrl.buffers.inference_buffer import ActorOutput, InferenceBuffer
-from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.cuda_graph import Compile
@@ -36,6 +35,7 @@ class ActingPolicy:
     actions to `buffer`. `seed` is for drawing actions.
 
     Attributes:
+        model: on its device; its parameters are flat.
         version: policy version of the weights in use, -1 before the first.
     """
 
@@ -49,9 +49,9 @@ class ActingPolicy:
         phases: PhaseTimer | None = None,
         compile: Compile = "auto",
     ) -> None:
-        self._model = model.to(device).eval()
-        self._flat = FlatParameters(self._model, with_grad=False)
-        self._block = torch.empty(block_size(self._model))
+        self.model = model.to(device).eval()
+        self._flat = FlatParameters(self.model, with_grad=False)
+        self._block = torch.empty(block_size(self.model))
         self._device = device
         self._reads_on_device = False
         self._weights = weights
@@ -60,8 +60,8 @@ class ActingPolicy:
         self._buffers: list[npt.NDArray[Any]] = []
         self._publication = 0
         self.version = -1
-        self._device_actor = None if device.type == "cpu" else DeviceActor(self._model, device, seed, compile)
-        self._act: Act = _act_on_host(self._model, seed) if self._device_actor is None else self._device_actor.act
+        self._device_actor = None if device.type == "cpu" else DeviceActor(self.model, device, seed, compile)
+        self._act: Act = _act_on_host(self.model, seed) if self._device_actor is None else self._device_actor.act
         self._act_untrained = self._act
         if isinstance(model, SacActor):
             # Until the first update, actions are drawn from the whole range.
@@ -76,18 +76,25 @@ class ActingPolicy:
         Raises:
             RuntimeError: no weights were ever published.
         """
-        self.fetch()
+        self.refresh()
+        self._phases.charge(Phase.FETCH)
         buffer, num_envs = self._buffer, self._buffer.num_envs
         parts = [buffer.inputs_at(place) for place in places]
-        result = self.act(parts)
+        if self._device_actor is not None:
+            obs, state = self._device_actor.gather(parts)
+        else:
+            obs, state = parts[0] if len(parts) == 1 else self._gather(parts)
+        self._phases.charge(Phase.GATHER)
+        result = self._act(obs, state) if self.version > 0 else self._act_untrained(obs, state)
+        self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):
             envs = slice(position * num_envs, (position + 1) * num_envs)
             buffer.answer(place, envs, result, self.version, now)
         self._phases.charge(Phase.COPY)
 
-    def fetch(self) -> None:
-        """Takes the newest weights.
+    def refresh(self) -> bool:
+        """Takes the newest weights; returns whether there were newer ones.
 
         Raises:
             RuntimeError: no weights were ever published.
@@ -101,21 +108,22 @@ class ActingPolicy:
             news = self._weights.read(self._block.numpy(), self._publication)
         if news is not None:
             self._publication, self.version = news.number, news.version
-            read_block(self._model, self._flat, self._block)
+            read_block(self.model, self._flat, self._block)
         elif self.version < 0:
             raise RuntimeError("asked to act before any weights were published")
-        self._phases.charge(Phase.FETCH)
+        return news is not None
 
-    def act(self, parts: Sequence[Part]) -> ActorOutput:
-        """Runs the policy on observations and recurrent states, with the weights of the last `fetch`."""
-        if self._device_actor is not None:
-            obs, state = self._device_actor.gather(parts)
-        else:
-            obs, state = parts[0] if len(parts) == 1 else self._gather(parts)
-        self._phases.charge(Phase.GATHER)
-        result = self._act(obs, state) if self.version > 0 else self._act_untrained(obs, state)
-        self._phases.charge(Phase.FORWARD)
-        return result
+    def act(self, obs: npt.NDArray[Any], state: npt.NDArray[Any]) -> ActorOutput:
+        """Results for B observations, with the weights of the last `refresh`; the next call may overwrite them.
+
+        On an accelerator it pads B to a power of two, so that there are few batch sizes.
+        """
+        if self._device_actor is None:
+            return self._act(obs, state)
+        num_rows = len(obs)
+        padded = np.minimum(np.arange(1 << (num_rows - 1).bit_length()), num_rows - 1)
+        result = self._device_actor.act(*self._device_actor.gather([(obs[padded], state[padded])]))
+        return ActorOutput(*(field[:num_rows] for field in result))
 
     def pop_warning(self) -> str | None:
         """A warning for the user about how the policy runs, once."""
@@ -129,42 +137,6 @@ class ActingPolicy:
         for fields, target in zip(zip(*parts, strict=True), (obs, state), strict=True):
             np.concatenate(fields, out=target)
         return obs, state
-
-
-class ActingPolicies:
-    """Several policies of one process; each answers the columns that it plays.
-
-    Attributes:
-        policies: in the order of their numbers; they read observations from and write actions to `slots`.
-    """
-
-    def __init__(self, policies: Sequence[ActingPolicy], slots: TrajectorySlots) -> None:
-        self.policies = policies
-        self._slots = slots
-
-    def answer(self, places: Sequence[tuple[int, int]]) -> None:
-        """As `ActingPolicy.answer`; each column gets the answer and the version of its policy."""
-        slots = self._slots
-        assert slots.policy_idx is not None
-        for policy_idx, policy in enumerate(self.policies):
-            columns = [np.flatnonzero(slots.policy_idx[place] == policy_idx) for place in places]
-            if not any(len(each) for each in columns):
-                continue
-            policy.fetch()
-            parts = []
-            for place, own in zip(places, columns, strict=True):
-                obs, state = slots.inputs_at(place)
-                parts.append((obs[own], state[own]))
-            result = policy.act(parts)
-            now, first = time.monotonic(), 0
-            for place, own in zip(places, columns, strict=True):
-                rows = slice(first, first + len(own))
-                slots.answer_columns(place, own, rows, result, policy.version, now)
-                first = rows.stop
-
-    def pop_warning(self) -> str | None:
-        """The warning of one policy that has one."""
-        return next((text for policy in self.policies if (text := policy.pop_warning()) is not None), None)
 
 
 def make_act(model: ActingModel, device: torch.device, seed: int) -> Act:

@@ -19,9 +19,9 @@ from asyncrl.models.normalized import OBS_CLIP
 from asyncrl.models.sac import SacActor, limit_log_std_array
 
 FloatArray = npt.NDArray[np.float32]
-_Layers = list[tuple[FloatArray, FloatArray]]
-_Encoder = list[tuple[list[slice], _Layers]]
-_CLIP = np.float32(OBS_CLIP)
+ArrayLayers = list[tuple[FloatArray, FloatArray]]
+Encoder = list[tuple[list[slice], ArrayLayers]]
+CLIP = np.float32(OBS_CLIP)
 
 
 class ArrayPolicy:
@@ -38,18 +38,18 @@ class ArrayPolicy:
         self._generator = np.random.Generator(np.random.SFC64(seed))
         self._no_state = np.empty((0, 0), dtype=np.float32)
         self._is_sac_gaussian = False
-        self._critic: _Encoder | None = None
+        self._critic: Encoder | None = None
         self._value_head: tuple[FloatArray, FloatArray] | None = None
         self._log_std: FloatArray | None = None
         self._mask: slice | None = None
         if isinstance(model, SacActor):
-            *hidden, self._policy_head = _arrays_of(model.array_layers)
-            self._actor: _Encoder = [([slice(None)], hidden)]
+            *hidden, self._policy_head = weights_of(model.array_layers)
+            self._actor: Encoder = [([slice(None)], hidden)]
             self._is_sac_gaussian = model.is_gaussian
             return
-        self._actor = _encoder_of(model.actor)
-        self._critic = None if model.critic is None else _encoder_of(model.critic)
-        self._policy_head, self._value_head = _arrays_of(model.heads)
+        self._actor = encoder_of(model.actor)
+        self._critic = None if model.critic is None else encoder_of(model.critic)
+        self._policy_head, self._value_head = weights_of(model.heads)
         self._log_std = None if model.log_std is None else array_of(model.log_std)
         self._return_mean, self._return_std = array_of(model.return_mean), array_of(model.return_std)
         if model.layout.num_mask:
@@ -60,8 +60,8 @@ class ArrayPolicy:
         if self._normalizes_obs:
             obs = obs - self._obs_mean
             obs /= self._obs_std
-            np.minimum(obs, _CLIP, out=obs)
-            np.maximum(obs, -_CLIP, out=obs)
+            np.minimum(obs, CLIP, out=obs)
+            np.maximum(obs, -CLIP, out=obs)
         features = self._encode(self._actor, obs)
         weight, bias = self._policy_head
         parameters: FloatArray = np.dot(features, weight)
@@ -81,7 +81,7 @@ class ArrayPolicy:
         value += self._return_mean
         return ActorOutput(action, log_prob, value, parameters, self._no_state)
 
-    def _encode(self, encoder: _Encoder, obs: FloatArray) -> FloatArray:
+    def _encode(self, encoder: Encoder, obs: FloatArray) -> FloatArray:
         """Features of all keys of the observation, concatenated."""
         pieces = []
         for places, layers in encoder:
@@ -100,12 +100,12 @@ def array_of(tensor: Tensor) -> FloatArray:
     return array
 
 
-def _encoder_of(encoder: ObservationEncoder) -> _Encoder:
+def encoder_of(encoder: ObservationEncoder) -> Encoder:
     keys = encoder.vector_keys
     assert keys is not None
-    return [(places, _arrays_of(layers)) for places, layers in keys]
+    return [(places, weights_of(layers)) for places, layers in keys]
 
 
-def _arrays_of(layers: Layers) -> _Layers:
+def weights_of(layers: Layers) -> ArrayLayers:
     """Transposed weights `[in, out]` and biases of layers, as views."""
     return [(array_of(weight).T, array_of(bias)) for weight, bias in layers]

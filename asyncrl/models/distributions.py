@@ -371,7 +371,7 @@ class Joint(ActionDistribution):
         for part in self.parts:
             next_output = output + part.num_parameters - (0 if log_std is None else part.num_deviations)
             next_deviation, next_logit = deviation + part.num_deviations, logit + part.num_logits
-            own_log_std = None if log_std is None else log_std[deviation:next_deviation]
+            own_log_std = None if log_std is None else log_std[..., deviation:next_deviation]
             own_mask = None if mask is None else mask[..., logit:next_logit]
             yield part, (outputs[..., output:next_output], own_log_std, own_mask)
             output, deviation, logit = next_output, next_deviation, next_logit

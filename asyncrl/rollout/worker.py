@@ -26,7 +26,8 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, StepRows
 from asyncrl.buffers.slot_pool import SlotPool
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.models.acting import ActingPolicies, ActingPolicy
+from asyncrl.models.acting import ActingPolicy
+from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SacMetrics, TrainMetrics, busy_s, mean_metrics
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvironmentGroup, HostEnvGroup

@@ -44,7 +44,8 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
 from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
-from asyncrl.models.acting import ActingPolicies, ActingPolicy
+from asyncrl.models.acting import ActingPolicy
+from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.reports import PhaseTimer
@@ -75,9 +76,9 @@ def build_acting_policy(
             build_acting_policy(setup.of_policy(idx), device, actor_idx * num_policies + idx, phases)
             for idx in range(num_policies)
         ]
-        return ActingPolicies(
-            [each for each in policies if isinstance(each, ActingPolicy)], TrajectorySlots(setup.arena)
-        )
+        seed = acting_seed(setup.seed, actor_idx, setup.seed_steps)
+        slots = TrajectorySlots(setup.arena)
+        return ActingPolicies([each for each in policies if isinstance(each, ActingPolicy)], slots, seed, phases)
     return ActingPolicy(
         model=make_acting_model(setup.spec, setup.config),
         weights=WeightsChannel(setup.arena),
