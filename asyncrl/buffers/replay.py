@@ -257,6 +257,9 @@ class ReplayLimiter:
     than 1 this is less than U + slack, so some worker may step. The slack is two steps of every environment, one update
     and `replay_ratio_tolerance`, so that a worker that may step still may after all others have stepped at the same
     time.
+
+    Attributes:
+        num_updates: U, updates that were made or skipped; the learner adds them.
     """
 
     def __init__(
@@ -275,7 +278,7 @@ class ReplayLimiter:
         self._is_async = is_async
         self._most_env_steps = most_env_steps
         self._start = replay.warmup_env_steps
-        self._updates = 0
+        self.num_updates = 0
         self._first_rows = [stripes.num_rows[split] for split in range(stripes.num_splits)]
         self._round = 0
 
@@ -285,17 +288,13 @@ class ReplayLimiter:
         env_steps = self._stripes.total_env_steps()
         if not self._is_async and not self._is_round_over and env_steps < self._most_env_steps:
             return 0
-        return max(0, math.floor(self._ratio * (env_steps - self._start)) - self._updates)
-
-    def count(self, num_updates: int) -> None:
-        """Counts updates that were made or skipped."""
-        self._updates += num_updates
+        return max(0, math.floor(self._ratio * (env_steps - self._start)) - self.num_updates)
 
     @property
     def achieved_ratio(self) -> float | None:
         """Updates for each environment step since the warm-up, None before its end."""
         env_steps = self._stripes.total_env_steps()
-        return self._updates / (env_steps - self._start) if env_steps > self._start else None
+        return self.num_updates / (env_steps - self._start) if env_steps > self._start else None
 
     def release(self) -> bool:
         """Lets the workers step as far as they may now: in sync mode one row further when no updates are due.
@@ -303,7 +302,7 @@ class ReplayLimiter:
         Returns whether they may step further than before.
         """
         if self._is_async:
-            limit = self._start + math.floor((self._updates + self._slack) / self._ratio)
+            limit = self._start + math.floor((self.num_updates + self._slack) / self._ratio)
             return self._limits.set(None, min(limit, self._most_env_steps))
         if self._is_round_over and self.due == 0:
             self._round += 1
@@ -316,11 +315,11 @@ class ReplayLimiter:
 
     def state_dict(self) -> dict[str, int | float]:
         """The counts that continue with a saved replay: updates, steps at which counting began, and the ratio."""
-        return {"updates": self._updates, "start": self._start, "ratio": float(self._ratio)}
+        return {"updates": self.num_updates, "start": self._start, "ratio": float(self._ratio)}
 
     def load_state_dict(self, counters: Mapping[str, int | float]) -> None:
         """Continues the counts of a restored replay; with another ratio counting begins again."""
         if Fraction(str(counters["ratio"])) == self._ratio:
-            self._updates, self._start = int(counters["updates"]), int(counters["start"])
+            self.num_updates, self._start = int(counters["updates"]), int(counters["start"])
         else:
-            self._updates, self._start = 0, self._stripes.total_env_steps()
+            self.num_updates, self._start = 0, self._stripes.total_env_steps()

@@ -7,7 +7,6 @@ learner begins it only after the count became n + 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -69,7 +68,7 @@ class WeightsChannel:
         self._on_device = allocate_device_weights(self._arena, device, self._buffers.shape[1])
 
     def open_on_device(self, device: torch.device) -> bool:
-        """Returns whether `read_on_device` can read on `device`; to be called after the first publication."""
+        """Returns whether `read` can read on `device`; to be called after the first publication."""
         from asyncrl.buffers.device_weights import open_device_weights
 
         self._on_device = open_device_weights(self._arena, device, self._buffers.shape[1])
@@ -92,25 +91,22 @@ class WeightsChannel:
         self._env_steps[count % 2] = env_steps
         self._count[0] = count
 
-    def read(self, out: FloatArray, seen: int) -> Publication | None:
+    def read(self, out: FloatArray | Tensor, seen: int) -> Publication | None:
         """Copies the newest weights if they are newer than publication number `seen`; returns what was copied.
 
+        It copies again until no publication has overwritten the buffer meanwhile.
+
         Args:
-            out: [N] float32, overwritten if there is something new.
+            out: [N] float32, overwritten if there is something new; a tensor on the device that `open_on_device` was
+                called with is filled there.
             seen: number of the publication that the caller has.
         """
-        return self._read(seen, lambda place: np.copyto(out, self._buffers[place]))
-
-    def read_on_device(self, out: Tensor, seen: int) -> Publication | None:
-        """Does what `read` does, on the device that `open_on_device` was called with."""
-        device_weights = self._on_device
-        assert device_weights is not None
-        return self._read(seen, lambda place: device_weights.read(place, out))
-
-    def _read(self, seen: int, copy: Callable[[int], None]) -> Publication | None:
-        """Copies a buffer, by its number, until no publication has overwritten it meanwhile."""
         while (count := self._count[0]) != seen:
-            copy(count % 2)
+            if isinstance(out, np.ndarray):
+                np.copyto(out, self._buffers[count % 2])
+            else:
+                assert self._on_device is not None
+                self._on_device.read(count % 2, out)
             version, env_steps = self._versions[count % 2], self._env_steps[count % 2]
             if self._count[0] == count:
                 return Publication(count, version, env_steps)

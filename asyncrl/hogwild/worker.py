@@ -166,7 +166,7 @@ class HogwildSacWorker(HogwildWorker):
             self.phases.charge(Phase.GATHER)
             metrics = self._learner.train(batches, self._clock.env_steps)
             self.note_training(metrics, self._learner.skipped_steps)
-            self._limiter.count(num_updates)
+            self._limiter.num_updates += num_updates
             self.phases.charge(Phase.TRAIN)
             return 0.0
         self._limiter.release()

@@ -36,7 +36,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, is_bad
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
@@ -145,7 +145,8 @@ class OnPolicyLearner:
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", model.observation_size, device)
         self._return_moments = storage.moments("return", 1, device)
-        self._obs_statistics = self._copy_obs_statistics()
+        self._of_obs = slice(2 * model.observation_size)  # their part of the statistics
+        self._obs_statistics = self.model.statistics[self._of_obs].clone()
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._most_samples = 0  # of a minibatch
         self._trained: _Trained | None = None
@@ -324,7 +325,7 @@ class OnPolicyLearner:
     def load_state_dict(self, state: LearnerState) -> None:
         """Continues from `state`; the caller publishes before the next dataset is collected."""
         self.model.load_state_dict(state.model)
-        self._obs_statistics = self._copy_obs_statistics()
+        self._obs_statistics = self.model.statistics[self._of_obs].clone()
         self._published_obs_statistics = {}
         for name, tensor in self._optimizer_tensors().items():
             tensor.copy_(state.optimizer[name])
@@ -345,9 +346,6 @@ class OnPolicyLearner:
             "return_mean": self._return_moments.mean,
             "return_variance": self._return_moments.variance,
         }
-
-    def _copy_obs_statistics(self) -> Tensor:
-        return self.model.statistics[: 2 * self.model.observation_size].clone()
 
     def _normalize(self, obs: Tensor, versions: Tensor) -> Tensor:
         """Normalizes the numbers of samples, in place, with the statistics that the policy of each sample used.
@@ -397,7 +395,14 @@ class OnPolicyLearner:
         log_ratios = self._log_ratios(dataset, rows, inputs, action) if config.with_vtrace else None
         estimates = self._estimate(dataset, values, log_ratios)
         raw_returns = estimates.returns.flatten().index_select(0, valid)
-        self._take_in(raw.floats.index_select(0, valid) if self._recurrence else raw.floats, raw_returns)
+        # The statistics take in the dataset; the next publication contains them.
+        if config.normalize_input:
+            self._obs_moments.update(raw.floats.index_select(0, valid) if self._recurrence else raw.floats)
+            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
+            self._obs_statistics = self.model.statistics[self._of_obs].clone()
+        if config.normalize_returns:
+            self._return_moments.update(raw_returns.unsqueeze(-1))
+            self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
         # A ratio in the loss weights the action itself; the plain policy gradient does not.
         weights = None if self._algorithm.uses_ratio else estimates.weights
         samples = Samples(
@@ -508,16 +513,6 @@ class OnPolicyLearner:
         """The model's outputs for rows of observations; a recurrent model begins with these states."""
         return self.model.unroll(inputs, rnn_state, begins) if self._recurrence else self.model(*inputs)
 
-    def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
-        """Adds the dataset to the statistics; the next publication contains them."""
-        if self._config.normalize_input:
-            self._obs_moments.update(raw_obs)
-            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
-            self._obs_statistics = self._copy_obs_statistics()
-        if self._config.normalize_returns:
-            self._return_moments.update(raw_returns.unsqueeze(-1))
-            self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
-
     def _minibatches(self, samples: Samples) -> list[Samples]:
         """`num_batches_per_epoch` minibatches, in every rank; advantages are normalized over those of all ranks.
 
@@ -593,5 +588,5 @@ class OnPolicyLearner:
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
         """Takes one step down the gradient, unless it or `loss` is not finite; returns its norm before clipping."""
         grad_norm = clip_gradient(self._gradient, self._config.max_grad_norm)
-        self._optimizer.step(learning_rate, is_bad(loss + grad_norm))
+        self._optimizer.step(learning_rate, torch.isfinite(loss + grad_norm).logical_not().float())
         return grad_norm

@@ -46,7 +46,8 @@ class FlatAdam:
 
         Args:
             learning_rate: its size.
-            found_inf: float32 scalar on the parameters' device; 1 skips the step, which is not counted.
+            found_inf: float32 scalar on the parameters' device, for which the host does not wait; 1 skips the step,
+                which is not counted.
         """
         torch._foreach_add_(self.steps, 1.0)
         torch._fused_adam_(
@@ -126,11 +127,6 @@ class LearningRate:
             self.value = max(self.value / _FACTOR, self._config.lr_adaptive_min)
         elif divergence < target / _TOLERANCE:
             self.value = min(self.value * _FACTOR, self._config.lr_adaptive_max)
-
-
-def is_bad(figures: Tensor) -> Tensor:
-    """`found_inf` of an optimizer: 1.0 if one of the figures is not finite, else 0.0; the host does not wait for it."""
-    return torch.isfinite(figures).all().logical_not().float()
 
 
 def clip_gradient(gradient: Tensor, max_norm: float) -> Tensor:

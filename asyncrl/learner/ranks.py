@@ -158,7 +158,7 @@ class RankConsensus:
 
     Attributes:
         ranks: the learners.
-        hyperparameters: the changes that are in effect.
+        hyperparameters: the changes that are in effect; with one rank its training loop adds them.
         is_over: whether some rank has ended.
         was_interrupted: whether some rank was asked to stop before the end of the run.
         env_steps: environment steps of all ranks, as of the last turn.
@@ -202,13 +202,6 @@ class RankConsensus:
         # A request of rank 0 is kept until a turn has sent it; the save that follows fulfils it.
         self._wants_to_save = self.ranks.rank == 0 and not due and (self._wants_to_save or is_due)
         return due
-
-    def take_hyperparameters(self) -> Hyperparameters | None:
-        """Values that an observer has changed; with several ranks, `take_turn` returns them."""
-        new_values = None if self._control is None else self._control.take_hyperparameters()
-        if new_values is not None:
-            self.hyperparameters = self.hyperparameters.updated_by(new_values)
-        return new_values
 
     def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
         new_values = None

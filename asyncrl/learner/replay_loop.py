@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayStripes
 from asyncrl.config.schema import TrainConfig
@@ -41,6 +42,7 @@ class ReplayLoop:
         publisher: WeightsPublisher,
         waker: Waker,
         workers: Sequence[Waker],
+        control: RunControl,
         config: TrainConfig,
         phases: PhaseTimer,
         first_env_steps: int = 0,
@@ -48,7 +50,7 @@ class ReplayLoop:
         agreement: RankConsensus | None = None,
         most_env_steps: int | None = None,
     ) -> None:
-        """Publishes the first weights and limits; workers may step after that.
+        """Publishes the first weights; workers may step after the first call of `train_once`.
 
         The learner is in the state to begin with, and the stripes have the rows that a checkpoint stored.
         `first_env_steps` counts the steps of the run before this process, those rows among them; `most_env_steps` is
@@ -65,6 +67,7 @@ class ReplayLoop:
         self._publisher = publisher
         self._waker = waker
         self._workers = workers
+        self._control = control
         self._config = config
         self._phases = phases
         self._threads = threads
@@ -76,7 +79,7 @@ class ReplayLoop:
         self._stop_at = self._steps_before + most_env_steps  # as the stripes count
         self._unreported: list[SacMetrics] = []
         self._report_started = time.monotonic()
-        self._publish_and_release()
+        self._publish()
 
     @property
     def env_steps(self) -> int:
@@ -103,17 +106,16 @@ class ReplayLoop:
         num_updates, new_values = min(due, MOST_UPDATES_AT_ONCE), None
         has_ranks = agreement.ranks.num_ranks > 1
         is_done = due == 0 and self._stripes.total_env_steps() >= self._stop_at
-        if due == 0 and not (has_ranks and is_done):
-            self._release()
-            self._waker.wait(timeout_s)
-            phases.charge(Phase.WAIT_SAMPLES)
-        elif has_ranks:
+        must_wait = due == 0 and not (has_ranks and is_done)
+        if has_ranks and not must_wait:
             # All ranks make the same number of updates; one without due updates follows the others.
             turn = agreement.take_turn(num_updates, self.own_env_steps, is_done=due == 0)
             phases.charge(Phase.WAIT_RANKS)
             num_updates, new_values = 0 if turn.is_over else turn.num_updates, turn.new_values
-        else:
-            new_values = agreement.take_hyperparameters()
+        elif not must_wait:
+            new_values = self._control.take_hyperparameters()
+            if new_values is not None:
+                agreement.hyperparameters = agreement.hyperparameters.updated_by(new_values)
         if new_values is not None:
             self._learner.set_hyperparameters(new_values)
             if new_values.gamma is not None:
@@ -131,8 +133,15 @@ class ReplayLoop:
             phases.charge(Phase.TRAIN)
             if has_ranks:
                 phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
-            self._limiter.count(num_updates)
-            self._publish_and_release()
+            self._limiter.num_updates += num_updates
+            self._publish()
+        # The rollout workers may now step as far as the updates allow.
+        if self._limiter.release():
+            for worker in self._workers:
+                worker.wake()
+        if must_wait:
+            self._waker.wait(timeout_s)
+            phases.charge(Phase.WAIT_SAMPLES)
         return self.take_report() if time.monotonic() - self._report_started >= _REPORT_EVERY_S else None
 
     def settle(self) -> None:
@@ -178,14 +187,7 @@ class ReplayLoop:
         """The complete rows of the replay, if `save_replay` is set."""
         return self._stripes.content() if self._config.save_replay else None
 
-    def _publish_and_release(self) -> None:
+    def _publish(self) -> None:
         block = self._learner.publication(self._block)
         self._publisher.publish(block, self._learner.policy_version, self.env_steps)
         self._phases.charge(Phase.PUBLISH)
-        self._release()
-
-    def _release(self) -> None:
-        """Lets the rollout workers step as far as the updates allow, and wakes them if that is further than before."""
-        if self._limiter.release():
-            for worker in self._workers:
-                worker.wake()

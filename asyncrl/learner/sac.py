@@ -19,7 +19,7 @@ from asyncrl.algorithms import sac
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, is_bad
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
@@ -124,7 +124,7 @@ class TrainedNetwork:
             self._ranks.average([*self._gradients, figures])
         norm = clip_gradient(self._gradient, self._max_grad_norm)
         figures = torch.cat((figures, norm.unsqueeze(0)))
-        self._optimizer.step(learning_rate, is_bad(figures))
+        self._optimizer.step(learning_rate, torch.isfinite(figures).all().logical_not().float())
         self.refresh()
         return figures
 

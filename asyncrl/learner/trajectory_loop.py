@@ -108,7 +108,8 @@ class TrajectoryLoop:
         self._is_cut_short = False
         self._first_env_steps = env_steps
         self._env_steps_seen = env_steps  # with those of the dataset that is being trained on
-        self._count(env_steps)
+        if policies is not None:
+            policies.note(env_steps)
         self._num_samples, self._agent_steps = num_samples, agent_steps
         self._report_started = time.monotonic()
         self._publish()
@@ -150,7 +151,9 @@ class TrajectoryLoop:
             is_over, num_steps = turn.is_over, self._first_env_steps + turn.env_steps - self._env_steps
             new_values = turn.new_values
         else:
-            new_values = agreement.take_hyperparameters()
+            new_values = control.take_hyperparameters()
+            if new_values is not None:
+                agreement.hyperparameters = agreement.hyperparameters.updated_by(new_values)
         if new_values is not None:
             learner.set_hyperparameters(new_values)
             self._changes, self._changed_at = agreement.hyperparameters.changes(), learner.policy_version
@@ -188,7 +191,9 @@ class TrajectoryLoop:
         if has_ranks:
             phases.move(agreement.ranks.take_seconds(), Phase.TRAIN, Phase.EXCHANGE)
         self._source.release(columns)
-        self._count(self._env_steps + num_steps)
+        self._env_steps += num_steps
+        if self._policies is not None:
+            self._policies.note(self._env_steps)
         self._num_samples += num_steps * num_passes
         self._agent_steps += num_valid
         phases.charge(Phase.OTHER)
@@ -232,11 +237,6 @@ class TrajectoryLoop:
 
     def replay(self) -> None:
         """Trajectories are used once."""
-
-    def _count(self, env_steps: int) -> None:
-        self._env_steps = env_steps
-        if self._policies is not None:
-            self._policies.note(env_steps)
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

@@ -102,10 +102,7 @@ class ActingPolicy:
         if self._publication == 0 and self._weights.num_publications > 0 and self._weights.open_on_device(self._device):
             self._reads_on_device = True
             self._block = self._block.to(self._device)
-        if self._reads_on_device:
-            news = self._weights.read_on_device(self._block, self._publication)
-        else:
-            news = self._weights.read(self._block.numpy(), self._publication)
+        news = self._weights.read(self._block if self._reads_on_device else self._block.numpy(), self._publication)
         if news is not None:
             self._publication, self.version = news.number, news.version
             read_block(self.model, self._flat, self._block)

@@ -188,6 +188,7 @@ class PolicyFigures:
         interval: what its learner reported since the last record.
         learner: the newest of these reports.
         best_return: mean return of its best checkpoint; None without one.
+        best_asked_at: when its policy was last to be saved as the best.
     """
 
     def __init__(self, episodes: EpisodeStatistics, best_return: float | None) -> None:
@@ -195,19 +196,7 @@ class PolicyFigures:
         self.interval = Interval()
         self.learner: LearnerReport | None = None
         self.best_return = best_return
-        self._best_asked_at = -math.inf
-
-    def take_new_best(self, now: float) -> float | None:
-        """The mean return of its last 100 episodes, if it should now be saved as the best so far.
-
-        None for some time after each such return, because the mean may rise with every episode.
-        """
-        if now - self._best_asked_at < _BEST_EVERY_S or len(self.episodes.recent) < EPISODE_WINDOW:
-            return None
-        best = self.best_so_far
-        if best is not None:
-            self._best_asked_at = now
-        return best
+        self.best_asked_at = -math.inf
 
     @property
     def best_so_far(self) -> float | None:
@@ -385,11 +374,20 @@ class Monitor:
         self._show_status(now, is_of_record=is_record_due)
 
     def take_new_bests(self) -> dict[int, float]:
-        """The policies that should now be saved as the best so far, and the mean returns of their last 100 episodes."""
-        if not self._best_is_by_training:
-            return {}
-        found = {idx: figures.take_new_best(self._clock()) for idx, figures in enumerate(self._policies)}
-        return {idx: best for idx, best in found.items() if best is not None}
+        """The policies that should now be saved as the best so far, and the mean returns of their last 100 episodes.
+
+        None for some time after each such return, because the mean may rise with every episode.
+        """
+        found: dict[int, float] = {}
+        now = self._clock()
+        for policy_idx, figures in enumerate(self._policies if self._best_is_by_training else ()):
+            if now - figures.best_asked_at < _BEST_EVERY_S or len(figures.episodes.recent) < EPISODE_WINDOW:
+                continue
+            best = figures.best_so_far
+            if best is not None:
+                figures.best_asked_at = now
+                found[policy_idx] = best
+        return found
 
     def best_so_far(self, policy_idx: int = 0) -> float | None:
         """The mean return of a policy's last training episodes if it is better than that of its best checkpoint."""

@@ -410,6 +410,7 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
         publisher=parts.publisher(),
         waker=waker,
         workers=workers,
+        control=setup.control,
         config=config,
         phases=parts.phases,
         first_env_steps=setup.first_env_steps,

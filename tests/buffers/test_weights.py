@@ -67,11 +67,11 @@ def test_buffers_on_a_device_change_together_with_those_of_the_host(monkeypatch:
     out, host = torch.zeros(4), block(0.0)
     for number in (2.0, 3.0):
         learner.publish(block(number), version=int(number), env_steps=0, on_device=torch.full((4,), number))
-    assert reader.read_on_device(out, seen=1) == (3, 3, 0)
+    assert reader.read(out, seen=1) == (3, 3, 0)
     assert reader.read(host, seen=1) == (3, 3, 0)
     assert out.tolist() == host.tolist() == [3.0] * 4
     assert sorted(buffers[:, 0].tolist()) == [2.0, 3.0]
-    assert reader.read_on_device(out, seen=3) is None
+    assert reader.read(out, seen=3) is None
 
 
 def test_there_is_nothing_on_a_device_where_learner_or_reader_have_none() -> None:

@@ -184,7 +184,7 @@ def test_another_process_reads_the_weights_on_the_device(context: BaseContext) -
     channel, out = WeightsChannel(arena), torch.zeros(size, device=CUDA)
     assert channel.open_on_device(CUDA)
     arena.array("weights.buffers")[:] = np.nan  # nobody reads those
-    news = channel.read_on_device(out, seen=0)
+    news = channel.read(out, seen=0)
     assert news is not None and (news.version, news.env_steps) == (30, 300)
     assert (out == 30.0).all()
     done.wake()
