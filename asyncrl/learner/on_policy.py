@@ -395,14 +395,7 @@ class OnPolicyLearner:
         log_ratios = self._log_ratios(dataset, rows, inputs, action) if config.with_vtrace else None
         estimates = self._estimate(dataset, values, log_ratios)
         raw_returns = estimates.returns.flatten().index_select(0, valid)
-        # The statistics take in the dataset; the next publication contains them.
-        if config.normalize_input:
-            self._obs_moments.update(raw.floats.index_select(0, valid) if self._recurrence else raw.floats)
-            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
-            self._obs_statistics = self.model.statistics[self._of_obs].clone()
-        if config.normalize_returns:
-            self._return_moments.update(raw_returns.unsqueeze(-1))
-            self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
+        self._take_in(raw.floats.index_select(0, valid) if self._recurrence else raw.floats, raw_returns)
         # A ratio in the loss weights the action itself; the plain policy gradient does not.
         weights = None if self._algorithm.uses_ratio else estimates.weights
         samples = Samples(
@@ -512,6 +505,16 @@ class OnPolicyLearner:
     def _run(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
         """The model's outputs for rows of observations; a recurrent model begins with these states."""
         return self.model.unroll(inputs, rnn_state, begins) if self._recurrence else self.model(*inputs)
+
+    def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
+        """Adds the dataset to the statistics; the next publication contains them."""
+        if self._config.normalize_input:
+            self._obs_moments.update(raw_obs)
+            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
+            self._obs_statistics = self.model.statistics[self._of_obs].clone()
+        if self._config.normalize_returns:
+            self._return_moments.update(raw_returns.unsqueeze(-1))
+            self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)
 
     def _minibatches(self, samples: Samples) -> list[Samples]:
         """`num_batches_per_epoch` minibatches, in every rank; advantages are normalized over those of all ranks.

@@ -73,7 +73,7 @@ def write_block(model: ActingModel, flat: FlatParameters, out: Tensor | None = N
     """
     if out is None:
         out = torch.empty(block_size(model))
-    parameters, statistics = out.split([flat.size, model.statistics.numel()])
+    parameters, statistics = _parts(model, flat, out)
     parameters.copy_(flat.data)
     statistics.copy_(model.statistics)
     return out
@@ -81,6 +81,14 @@ def write_block(model: ActingModel, flat: FlatParameters, out: Tensor | None = N
 
 def read_block(model: ActingModel, flat: FlatParameters, block: Tensor) -> None:
     """Copies parameters and statistics from `block: [N + S] float32`, in place."""
-    parameters, statistics = block.split([flat.size, model.statistics.numel()])
+    parameters, statistics = _parts(model, flat, block)
     flat.data.copy_(parameters)
     model.statistics.copy_(statistics)
+
+
+def _parts(model: ActingModel, flat: FlatParameters, block: Tensor) -> tuple[Tensor, Tensor]:
+    """Views of the parameters and of the statistics in a block."""
+    expected = flat.size + model.statistics.numel()
+    if block.shape != (expected,):
+        raise ValueError(f"a block of this model has {expected} elements, got shape {tuple(block.shape)}")
+    return block[: flat.size], block[flat.size :]
