@@ -77,7 +77,7 @@ class HogwildActorCritic(OnPolicyLearner):
             if self._config.normalize_input:
                 self._obs_moments.merge()
                 self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
-        self._obs_statistics = self.model.statistics[self._of_obs].clone()
+        self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics = {self.policy_version: self._obs_statistics}
 
     def follow_units(self) -> None:

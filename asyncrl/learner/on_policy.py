@@ -145,8 +145,7 @@ class OnPolicyLearner:
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", model.observation_size, device)
         self._return_moments = storage.moments("return", 1, device)
-        self._of_obs = slice(2 * model.observation_size)  # their part of the statistics
-        self._obs_statistics = self.model.statistics[self._of_obs].clone()
+        self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics: dict[int, Tensor] = {}
         self._most_samples = 0  # of a minibatch
         self._trained: _Trained | None = None
@@ -325,7 +324,7 @@ class OnPolicyLearner:
     def load_state_dict(self, state: LearnerState) -> None:
         """Continues from `state`; the caller publishes before the next dataset is collected."""
         self.model.load_state_dict(state.model)
-        self._obs_statistics = self.model.statistics[self._of_obs].clone()
+        self._obs_statistics = self._copy_obs_statistics()
         self._published_obs_statistics = {}
         for name, tensor in self._optimizer_tensors().items():
             tensor.copy_(state.optimizer[name])
@@ -346,6 +345,9 @@ class OnPolicyLearner:
             "return_mean": self._return_moments.mean,
             "return_variance": self._return_moments.variance,
         }
+
+    def _copy_obs_statistics(self) -> Tensor:
+        return self.model.statistics[: 2 * self.model.observation_size].clone()
 
     def _normalize(self, obs: Tensor, versions: Tensor) -> Tensor:
         """Normalizes the numbers of samples, in place, with the statistics that the policy of each sample used.
@@ -511,7 +513,7 @@ class OnPolicyLearner:
         if self._config.normalize_input:
             self._obs_moments.update(raw_obs)
             self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
-            self._obs_statistics = self.model.statistics[self._of_obs].clone()
+            self._obs_statistics = self._copy_obs_statistics()
         if self._config.normalize_returns:
             self._return_moments.update(raw_returns.unsqueeze(-1))
             self.model.renormalize_returns(self._return_moments.mean, self._return_moments.std)

@@ -376,7 +376,7 @@ class Monitor:
     def take_new_bests(self) -> dict[int, float]:
         """The policies that should now be saved as the best so far, and the mean returns of their last 100 episodes.
 
-        None for some time after each such return, because the mean may rise with every episode.
+        A policy is left out for some time after each such return, because the mean may rise with every episode.
         """
         found: dict[int, float] = {}
         now = self._clock()

@@ -119,12 +119,16 @@ def test_newer_weights_of_one_policy_concern_its_columns_only(settings: list[dic
     acting = Acting(settings)
     for policy_idx in range(NUM_POLICIES):
         acting.publish(policy_idx, policy_idx)
+    acting.slots.policy_idx[0, 0] = acting.slots.policy_idx[0, 1] = [1, 0, 2, 1, 1]
+    acting.slots.obs[0, 1] = acting.slots.obs[0, 0]
     acting.policies.answer([(0, 0)])
     acting.models[1][1].data.mul_(0.5)
     acting.publish(1, 8)
-    acting.slots.policy_idx[0, 1] = [1, 0, 2, 1, 1]
     acting.policies.answer([(0, 1)])
     acting.check((0, 1), [0, 8, 2])
+    has_changed = acting.slots.value[0, 1] != acting.slots.value[0, 0]
+    assert has_changed.tolist() == [True, False, False, True, True]
+    assert acting.slots.policy_version[0, :2].tolist() == [[1, 0, 2, 1, 1], [8, 0, 2, 8, 8]]
 
 
 def test_a_policy_that_plays_no_column_needs_no_weights_yet() -> None:
