@@ -172,7 +172,8 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
         ((), "No command was given: the first argument is one of trial, compare, speedup, elo"),
         (
             ("trail", "{run}"),
-            "There is no command 'trail': the first argument is one of trial, compare, speedup, elo; the nearest is trial",
+            "There is no command 'trail': the first argument is one of trial, compare, speedup, elo; "
+            "the nearest is trial",
         ),
         (("trial",), "No run was given: trial needs at least one"),
         (("trial", "{run}", "--windw=3"), "the nearest is --window"),

@@ -207,9 +207,9 @@ def build_learner(
 
 def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Sequence[Waker]) -> PolicySource:
     arena, plan = setup.arena, setup.plan
-    assert slots.filled is not None and setup.policy_idx is not None
+    assert slots.filled is not None
     rows = PolicyRows(
-        policy_idx=setup.policy_idx,
+        policy_idx=setup.policy_idx or 0,
         slots=slots,
         columns_per_dataset=plan.columns_per_dataset if plan.async_rl else None,
         num_datasets=plan.num_batches_to_accumulate,
