@@ -74,7 +74,8 @@ def test_the_policy_plays_all_members_of_its_runs_pool(tmp_path: Path, capsys: p
     assert main([f"--checkpoint={own}", "--opponents=pool", "--episodes=5", "--json"]) == 0
     matches = json.loads(capsys.readouterr().out.splitlines()[-1])["matches"]
     assert [(each["opponent"], each["agent"], each["won"]) for each in matches] == [
-        ("pool 2,000", "first", 5), ("pool 2,000", "second", 0), ("pool 1,000", "first", 5), ("pool 1,000", "second", 5),
+        ("pool 2,000", "first", 5), ("pool 2,000", "second", 0),
+        ("pool 1,000", "first", 5), ("pool 1,000", "second", 5),
     ]  # fmt: skip
     assert main([f"--checkpoint={checkpoint_of(tmp_path / 'alone', env, True)}", "--opponents=pool"]) == 2
     assert "is in no run's folder, so there is no pool of self-play" in capsys.readouterr().err

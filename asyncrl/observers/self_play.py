@@ -101,12 +101,18 @@ class SelfPlayPool:
             self._enter(ratings.get(env_steps, Member(env_steps, self.elo)))
         self._added_at = max((member.env_steps for member in self.members.values()), default=0)
 
-    def add_if_due(self) -> None:
-        """Adds the newest published policy to the pool if enough environment steps have passed since the last one."""
-        if self._policy.newest.env_steps - self._added_at < self._every:
+    def add_if_due(self, env_steps: int) -> None:
+        """Adds the newest published policy to the pool if enough environment steps have passed since the last one.
+
+        Args:
+            env_steps: those that the learner has reported, and not those of the newest weights: a serial run looks for
+                members at moments that depend on the clock, while reports come after each dataset, so it repeats.
+        """
+        if env_steps - self._added_at < self._every:
             return
         published = self._policy.read(self._block.numpy(), 0)
-        assert published is not None
+        if published is None:
+            return
         self._added_at = published.env_steps
         read_block(self._model, self._flat, self._block)
         content = Checkpoint(self._model.state_dict(), {}, self._state)

@@ -66,11 +66,11 @@ def pool_of(setup: RunSetup, tmp_path: Path, said: list[str] | None = None) -> S
 
 def test_the_newest_weights_enter_after_so_many_steps_and_the_oldest_leave(setup: RunSetup, tmp_path: Path) -> None:
     pool = pool_of(setup, tmp_path)
-    pool.add_if_due()
+    pool.add_if_due(1000)  # nothing is published yet
     for env_steps in (0, 40, 90, 130, 150, 229, 230, 300, 331, 450):
         publish(setup, env_steps, float(env_steps))
-        pool.add_if_due()
-        pool.add_if_due()
+        pool.add_if_due(env_steps)
+        pool.add_if_due(env_steps)
     # 130 is the first of at least 100; then 230, 331 and 450, and there is room for three.
     assert published(setup) == {230: 230.0, 331: 331.0, 450: 450.0}
     assert sorted(member.env_steps for member in pool.members.values()) == [230, 331, 450]
@@ -91,12 +91,12 @@ def test_ratings_change_by_the_right_numbers(setup: RunSetup, tmp_path: Path) ->
     assert elo_change(1200, 1600, 1.0) == pytest.approx(16 * 10 / 11)
     pool = pool_of(setup, tmp_path)
     publish(setup, 100, 1.0)
-    pool.add_if_due()
+    pool.add_if_due(100)
     pool.rate([MatchRecord(100, 1.0), MatchRecord(99, 1.0)])  # nobody knows member 99
     (first,) = pool.members.values()
     assert (pool.elo, first.elo) == (1208.0, 1192.0)
     publish(setup, 200, 2.0)
-    pool.add_if_due()
+    pool.add_if_due(200)
     assert [member.elo for member in pool.members.values()] == [1192.0, 1208.0]  # a member enters with the policy's
     pool.rate([MatchRecord(200, 0.0), MatchRecord(200, 0.5)])
     drawn = elo_change(1200, 1216, 0.5)
@@ -113,7 +113,7 @@ def test_a_later_start_of_the_run_finds_the_same_pool(setup: RunSetup, tmp_path:
     pool = pool_of(setup, tmp_path)
     for env_steps in (100, 200):
         publish(setup, env_steps, float(env_steps))
-        pool.add_if_due()
+        pool.add_if_due(env_steps)
         pool.rate([MatchRecord(env_steps, 1.0)])
     pool.record()
     ratings = {member.env_steps: member for member in pool.members.values()}
@@ -125,10 +125,10 @@ def test_a_later_start_of_the_run_finds_the_same_pool(setup: RunSetup, tmp_path:
         assert {member.env_steps: member for member in resumed.members.values()} == ratings
         assert resumed.elo == pool.elo > 1208.0
         publish(later, 299, 3.0)
-        resumed.add_if_due()
+        resumed.add_if_due(299)
         assert len(resumed.members) == 2
         publish(later, 300, 3.0)
-        resumed.add_if_due()
+        resumed.add_if_due(300)
         assert sorted(published(later)) == [100, 200, 300]
     finally:
         later.arena.close()
@@ -143,7 +143,7 @@ def test_damaged_files_cost_a_member_or_the_ratings_and_not_the_run(setup: RunSe
     pool = pool_of(setup, tmp_path)
     for env_steps in (100, 200):
         publish(setup, env_steps, float(env_steps))
-        pool.add_if_due()
+        pool.add_if_due(env_steps)
     pool.record()
     (tmp_path / "self_play" / "checkpoint_000000000100" / "model.safetensors").write_bytes(b"nothing")
     (tmp_path / "self_play" / "ratings.json").write_text(json.dumps({"elo": "high"}))
@@ -159,12 +159,12 @@ def test_a_disk_that_refuses_a_member_leaves_the_pool_as_it_was(setup: RunSetup,
     pool = pool_of(setup, tmp_path, said)
     publish(setup, 100, 1.0)
     (tmp_path / "self_play").write_text("no folder")
-    pool.add_if_due()
+    pool.add_if_due(100)
     pool.record()
     assert pool.members == {} and published(setup) == {}
     assert len(said) == 2 and "does not enter the pool" in said[0]
     (tmp_path / "self_play").unlink()
     publish(setup, 200, 2.0)
-    pool.add_if_due()
+    pool.add_if_due(200)
     assert published(setup) == {200: 2.0}
     shutil.rmtree(tmp_path / "self_play")
