@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ def elo_change(elo: float, opponent_elo: float, score: float) -> float:
         opponent_elo: that of the opponent.
         score: 1 for a win of the player, 0.5 for a draw, 0 for a loss.
     """
-    expected = 1.0 / (1.0 + 10.0 ** ((opponent_elo - elo) / 400.0))
+    expected = 1.0 / (1.0 + math.pow(10.0, (opponent_elo - elo) / 400.0))
     return K_FACTOR * (score - expected)
 
 
