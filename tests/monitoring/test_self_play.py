@@ -67,16 +67,16 @@ def pool_of(setup: RunSetup, tmp_path: Path, said: list[str] | None = None) -> S
 def test_the_newest_weights_enter_after_so_many_steps_and_the_oldest_leave(setup: RunSetup, tmp_path: Path) -> None:
     pool = pool_of(setup, tmp_path)
     pool.add_if_due(1000)  # nothing is published yet
-    for env_steps in (0, 40, 90, 130, 150, 229, 230, 300, 331, 450):
+    for env_steps in (0, 40, 90, 130, 150, 229, 230, 300, 331, 450, 560):
         publish(setup, env_steps, float(env_steps))
         pool.add_if_due(env_steps)
         pool.add_if_due(env_steps)
-    # 130 is the first of at least 100; then 230, 331 and 450, and there is room for three.
-    assert published(setup) == {230: 230.0, 331: 331.0, 450: 450.0}
-    assert sorted(member.env_steps for member in pool.members.values()) == [230, 331, 450]
+    # 130 is the first of at least 100; then 230, 331, 450 and 560, and there is room for three.
+    assert published(setup) == {331: 331.0, 450: 450.0, 560: 560.0}
+    assert sorted(member.env_steps for member in pool.members.values()) == [331, 450, 560]
     folders = sorted(path.name for path in (tmp_path / "self_play").glob("checkpoint_*"))
-    assert folders == [f"checkpoint_{env_steps:012d}" for env_steps in (230, 331, 450)]
-    publish(setup, 500, 7.0)
+    assert folders == [f"checkpoint_{env_steps:012d}" for env_steps in (331, 450, 560)]
+    publish(setup, 600, 7.0)
     assert published(setup)[450] == 450.0  # members do not change
     member = tmp_path / "self_play" / "checkpoint_000000000331"
     assert all((tensor == 331.0).all() for tensor in checkpoint.load(member).model.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -182,11 +183,11 @@ def test_a_killed_run_continues_with_the_same_pool(start: Callable[..., Command]
         assert member["won"] + member["drawn"] + member["lost"] > games_before.get(member["env_steps"], 0)
 
 
-def test_a_new_run_begins_with_an_empty_pool(tmp_path: Path) -> None:
+def test_a_run_that_begins_again_for_want_of_a_checkpoint_begins_with_an_empty_pool(tmp_path: Path) -> None:
     first = train(tmp_path, train_for_env_steps=1000, self_play_add_every_env_steps=200, **MODES["serial"])
     assert checkpoint.newest_first(first.folder / "self_play")
-    later = {"restart_behavior": "overwrite", "self_play_add_every_env_steps": 10**6}
-    second = train(tmp_path, train_for_env_steps=500, **later, **MODES["serial"])
+    shutil.rmtree(first.folder / "checkpoints")
+    second = train(tmp_path, train_for_env_steps=500, self_play_add_every_env_steps=10**6, **MODES["serial"])
     assert not checkpoint.newest_first(second.folder / "self_play")
     assert values_of(second, "self_play/pool_size")[-1] == 0.0
 
