@@ -20,7 +20,7 @@ import asyncrl.runtime.one_blas_thread  # noqa: F401
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import TRAIN_DIR, find_checkpoint, find_checkpoint_of, find_run
+from asyncrl.runtime.locating import TRAIN_DIR, find_checkpoint, find_checkpoint_of, find_pool, find_run
 from asyncrl.runtime.reader import run_for_a_reader
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ class _Options(BaseModel):
     render: bool = option(False, "show the episodes in a window, one after the other")
     opponents: str | None = option(
         None,
-        "with several agents: play matches against these, separated by commas: random, or runs and checkpoints; the "
-        "policy plays each agent in --episodes episodes, the opponent all others",
+        "with several agents: play matches against these, separated by commas: random, runs and checkpoints, or pool, "
+        "which are all members of the run's self-play pool; the policy plays each agent in --episodes episodes, the "
+        "opponent all others",
     )
     as_json: bool = option(False, "print the result as one JSON object on the last line", flag="json")
 
@@ -129,7 +130,12 @@ def _evaluate(options: _Options) -> EvaluationResult:
 def _play_matches(options: _Options) -> _Matches:
     path = _find_checkpoint(options)
     names = [name.strip() for name in str(options.opponents).split(",") if name.strip()]
-    found = {name: None if name == "random" else find_checkpoint(name, train_dir=options.train_dir) for name in names}
+    found: dict[str, Path | None] = {}
+    for name in names:
+        if name == "pool":
+            found |= {f"pool {checkpoints.saved_env_steps(member):,}": member for member in find_pool(path)}
+        else:
+            found[name] = None if name == "random" else find_checkpoint(name, train_dir=options.train_dir)
 
     import torch
 

@@ -121,6 +121,17 @@ class Opposed(OwnBits):
         return obs, {"agent_0": reward["agent_0"] / 2.0, "agent_1": 1.0 - reward["agent_1"]}, *rest
 
 
+class Duel(OwnBits):
+    """Two agents with equal pay: the one that names its bit more often in five steps wins."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+        obs, reward, *rest = super().step(actions)
+        return obs, {**reward, "agent_0": reward["agent_0"] / 2.0}, *rest
+
+
 class ComeAndGo(OwnBits):
     """`agent_1` appears after two steps and terminates after two of its own; all others are truncated after five."""
 
@@ -197,7 +208,7 @@ class Unlike(OwnBits):
         return Discrete(2 if agent == "agent_0" else 3)
 
 
-opposed = Opposed
+opposed, duel = Opposed, Duel
 own_bits, take_turns, come_and_go, listed, masked, unlike = OwnBits, TakeTurns, ComeAndGo, Listed, Masked, Unlike
 
 

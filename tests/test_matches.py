@@ -17,6 +17,7 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.checkpoint import Checkpoint
+from asyncrl.runtime.run_folder import MARKER
 
 
 def checkpoint_of(folder: Path, env: str, names_the_bit: bool) -> Path:
@@ -59,6 +60,25 @@ def test_the_policy_plays_each_agent_against_each_opponent(
         assert each["won"] + each["drawn"] + each["lost"] == 20 and each["won"] > 5
     assert lines[1].split() == ["opponent", "plays", "won", "drawn", "lost", "share", "won", "(95", "%)", "return"]
     assert len(lines) == 6
+
+
+def test_the_policy_plays_all_members_of_its_runs_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, env = tmp_path / "run", "agent_envs:take_turns"
+    own = checkpoint_of(run / "checkpoints", env, True)
+    (run / MARKER).touch()
+    assert main([f"--checkpoint={own}", "--opponents=pool"]) == 2
+    assert "has no pool of self-play: it needs --self_play=True" in capsys.readouterr().err
+    for env_steps, names_the_bit in ((1000, False), (2000, True)):
+        member = checkpoints.load(checkpoint_of(tmp_path / "made", env, names_the_bit))
+        checkpoints.save(run / "self_play", member, env_steps, keep=None)
+    assert main([f"--checkpoint={own}", "--opponents=pool", "--episodes=5", "--json"]) == 0
+    matches = json.loads(capsys.readouterr().out.splitlines()[-1])["matches"]
+    assert [(each["opponent"], each["agent"], each["won"]) for each in matches] == [
+        ("pool 2,000", "first", 5), ("pool 2,000", "second", 0),
+        ("pool 1,000", "first", 5), ("pool 1,000", "second", 5),
+    ]  # fmt: skip
+    assert main([f"--checkpoint={checkpoint_of(tmp_path / 'alone', env, True)}", "--opponents=pool"]) == 2
+    assert "is in no run's folder, so there is no pool of self-play" in capsys.readouterr().err
 
 
 def test_who_plays_the_other_agents_changes_their_returns_only(good: Path, bad: Path) -> None:

@@ -175,7 +175,7 @@ MISTAKES = [
         "expected whole numbers greater than 0 or auto, one",
     ),
     Mistake("benchmark", "--output=out --from_run=rum", "--from_run=rum is not the folder of a run"),
-    Mistake("plot", "", "No command was given: the first argument is one of trial, compare, speedup"),
+    Mistake("plot", "", "No command was given: the first argument is one of trial, compare, speedup, elo"),
     Mistake("plot", "trail run", "There is no command 'trail'"),
     Mistake("plot", "trial", "No run was given: trial needs at least one"),
     Mistake("plot", "trial rum", "There is no run "),

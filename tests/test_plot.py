@@ -169,10 +169,11 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "No command was given: the first argument is one of trial, compare, speedup"),
+        ((), "No command was given: the first argument is one of trial, compare, speedup, elo"),
         (
             ("trail", "{run}"),
-            "There is no command 'trail': the first argument is one of trial, compare, speedup; the nearest is trial",
+            "There is no command 'trail': the first argument is one of trial, compare, speedup, elo; "
+            "the nearest is trial",
         ),
         (("trial",), "No run was given: trial needs at least one"),
         (("trial", "{run}", "--windw=3"), "the nearest is --window"),
@@ -267,3 +268,24 @@ def test_the_moving_average_is_drawn_where_its_window_is_full(tmp_path, capsys, 
     steps, average = drawn["moving average of 4 records"]
     assert steps == [100.0 * idx for idx in range(4, 11)]
     assert average == pytest.approx([idx - 1.5 for idx in range(4, 11)])
+
+
+def test_ratings_of_policy_and_pool_are_drawn(tmp_path, capsys):
+    records = [
+        {"env_steps": n, "self_play/elo": 1200.0 + n, "self_play/pool_size": 0.0, "rollout/ep_rew_mean": 0.0}
+        for n in (100, 200, 300, 400)
+    ]
+    for record in records[1:]:
+        of_pool = {"mean": 1190.0, "min": 1180.0, "max": 1210.0}
+        record |= {f"self_play/pool_elo_{name}": value + record["env_steps"] / 2 for name, value in of_pool.items()}
+        record["self_play/win_rate"] = 0.75
+    path = write_run(tmp_path, "game", records)
+    (run,) = numbers(capsys, "elo", path)["runs"]
+    assert run["policy"] == {"env_steps": [100.0, 200.0, 300.0, 400.0], "values": [1300.0, 1400.0, 1500.0, 1600.0]}
+    assert run["pool_mean"]["values"] == [1290.0, 1340.0, 1390.0]
+    assert run["win_rate"] == {"env_steps": [200.0, 300.0, 400.0], "values": [0.75] * 3}
+    assert run["file"] == str(path / "plots" / "elo.png")
+    assert_is_drawn(path / "plots" / "elo.png", num_colors=2)
+    other = steady(tmp_path, "no_pool", 1, 100, 1000)
+    code, _, err = call(capsys, "elo", other)
+    assert code == 2 and "no_pool has recorded no games against a pool: train with --self_play=True" in err

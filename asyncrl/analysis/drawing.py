@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.analysis.curves import Band
-from asyncrl.analysis.figures import Comparison, Metric, Speedup, Trial, XAxis
+from asyncrl.analysis.figures import Comparison, Metric, Ratings, Speedup, Trial, XAxis
 from asyncrl.config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,6 +94,29 @@ def draw_trial(trial: Trial, path: Path) -> None:
     for axes in (upper, lower):
         _count_in_thousands(axes)
         axes.set_ylabel(_Y_LABELS["train"])
+        finish(axes)
+    save(figure, path)
+
+
+def draw_ratings(ratings: Ratings, path: Path) -> None:
+    """Draws the ratings of policy and pool in the upper panel, the share of games won in the lower."""
+    figure = new_figure(8.0, 7.0)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    policy, mean, low, high = ratings.policy, ratings.pool_mean, ratings.pool_min, ratings.pool_max
+    upper.plot(policy.positions, policy.values, color=color(0), lw=1.8, label="policy", **_marker(len(policy), most=20))
+    upper.plot(mean.positions, mean.values, color=color(1), lw=1.8, label="mean of the pool")
+    upper.fill_between(
+        low.positions, low.values, high.values, color=color(1), alpha=0.2, lw=0, label="range of the pool"
+    )
+    upper.set_ylabel("Elo rating")
+    upper.set_title(ratings.run)
+    won = ratings.win_rate
+    lower.plot(won.positions, won.values, color=color(0), lw=1.8, **_marker(len(won), most=20))
+    lower.set_ylim(0.0, 1.0)
+    lower.set_ylabel("share of games won against the pool")
+    lower.set_xlabel(_X_LABELS["total_steps"])
+    for axes in (upper, lower):
+        _count_in_thousands(axes)
         finish(axes)
     save(figure, path)
 

@@ -28,7 +28,7 @@ from asyncrl.config.flags import (
     split_flags,
 )
 
-CommandName = Literal["trial", "compare", "speedup"]
+CommandName = Literal["trial", "compare", "speedup", "elo"]
 Say = Callable[[str], None]
 _AXES = get_args(XAxis)
 
@@ -57,6 +57,12 @@ _COMMANDS: dict[str, _Command] = {
         "Draw how much faster more ranks or more rollout workers are: the time to the same number of environment "
         "steps, start-up excluded, against the ideal line. Takes runs of one experiment.",
         "speedup train_dir/workers1 train_dir/workers2 train_dir/workers4",
+        ("out", "json"),
+    ),
+    "elo": _Command(
+        "Draw the Elo ratings of each run's policy and of its self-play pool, and the share of games that it won "
+        "against the pool.",
+        "elo train_dir/my_game",
         ("out", "json"),
     ),
 }
@@ -124,7 +130,7 @@ def read_options(argv: Sequence[str]) -> Options:
             problems.append(
                 f"--out={options.out} is not possible: expected a file name that ends in .png, .pdf or .svg."
             )
-        elif name == "trial" and len(runs) > 1:
+        elif name in ("trial", "elo") and len(runs) > 1:
             problems.append(
                 f"--out={options.out} is one file, but each of the {len(runs)} runs has a figure; without --out, each "
                 "is written to plots/ in its run's folder."
@@ -168,6 +174,13 @@ def run_command(options: Options, say: Say) -> dict[str, Any]:
                 say(note)
             numbers.append({**trial.to_json(), "file": file})
         return {"trials": numbers}
+    if options.command == "elo":
+        found = [figures.make_ratings(run) for run in runs]
+        files = [
+            _write(options, run, partial(drawing.draw_ratings, ratings), say)
+            for run, ratings in zip(runs, found, strict=True)
+        ]
+        return {"runs": [{**ratings.to_json(), "file": file} for ratings, file in zip(found, files, strict=True)]}
     if options.command == "compare":
         comparison = figures.compare(runs, options.x, options.metric, options.group)
         for line in comparison.summary():

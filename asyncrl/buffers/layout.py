@@ -13,12 +13,15 @@ With several policies each column is played by one of them for a whole episode. 
 episode still belongs to that episode's policy. Slots are owned by their split (`asyncrl.buffers.slot_pool`), and each
 policy has its own weights and control words, named "policy.0.weights.buffers" and so on (`Arena.scoped`); the common
 control words concern workers and the run as a whole.
+
+In self-play one policy trains and frozen ones play against it: columns with a `policy_idx` from 1 on, which no learner
+copies. Each of them has weights, named "opponent.0.weights.buffers" and so on, which the runner publishes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from asyncrl.buffers.arena import ArraySpec, arena_size
@@ -73,7 +76,7 @@ def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
         for field in trajectory_fields(spec, plan.rnn_state_size)
     ]
     versions: tuple[int, ...] = (num_slots, rollout + 1)
-    if plan.num_policies > 1:
+    if plan.has_slot_pools:
         versions = (*versions, num_columns)
         specs.append(ArraySpec("slots.policy_idx", "int16", versions))
         specs.append(ArraySpec("slots.filled", "int64", (num_slots,)))
@@ -91,30 +94,40 @@ class SharedSizes:
     moments: Mapping[str, int]
 
 
-def policy_specs(plan: ResourcePlan, num_weights: Sequence[int]) -> list[ArraySpec]:
-    """Arrays of each of several policies, under `policy_prefix`.
+def slot_pool_specs(plan: ResourcePlan) -> list[ArraySpec]:
+    """Arrays of one learner where splits own their slots.
 
-    `taken` [slots] is written by the policy's learner: the number in `slots.filled` of the contents that it needs no
-    more. The rings `ready` announce complete slots to it; after a worker's death an item may be in a ring twice.
+    `taken` [slots] is written by this learner: the number in `slots.filled` of the contents that it needs no more. The
+    rings `ready` announce complete slots to it; after a worker's death an item may be in a ring twice.
     """
+    specs = [ArraySpec("taken", "int64", (plan.num_slots,))]
+    for worker_idx in range(plan.num_workers):
+        specs.extend(ring_specs(f"ready.{worker_idx}", 2 * plan.worker_num_splits * plan.slots_per_split))
+    return specs
+
+
+def policy_specs(plan: ResourcePlan, num_weights: Sequence[int]) -> list[ArraySpec]:
+    """Arrays of each of several policies, under `policy_prefix`."""
     specs: list[ArraySpec] = []
     for policy_idx, num_values in enumerate(num_weights):
-        own = [
-            ArraySpec("taken", "int64", (plan.num_slots,)),
-            ArraySpec("trained_env_steps", "int64", (1,)),
-            *control_specs(),
-            *weights_specs(num_values),
-        ]
-        for worker_idx in range(plan.num_workers):
-            own.extend(ring_specs(f"ready.{worker_idx}", 2 * plan.worker_num_splits * plan.slots_per_split))
-        prefix = policy_prefix(policy_idx)
-        specs.extend(dataclasses.replace(spec, name=prefix + spec.name) for spec in own)
+        steps = ArraySpec("trained_env_steps", "int64", (1,))
+        own = [*slot_pool_specs(plan), steps, *control_specs(), *weights_specs(num_values)]
+        specs.extend(_prefixed(policy_prefix(policy_idx), own))
     return specs
+
+
+def _prefixed(prefix: str, specs: Iterable[ArraySpec]) -> Iterator[ArraySpec]:
+    return (dataclasses.replace(spec, name=prefix + spec.name) for spec in specs)
 
 
 def policy_prefix(policy_idx: int) -> str:
     """Prefix of the names of one policy's arrays, for `Arena.scoped`."""
     return f"policy.{policy_idx}."
+
+
+def opponent_prefix(number: int) -> str:
+    """Prefix of the names of the arrays of one opponent in self-play, for `Arena.scoped`."""
+    return f"opponent.{number}."
 
 
 def arena_specs(
@@ -148,7 +161,7 @@ def arena_specs(
         for word in ("request_seq", "response_seq", "request_slot", "request_row")
     )
     for worker_idx in range(plan.num_workers):
-        if plan.num_policies == 1:
+        if not plan.has_slot_pools:
             specs.extend(ring_specs(f"granted.{worker_idx}", plan.num_slots))
             specs.extend(ring_specs(f"ready.{worker_idx}", plan.num_slots))
         # After an inference worker's death, a request may be answered from the table while it is still in the ring.
@@ -156,7 +169,14 @@ def arena_specs(
         specs.append(ArraySpec(f"progress.{worker_idx}", "int64", (3,)))
     specs.extend(control_specs())
     specs.extend(worker_death_specs(plan.num_workers))
-    specs.extend(weights_specs(sizes[0]) if plan.num_policies == 1 else policy_specs(plan, sizes))
+    if plan.num_policies > 1:
+        specs.extend(policy_specs(plan, sizes))
+        return specs
+    specs.extend(weights_specs(sizes[0]))
+    if plan.num_opponents > 0:
+        specs.extend(slot_pool_specs(plan))
+        for number in range(plan.num_opponents):
+            specs.extend(_prefixed(opponent_prefix(number), weights_specs(sizes[0])))
     return specs
 
 

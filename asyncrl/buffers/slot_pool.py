@@ -1,4 +1,4 @@
-"""The slots of one split, where several policies train: they stay with the split, and no learner grants them.
+"""The slots of one split, where several policies play: they stay with the split, and no learner grants them.
 
     free --refill (worker)--> being filled --finish, announce (worker)--> complete --taken (every learner)--> free
 
@@ -28,6 +28,8 @@ class SlotPool:
         assert slots.filled is not None
         worker_idx = split_idx // plan.worker_num_splits
         prefixes = [policy_prefix(policy_idx) for policy_idx in range(plan.num_policies)]
+        if plan.num_policies == 1:
+            prefixes = [""]
         self._first = split_idx * plan.slots_per_split
         self._size = plan.slots_per_split
         self._next = 0

@@ -42,6 +42,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *_policies(config, plan),
+        *(_self_play(config, plan) if config.self_play else ()),
     ]
 
 
@@ -167,7 +168,7 @@ def _trajectories(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if plan.hogwild is not None:
         return
     if not plan.async_rl or plan.fixed_lag:
-        if plan.num_policies == 1:  # an iteration of several policies is a number of whole slots anyway
+        if not plan.has_slot_pools:  # an iteration of several policies is a number of whole slots anyway
             yield from _whole_rounds(config, plan)
     elif plan.batch_size % plan.rollout:
         text = (
@@ -426,3 +427,28 @@ def _policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             except UsageError:
                 problem = refused_value(f"{where}{name}", value, known[name].expected)
                 yield dataclasses.replace(problem, settings=("policies",))
+
+
+def _self_play(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    given, off = "--self_play=True", "--self_play=False"
+    if config.is_off_policy:
+        yield _problem("self_play algo", f"{given} cannot be used with --algo={config.algo}.", off, "--algo=ppo")
+    if config.backend == "hogwild":
+        yield _problem("self_play backend", f"{given} cannot be used with --backend=hogwild.", off)
+    if plan.steps_tensors:
+        yield _problem("self_play env_backend", f"{given} cannot be used with --env_backend=tensor.", off)
+    if plan.num_ranks > 1:
+        yield _problem("self_play", f"{given} cannot be used with torchrun: each rank would have a pool.", off)
+    if config.num_policies > 1:
+        text = f"{given} trains one policy against its own earlier versions, not --num_policies={config.num_policies}."
+        yield _problem("self_play num_policies", text, "--num_policies=1", off)
+    if config.policy_mapping != "auto":
+        text = f"{given} draws who plays an agent, so --policy_mapping={config.policy_mapping} has no effect."
+        yield _problem("self_play policy_mapping", text, "--policy_mapping=auto", off)
+    for name in ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets"):
+        if getattr(config, name):
+            default = f"--{name}={TrainConfig.model_fields[name].default}"
+            yield _problem(f"{name} self_play", f"--{name} is not available with {given}.", default)
+    if config.save_best_metric == "train":
+        text = f"With {given} training returns depend on the opponents: --save_best_metric=train cannot compare them."
+        yield _problem("save_best_metric self_play", text, "--save_best_metric=auto", off)

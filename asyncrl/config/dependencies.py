@@ -56,6 +56,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({**_REPLAY, "ent_coef": ("auto",)}, "target_entropy"),
     (_HOGWILD, "hogwild_mode hogwild_optimizer"),
     ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),
+    ({"self_play": (True,)}, "self_play_pool_share self_play_pool_size self_play_add_every_env_steps"),
     (_RECURRENT, "core rnn_type rnn_size rnn_num_layers recurrence"),
 )
 _READ_WITH = {name: condition for condition, names in _CONDITIONS for name in names.split()}

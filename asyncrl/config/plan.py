@@ -90,6 +90,7 @@ class ResourcePlan:
         steps_tensors: whether environments are on the learner's device, so that samples never leave it.
         num_agents: agents of each environment.
         num_policies: policies that train in one run, P. With several, a dataset is that of one policy.
+        num_opponents: frozen policies that play and never train, at most; 0 without self-play.
     """
 
     device: str
@@ -121,6 +122,12 @@ class ResourcePlan:
     steps_tensors: bool = False
     num_agents: int = 1
     num_policies: int = 1
+    num_opponents: int = 0
+
+    @property
+    def has_slot_pools(self) -> bool:
+        """Whether several policies, or one and its opponents, play the columns of a slot; each split owns its slots."""
+        return self.num_policies + self.num_opponents > 1
 
     @property
     def envs_per_split(self) -> int:
@@ -159,7 +166,7 @@ class ResourcePlan:
 
     @property
     def slots_per_split(self) -> int:
-        """Slots that each split owns where several policies train.
+        """Slots that each split owns where several policies play.
 
         Sync: the fewest with which one iteration collects P datasets. Async: one is filled, one waits until each
         policy has copied its rows, and one is left for a policy that is late.
@@ -173,11 +180,11 @@ class ResourcePlan:
     def num_slots(self) -> int:
         """Slots in the arena: D in sync, 2 D with a fixed lag, ceil(A * D) + W * K in async; 0 where none are used.
 
-        With several policies each split owns `slots_per_split` of them.
+        Where several policies play, each split owns `slots_per_split` of them.
         """
         if self.replay is not None or self.hogwild is not None or self.steps_tensors:
             return 0
-        if self.num_policies > 1:
+        if self.has_slot_pools:
             return self.num_splits * self.slots_per_split
         if not self.async_rl:
             return math.ceil(self.slots_per_dataset)
@@ -335,6 +342,7 @@ def resolve(
         steps_tensors=config.env_backend == "tensor",
         num_agents=num_agents,
         num_policies=config.num_policies,
+        num_opponents=config.self_play_pool_size if config.self_play else 0,
     )
 
 

@@ -79,6 +79,7 @@ def _section(name: str) -> Callable[[Any, str], Any]:
 _run, _folder, _evaluation, _roles = map(_section, ("run", "folder", "evaluation", "roles"))
 _samples, _learning, _replay, _hogwild = map(_section, ("samples", "learning", "replay", "hogwild"))
 _model, _policies, _failures, _output = map(_section, ("model", "policies", "supervision", "watching"))
+_self_play = _section("self_play")
 
 
 class TrainConfig(BaseModel):
@@ -405,6 +406,19 @@ class TrainConfig(BaseModel):
         "--policy.1.learning_rate=0.001",
     )
 
+    self_play: bool = _self_play(
+        False, "play a share of the games against a pool of frozen earlier versions of the policy; PPO and A2C"
+    )
+    self_play_pool_share: Fraction = _self_play(
+        0.5,
+        "share of the games in which the policy plays one agent, drawn at random, and one member of the pool, each "
+        "equally likely, plays all others; in other games, and while the pool is empty, the policy plays all agents",
+    )
+    self_play_pool_size: PositiveInt = _self_play(10, "members of the pool; when it is full the oldest one leaves")
+    self_play_add_every_env_steps: PositiveInt = _self_play(
+        100_000, "environment steps after which the policy of that moment enters the pool"
+    )
+
     env_step_timeout: PositiveFloat = _failures(
         180.0,
         "kill and restart a rollout worker that made no environment step for this many seconds, except while it "
@@ -498,7 +512,9 @@ class TrainConfig(BaseModel):
 
     @property
     def best_metric(self) -> Literal["none", "eval", "train"]:
-        """`save_best_metric`, with auto resolved."""
+        """`save_best_metric`, with auto resolved. In self-play, returns say how strong the opponents are, too."""
         if self.save_best_metric != "auto":
             return self.save_best_metric
+        if self.self_play:
+            return "none"
         return "train" if self.eval_every_env_steps is None else "eval"

@@ -30,6 +30,7 @@ SECTION_TITLES = {
     "hogwild": "the Hogwild backend",
     "model": "model",
     "policies": "several policies",
+    "self_play": "self-play",
     "supervision": "failures",
     "watching": "output",
 }

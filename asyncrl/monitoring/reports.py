@@ -97,6 +97,20 @@ class EpisodeRecord:
 
 
 @dataclass(frozen=True)
+class MatchRecord:
+    """A finished training game of the policy against a member of the pool (self-play).
+
+    Attributes:
+        member: environment steps for which the member had trained.
+        score: 1 if the policy's return was above that of every other agent, 0.5 if it was equal to the largest of
+            them, otherwise 0.
+    """
+
+    member: int
+    score: float
+
+
+@dataclass(frozen=True)
 class InferenceReport:
     """One inference worker: forward passes and the observations in them; `notice` is a warning for the user."""
 
@@ -190,7 +204,8 @@ class RolloutReport:
     """One rollout worker.
 
     Of `wall_s` seconds it worked for `busy_s` and waited for the rest; `phases` has the details. Only Hogwild workers,
-    which train themselves, set `train` and `skipped_steps` (optimizer steps that were skipped).
+    which train themselves, set `train` and `skipped_steps` (optimizer steps that were skipped). `matches` are games of
+    self-play against the pool.
     """
 
     role: ClassVar[str] = "rollout"
@@ -203,6 +218,7 @@ class RolloutReport:
     train: TrainMetrics | SacMetrics | None = None
     failures: EnvironmentFailures = EnvironmentFailures()
     skipped_steps: int = 0
+    matches: tuple[MatchRecord, ...] = ()
 
 
 @dataclass(frozen=True)

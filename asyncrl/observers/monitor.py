@@ -17,6 +17,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.monitoring.reports import (
@@ -42,6 +43,9 @@ from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.runtime.run_folder import RunFolder, write_text_atomically
+
+if TYPE_CHECKING:  # it needs torch
+    from asyncrl.observers.self_play import SelfPlayPool
 
 _STATUS_EVERY_S = 0.25
 _BEST_EVERY_S = 15.0
@@ -225,6 +229,7 @@ class Monitor:
 
     Attributes:
         num_restarts: processes that were started again.
+        self_play: the pool, which rates games against it; None without self-play.
         say: shows the user one sentence.
     """
 
@@ -249,6 +254,7 @@ class Monitor:
         """
         self._run, self._config, self._plan = run, run.config, run.plan
         self.say = run.say
+        self.self_play: SelfPlayPool | None = None
         self._folder = RunFolder(run.folder)
         self._clock = clock
         self._started_at = clock() if started_at is None else started_at
@@ -325,6 +331,8 @@ class Monitor:
             self._num_not_finite += report.failures.num_not_finite
             self._num_dropped += report.failures.num_dropped
             self._num_skipped_steps += report.skipped_steps
+            if self.self_play is not None:
+                self.self_play.rate(report.matches)
             for warning in report.failures.warnings:
                 self.say(f"warning: {warning}")
             if report.env_steps > 0 and self._first_step_at is None:
@@ -518,6 +526,8 @@ class Monitor:
             )
             for idx, figures in enumerate(self._policies):
                 named |= {f"policy_{idx}/{name}": value for name, value in figures.take_scalars().items()}
+        if self.self_play is not None:
+            named |= self.self_play.record()
         named |= {f"episode_extra_stats/{name}": value for name, value in episodes.mean_extra_stats().items()}
         fps = _speed(self._recorded_trained, self._last_trained)
         if fps is not None:  # without a dataset in the interval, the status keeps the last known speed

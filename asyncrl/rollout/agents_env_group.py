@@ -77,6 +77,7 @@ class AgentsEnvGroup(HostEnvGroup):
         rows.terminated[:] = rows.truncated[:] = rows.is_env_step[:] = False
         np.logical_and(self._is_present, self._moves, out=rows.valid)
         np.logical_and(self._is_present, ~self._moves, out=rows.idle)
+        is_counted = self._is_present if self.policies is None else self._is_present & self.policies.is_trained
         env_actions = self._adapter.to_env_batch(actions)
         num_agents, num_steps = len(self._names), 0
         for env_idx, env in enumerate(self._envs):
@@ -93,7 +94,7 @@ class AgentsEnvGroup(HostEnvGroup):
                 continue
             num_steps += 1
             self._steps[env_idx] += 1
-            rows.is_env_step[first + int(self._is_present[columns].argmax())] = True
+            rows.is_env_step[first + int(is_counted[columns].argmax())] = True
             self._take_in(env_idx, env, state, rows)
             if state.is_over:
                 if rows.truncated[columns].any():
@@ -135,6 +136,7 @@ class AgentsEnvGroup(HostEnvGroup):
 
     def _take_in(self, env_idx: int, env: AgentsEnv, state: AgentsState, rows: StepRows) -> None:
         """Writes what a step led to for each agent, and the agents' places in the next row."""
+        begun = []
         for place, name in enumerate(self._names):
             column = env_idx * len(self._names) + place
             has_ended = state.terminated[place] or state.truncated[place]
@@ -154,10 +156,12 @@ class AgentsEnvGroup(HostEnvGroup):
                         self.lost.append(LostStep(column, int(self._num_rows[column]) - 1, has_failed=False))
             if has_ended or not self._is_present[column]:
                 self._returns[column] = self._lengths[column] = self._num_rows[column] = 0
-                if state.is_present[place] and self.policies is not None:
-                    self.policies.begin((column,))
+                if state.is_present[place]:
+                    begun.append(column)
             self._is_present[column] = state.is_present[place]
             self._moves[column] = state.moves[place]
+        if begun and self.policies is not None:
+            self.policies.begin(begun)
 
     def _end_episode(self, env_idx: int, column: int, name: str, extra_stats: Any) -> None:
         numbers = dict(extra_stats)

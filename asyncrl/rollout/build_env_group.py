@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
@@ -13,6 +15,7 @@ from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name
+from asyncrl.rollout.self_play_mapping import SelfPlayMapping
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -26,16 +29,23 @@ def build_env_group(
     env_steps: int,
     failures: FailureLog,
     policy_mapping: str = "shared",
+    opponents: Sequence[WeightsChannel] = (),
 ) -> HostEnvGroup:
     """The environments of split `split_idx`. Each has its own seed; a vectorized environment has one seed.
 
     Seeds follow from `run_seed`, the number of the environment and `env_steps`, the environment steps that the run made
-    before, so a resumed run does not repeat its first episodes. `policy_mapping` is read if there are several policies.
+    before, so a resumed run does not repeat its first episodes. `policy_mapping` is read if there are several policies;
+    `opponents` has the weights of the frozen ones in self-play.
     """
     group = _build_group(config, plan, spec, split_idx, run_seed, env_steps, failures)
-    if plan.num_policies > 1:
-        first_env = split_idx * plan.envs_per_split
-        seed = derive_seed(env_seed(run_seed, first_env, env_steps), Stream.POLICY_MAPPING)
+    if not plan.has_slot_pools:
+        return group
+    first_env = split_idx * plan.envs_per_split
+    seed = derive_seed(env_seed(run_seed, first_env, env_steps), Stream.POLICY_MAPPING)
+    if opponents:
+        share = config.self_play_pool_share
+        group.policies = SelfPlayMapping(opponents, share, spec.agents, plan.envs_per_split, seed)
+    else:
         choose = choose_by_name(policy_mapping, plan.num_policies, spec.agents, seed)
         agents = spec.agents or (SINGLE_AGENT,)
         group.policies = PolicyMapping(choose, plan.num_policies, agents, plan.envs_per_split, first_env)

@@ -116,16 +116,20 @@ class EnvironmentGroup(ABC):
         extra_stats: Mapping[str, Any] | None = None,
         column: int | None = None,
     ) -> None:
-        """Notes that an episode of an environment has ended, in a column of its own if it has several."""
+        """Notes that an episode of an environment has ended, in a column of its own if it has several.
+
+        Episodes of opponents, which do not train, are not recorded.
+        """
         numbers = {
             str(name): float(number)
             for name, number in (extra_stats or {}).items()
             if isinstance(number, (int, float, np.number))
         }
-        policy_idx = 0
+        policy_idx: int | None = 0
         if self.policies is not None:
-            policy_idx = int(self.policies.policy_idx[env if column is None else column])
-        self._episodes.append(EpisodeRecord(episode_return, length, numbers, policy_idx))
+            policy_idx = self.policies.end(env if column is None else column, episode_return)
+        if policy_idx is not None:
+            self._episodes.append(EpisodeRecord(episode_return, length, numbers, policy_idx))
         if self.failures is not None:
             self.failures.note_episode(self._first_env_idx + env)
 

@@ -12,10 +12,12 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from asyncrl.config.env_maker import find_callable
 from asyncrl.config.errors import UsageError
 from asyncrl.config.user_modules import import_user_module
+from asyncrl.monitoring.reports import MatchRecord
 
 SINGLE_AGENT = "agent_0"
 """Name of the agent of an environment with one agent."""
@@ -31,6 +33,7 @@ class PolicyMapping:
     Attributes:
         policy_idx: [C] int16, of the row that is to be acted on next. An agent that is absent keeps the policy of its
             episode before; 0 before the first.
+        matches: in self-play, the games against the pool that have ended, until somebody takes them.
     """
 
     def __init__(
@@ -42,6 +45,17 @@ class PolicyMapping:
         self._columns = [(agent, first_env_idx + env) for env in range(num_envs) for agent in agents]
         self._episodes = [0] * len(self._columns)
         self.policy_idx = np.zeros(len(self._columns), dtype=np.int16)
+        self.matches: list[MatchRecord] = []
+
+    @property
+    def is_trained(self) -> npt.NDArray[np.bool_]:
+        """[C], whether the policy of a column trains on its rows."""
+        return self.policy_idx < self._num_policies
+
+    def end(self, column: int, episode_return: float) -> int | None:
+        """Notes that the episode of a column has ended; returns the policy that played it, None for an opponent."""
+        policy_idx = int(self.policy_idx[column])
+        return policy_idx if policy_idx < self._num_policies else None
 
     def begin(self, columns: Iterable[int]) -> None:
         """Chooses the policies of columns in which an episode begins.

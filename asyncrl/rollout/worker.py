@@ -14,6 +14,7 @@ stops     when the run has ended
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -30,6 +31,7 @@ from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.monitoring.reports import (
     EnvironmentFailures,
+    MatchRecord,
     Phase,
     PhaseTimer,
     RolloutReport,
@@ -224,6 +226,15 @@ class PooledRolloutWorker(RolloutWorkerBase):
     def waiting_for(self) -> Phase:
         """What the worker waits for if `poll` advanced no split."""
         return Phase.WAIT_SLOTS if all(split.slot is None for split in self._splits) else Phase.WAIT_ACTIONS
+
+    def report(self) -> RolloutReport:
+        """The work since the last report, and the games of self-play that have ended."""
+        matches: list[MatchRecord] = []
+        for split in self._splits:
+            if split.group.policies is not None:
+                matches += split.group.policies.matches
+                split.group.policies.matches = []
+        return dataclasses.replace(super().report(), matches=tuple(matches))
 
     def _wake_learners(self) -> None:
         for learner in self._learners:

@@ -69,12 +69,13 @@ from asyncrl.run.setup import RunSetup, state_to_begin_with
 def build_acting_policy(
     setup: RunSetup, device: torch.device, actor_idx: int, phases: PhaseTimer
 ) -> ActingPolicy | ActingPolicies:
-    """The policy, or all policies, of actor number `actor_idx`, with random generators of its own."""
-    num_policies = setup.plan.num_policies
-    if num_policies > 1 and setup.policy_idx is None:
+    """The policy, or all policies and opponents, of actor number `actor_idx`, with random generators of its own."""
+    plan = setup.plan
+    if plan.has_slot_pools and setup.policy_idx is None:
+        setups = [setup.of_policy(idx) for idx in range(plan.num_policies)]
+        setups += [setup.of_opponent(number) for number in range(plan.num_opponents)]
         policies = [
-            build_acting_policy(setup.of_policy(idx), device, actor_idx * num_policies + idx, phases)
-            for idx in range(num_policies)
+            build_acting_policy(each, device, actor_idx * len(setups) + idx, phases) for idx, each in enumerate(setups)
         ]
         seed = acting_seed(setup.seed, actor_idx, setup.seed_steps)
         slots = TrajectorySlots(setup.arena)
@@ -121,6 +122,7 @@ def build_rollout_worker(
             setup.seed_steps,
             failures,
             setup.config.maps_policies,
+            [WeightsChannel(setup.of_opponent(number).arena) for number in range(plan.num_opponents)],
         )
         for split_idx in range(first_split, first_split + plan.worker_num_splits)
     }
@@ -136,7 +138,7 @@ def build_rollout_worker(
         return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(arena), learners[0], setup.control, phases)
     slots = TrajectorySlots(arena)
     splits = [Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()]
-    if plan.num_policies > 1:
+    if plan.has_slot_pools:
         pools = [SlotPool(arena, slots, plan, split_idx) for split_idx in groups]
         weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(plan.num_policies)]
         return PooledRolloutWorker(worker_idx, splits, pools, slots, learners, setup.control, weights, phases)
@@ -187,7 +189,7 @@ def build_learner(
     if plan.replay is not None:
         return parts.worker(_build_replay_loop(parts, plan.replay, waker, workers)), None
     slots = TrajectorySlots(arena)
-    if plan.num_policies > 1:
+    if plan.has_slot_pools:
         source = _build_policy_source(setup, slots, workers)
         return parts.worker(_build_trajectory_loop(parts, parts.on_policy_learner(), source, source, look)), source
     copies = DeviceSlots(slots, parts.device, arena) if parts.device.type == "cuda" else None
@@ -205,9 +207,9 @@ def build_learner(
 
 def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Sequence[Waker]) -> PolicySource:
     arena, plan = setup.arena, setup.plan
-    assert slots.filled is not None and setup.policy_idx is not None
+    assert slots.filled is not None
     rows = PolicyRows(
-        policy_idx=setup.policy_idx,
+        policy_idx=setup.policy_idx or 0,
         slots=slots,
         columns_per_dataset=plan.columns_per_dataset if plan.async_rl else None,
         num_datasets=plan.num_batches_to_accumulate,
@@ -357,7 +359,8 @@ def _build_trajectory_loop(
     setup, saved = parts.setup, parts.saved
     before = {} if saved is None or setup.resume_from is None else saved.scalars
     trained_steps = None
-    if setup.policy_idx is not None:
+    if setup.plan.num_policies > 1:
+        assert setup.policy_idx is not None
         trained_steps = TrainedSteps(setup.arena, setup.policy_idx, setup.plan.num_policies)
     return TrajectoryLoop(
         learner=learner,

@@ -105,6 +105,9 @@ def run(
         if spec.agents:
             of_agents = [problem for problem in find_problems(config, plan, machine) if problem not in found]
             problems += [*_unaffected(of_agents, loaded.problems), *_agents_problems(config, spec)]
+        elif config.self_play:
+            text = f"--self_play=True needs an environment of several agents, and {spec.env_id} has one."
+            problems.append(Problem(("self_play", "env"), text, ("--self_play=False",)))
         if plan.num_policies > 1:
             problems += _mapping_problems(config, spec)
         problems += _action_problems(config, spec)

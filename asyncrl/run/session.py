@@ -304,8 +304,15 @@ class Session:
             hyperparameters=self._hyperparameters,
         )
 
+        if run.plan.num_opponents > 0:
+            from asyncrl.observers.self_play import SelfPlayPool
+
+            monitor.self_play = SelfPlayPool(setup, folder.self_play, run.say)
+
         def steer(control: RunControl) -> None:
             monitor.tick(control)
+            if monitor.self_play is not None:
+                monitor.self_play.add_if_due(run.env_steps)
             for policy_idx, mean_return in monitor.take_new_bests().items() if self.is_first_rank else ():
                 control.ask_for_best(mean_return, policy_idx)
             is_asked_to_stop = stop.check()

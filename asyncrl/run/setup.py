@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PoliciesControl, RunControl, WorkerDeaths
-from asyncrl.buffers.layout import arena_specs
+from asyncrl.buffers.layout import arena_specs, opponent_prefix
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters, saved_hyperparameters
@@ -36,7 +36,8 @@ class RunSetup:
         hyperparameters: changes that observers made before this start, in a resumed run.
         steps_at_restart: environment steps since this start when the process that gets this was restarted; None if it
             was not.
-        policy_idx: of several policies the one that this setup is for (`of_policy`); None for the whole run.
+        policy_idx: of several policies, or one and its opponents, the one that this setup is for (`of_policy`,
+            `of_opponent`); None for the whole run.
         starts_of_policies: where each of several policies resumes from, and its environment steps before this start.
     """
 
@@ -105,7 +106,7 @@ class RunSetup:
     def of_policy(self, policy_idx: int) -> RunSetup:
         """The setup of the roles of one policy: its settings, its part of the arena, its checkpoints."""
         if self.plan.num_policies == 1:
-            return self
+            return dataclasses.replace(self, policy_idx=0) if self.plan.num_opponents > 0 else self
         resume_from, env_steps = self.starts_of_policies[policy_idx]
         return dataclasses.replace(
             self,
@@ -116,6 +117,11 @@ class RunSetup:
             first_env_steps=env_steps,
             policy_idx=policy_idx,
         )
+
+    def of_opponent(self, number: int) -> RunSetup:
+        """The setup of one opponent in self-play, of the policy's settings: its part of the arena."""
+        arena = self.arena.scoped(opponent_prefix(number))
+        return dataclasses.replace(self, arena=arena, policy_idx=self.plan.num_policies + number)
 
     @property
     def learner_config(self) -> TrainConfig:
@@ -151,7 +157,7 @@ class RunSetup:
     @property
     def worker_deaths(self) -> WorkerDeaths:
         """The words of dead rollout workers."""
-        has_slots = self.plan.replay is None and self.plan.hogwild is None and self.plan.num_policies == 1
+        has_slots = self.plan.replay is None and self.plan.hogwild is None and not self.plan.has_slot_pools
         return WorkerDeaths(self.arena, has_server=self.plan.num_inference_workers > 0, has_slots=has_slots)
 
     def server_of(self, worker_idx: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import nearest_hint
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.run_folder import MARKER, RunFolder
+from asyncrl.runtime.run_folder import MARKER, SELF_PLAY, RunFolder
 
 TRAIN_DIR = "train_dir"
 """Default folder of all runs."""
@@ -108,3 +108,18 @@ def find_checkpoint_of(run: Path, name: str, policy_idx: int = 0) -> Path:
     raise UsageError(
         f"There is no checkpoint {name!r} of {run}: expected {', '.join(_WHICH)}, a checkpoint's name or path{hint}."
     )
+
+
+def find_pool(checkpoint: Path) -> list[Path]:
+    """Returns the members of the self-play pool of the run that has this checkpoint, the newest first.
+
+    Raises:
+        UsageError: no run has it, or the run has no pool.
+    """
+    run = next((folder for folder in checkpoint.resolve().parents if (folder / MARKER).is_file()), None)
+    if run is None:
+        raise UsageError(f"{checkpoint} is in no run's folder, so there is no pool of self-play.")
+    found = checkpoints.newest_first(run / SELF_PLAY)
+    if not found:
+        raise UsageError(f"{run} has no pool of self-play: it needs --self_play=True and time for a first member.")
+    return found

@@ -6,6 +6,7 @@ TRAIN_DIR/EXPERIMENT/
     metrics.jsonl       one record a line
     tensorboard/        the same records as event files
     checkpoints/
+    self_play/          members of the pool, as checkpoints, and their ratings, in self-play
     logs/<role>.log
     episodes.json       the last training episodes when the newest checkpoint was saved
     summary.json        how the run ended
@@ -39,6 +40,9 @@ RestartBehavior = Literal["resume", "restart", "overwrite"]
 RANKS = "ranks"
 """Folder of the folders of all ranks except rank 0, in the run's folder."""
 
+SELF_PLAY = "self_play"
+"""Folder of the pool of self-play, in the run's folder."""
+
 MARKER = ".asyncrl-run"
 _LOCK = ".lock"
 _MAX_NAME_BYTES = 200
@@ -61,6 +65,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
         self.checkpoints = path / "checkpoints"
+        self.self_play = path / SELF_PLAY
         self.logs = path / "logs"
         self.episodes = path / "episodes.json"
         self.summary = path / "summary.json"
@@ -144,6 +149,7 @@ class RunFolder:
             if env_steps < 0:
                 self.episodes.unlink(missing_ok=True)
                 shutil.rmtree(self.checkpoints / BEST, ignore_errors=True)
+                shutil.rmtree(self.self_play, ignore_errors=True)
             if self.metrics.exists():
                 lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
                 kept = [line for line in lines if _step_of_record(line) <= env_steps]
