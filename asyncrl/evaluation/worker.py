@@ -41,7 +41,7 @@ class _Abandoned(Exception):
 
 
 class EvaluationWorker:
-    """Evaluates a copy of one policy every `eval_every_env_steps`, and when an observer requests it."""
+    """Evaluates a copy of the policy every `eval_every_env_steps`, and when an observer requests it."""
 
     def __init__(
         self,
@@ -51,20 +51,17 @@ class EvaluationWorker:
         control: RunControl,
         checkpoints: Path,
         env_steps: int,
-        policy_idx: int = 0,
     ) -> None:
         """Creates the worker.
 
         Args:
-            config: settings of the policy.
+            config: settings of the run.
             spec: spaces of the environment.
-            weights: the policy's published weights.
+            weights: the published weights.
             control: the run's words in the arena.
-            checkpoints: the policy's folder of checkpoints.
+            checkpoints: folder of checkpoints.
             env_steps: environment steps so far; evaluations are due at the later multiples of `eval_every_env_steps`.
-            policy_idx: number of the policy.
         """
-        self._policy_idx = policy_idx
         self._config = config
         self._spec = spec
         self._every = config.eval_every_env_steps
@@ -145,7 +142,6 @@ class EvaluationWorker:
                 mean_ep_length=result.mean_ep_length,
                 episodes=len(result.returns),
                 wall_s=time.monotonic() - started,
-                policy_idx=self._policy_idx,
             )
         ]
         if self._config.best_metric == "eval" and (self._best is None or result.mean_reward > self._best):
@@ -164,11 +160,10 @@ class EvaluationWorker:
             "spec": self._spec.to_data(),
         }
         content = checkpoint.Checkpoint(self._model.state_dict(), {}, state)
-        env_steps, idx = int(news.env_steps), self._policy_idx
         try:
-            path = checkpoint.save_best(self._checkpoints, content, env_steps, result.mean_reward)
+            path = checkpoint.save_best(self._checkpoints, content, int(news.env_steps), result.mean_reward)
         except checkpoint.CheckpointError as error:
             log.error("%s", error)
-            return CheckpointReport(str(self._checkpoints), env_steps, str(error), "best", policy_idx=idx)
+            return CheckpointReport(str(self._checkpoints), int(news.env_steps), str(error), "best")
         self._best = result.mean_reward
-        return CheckpointReport(str(path), env_steps, None, "best", result.mean_reward, idx)
+        return CheckpointReport(str(path), int(news.env_steps), None, "best", result.mean_reward)

@@ -302,12 +302,9 @@ class CheckpointReport:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """Evaluation episodes of a policy; rewards are the environment's own.
+    """Evaluation episodes of the policy that had trained for `env_steps`; rewards are the environment's own.
 
-    Attributes:
-        env_steps: environment steps of the run when the policy was published.
-        std_reward: None for a single episode.
-        policy_idx: the policy that was evaluated.
+    `std_reward` is None for a single episode.
     """
 
     env_steps: int
@@ -317,7 +314,6 @@ class EvaluationReport:
     mean_ep_length: float
     episodes: int
     wall_s: float
-    policy_idx: int = 0
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Summary:
         startup_s: seconds from the command to the first environment step.
         fps: environment steps trained per second, between the ends of the first and the last dataset.
         ep_rew_mean, ep_len_mean: means over the last 100 episodes.
-        eval_mean_reward: mean return of the last evaluation during training; of several policies, the highest.
+        eval_mean_reward: mean return of the last evaluation during training.
         best_return: mean return of the best checkpoint, by `save_best_metric`.
         lag_mean, lag_p95: policy lag at first use, mean and 95th percentile of a dataset; means over all datasets.
         lag_max: largest policy lag of any sample at its first use.

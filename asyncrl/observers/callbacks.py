@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,10 +39,7 @@ class StopTrainingOnRewardThreshold(_EvaluationObserver):
 
 
 class StopTrainingOnNoModelImprovement(_EvaluationObserver):
-    """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`.
-
-    Several policies are counted separately: the run stops when none of them has improved for so long.
-    """
+    """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`."""
 
     def __init__(self, max_no_improvement_evals: int, min_evals: int = 0) -> None:
         """Creates the callback.
@@ -53,23 +50,20 @@ class StopTrainingOnNoModelImprovement(_EvaluationObserver):
         """
         self.max_no_improvement_evals = max_no_improvement_evals
         self.min_evals = min_evals
-        # By policy.
-        self._num_evals: Counter[int] = Counter()
-        self._num_without: dict[int, int] = {}
-        self._best: dict[int, float] = {}
+        self._num_evals = self._num_without = 0
+        self._best = float("-inf")
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
-        idx = evaluation.policy_idx
-        self._num_evals[idx] += 1
-        is_better = idx not in self._best or evaluation.mean_reward > self._best[idx]
+        self._num_evals += 1
+        is_better = self._num_evals == 1 or evaluation.mean_reward > self._best
         if is_better:
-            self._best[idx] = evaluation.mean_reward
-        if self._num_evals[idx] > self.min_evals:
-            self._num_without[idx] = 0 if is_better else self._num_without.get(idx, 0) + 1
-        num_without = min(self._num_without.get(each, 0) for each in range(run.plan.num_policies))
-        if num_without > self.max_no_improvement_evals:
-            best = max(self._best.values())
-            run.stop(f"no improvement in {num_without} evaluations; the best mean return is {best:,.1f}")
+            self._best = evaluation.mean_reward
+        if self._num_evals > self.min_evals:
+            self._num_without = 0 if is_better else self._num_without + 1
+            if self._num_without > self.max_no_improvement_evals:
+                run.stop(
+                    f"no improvement in {self._num_without} evaluations; the best mean return is {self._best:,.1f}"
+                )
 
 
 class EveryNTimesteps(Observer):

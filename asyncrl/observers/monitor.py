@@ -295,7 +295,7 @@ class Monitor:
         # The newest values of what the status and the summary show.
         self._learner: LearnerReport | None = None
         self._lag: LagMetrics | None = None
-        self._evaluations: dict[int, EvaluationReport] = {}  # by policy
+        self._evaluation: EvaluationReport | None = None
         self._checkpoint: str | None = None
         self._first_step_at: float | None = None
         self._activity = Activity()
@@ -436,7 +436,7 @@ class Monitor:
             fps=_speed(self._first_trained, self._last_trained),
             ep_rew_mean=self._episodes.mean_return,
             ep_len_mean=self._episodes.mean_length,
-            eval_mean_reward=max((each.mean_reward for each in self._evaluations.values()), default=None),
+            eval_mean_reward=None if self._evaluation is None else self._evaluation.mean_reward,
             best_return=self._policies[0].best_return,
             ep_rew_mean_of_policies=of_policies if len(of_policies) > 1 else [],
             lag_mean=None if lag is None else lag.mean,
@@ -478,12 +478,10 @@ class Monitor:
         self._run.notify(Observer.on_checkpoint, report)
 
     def _handle_evaluation(self, report: EvaluationReport) -> None:
-        self._evaluations[report.policy_idx] = report
+        self._evaluation = report
         scalars = {"eval/mean_reward": report.mean_reward, "eval/mean_ep_length": report.mean_ep_length}
         if report.std_reward is not None:
             scalars["eval/std_reward"] = report.std_reward
-        if self._plan.num_policies > 1:
-            scalars = {f"policy_{report.policy_idx}/{name}": value for name, value in scalars.items()}
         self._run.notify(Observer.on_record, Record(report.env_steps, scalars))
         self._run.notify(Observer.on_evaluation, report)
 

@@ -423,10 +423,7 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
     )
 
 
-def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker]:
-    """The role that evaluates during training: one worker for each policy. All of them run in one process."""
-    control, env_steps = setup.control, setup.first_env_steps
-    return [
-        EvaluationWorker(own.config, own.spec, WeightsChannel(own.arena), control, own.checkpoints, env_steps, idx)
-        for idx, own in enumerate(map(setup.of_policy, range(setup.plan.num_policies)))
-    ]
+def build_evaluation_worker(setup: RunSetup) -> EvaluationWorker:
+    """The role that evaluates during training."""
+    weights = WeightsChannel(setup.arena)
+    return EvaluationWorker(setup.config, setup.spec, weights, setup.control, setup.checkpoints, setup.first_env_steps)

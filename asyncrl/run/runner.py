@@ -28,7 +28,7 @@ from asyncrl.learner.worker import LearnerOutcome, joint_outcome
 from asyncrl.monitoring.reports import EvaluationFailed, Report
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.build_roles import (
-    build_evaluation_workers,
+    build_evaluation_worker,
     build_inference_worker,
     build_learner,
     build_rollout_worker,
@@ -93,7 +93,7 @@ def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> Lea
     config, control, waker = setup.config, setup.control, Waker()
     steer_run = functools.partial(steer, control)
     learner, exchange, workers = build_serial(setup, waker, steer_run)
-    evaluations: list[EvaluationWorker] = []
+    evaluation: EvaluationWorker | None = None
     reset_at: Path | None = None
     outcome: LearnerOutcome | None = None
     try:
@@ -122,12 +122,11 @@ def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> Lea
                 steer(control)
                 if config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
                     reset_at = Path(saved.path)
-            if not evaluations and (config.eval_every_env_steps is not None or control.num_evaluations > 0):
-                evaluations = build_evaluation_workers(setup)
-            for evaluation in evaluations:
-                if evaluation.is_due and not control.stop_requested:
-                    for report in evaluation.run(steer_run):
-                        send(report)
+            if evaluation is None and (config.eval_every_env_steps is not None or control.num_evaluations > 0):
+                evaluation = build_evaluation_worker(setup)
+            if evaluation is not None and evaluation.is_due and not control.stop_requested:
+                for report in evaluation.run(steer_run):
+                    send(report)
             if outcome is not None:
                 return outcome
             if reset_at is not None:
@@ -314,13 +313,12 @@ def _inference_main(
 def _evaluation_main(setup: RunSetup, reports: ReportSender) -> None:
     torch.set_num_threads(1)
     os.nice(EVALUATION_NICENESS)
-    evaluations = build_evaluation_workers(setup)
-    while not all(evaluation.is_over for evaluation in evaluations):
-        due = [evaluation for evaluation in evaluations if evaluation.is_due]
-        for evaluation in due:
+    evaluation = build_evaluation_worker(setup)
+    while not evaluation.is_over:
+        if evaluation.is_due:
             for report in evaluation.run():
                 reports.send(report)
-        if not due:
+        else:
             time.sleep(POLL_S)
 
 

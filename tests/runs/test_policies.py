@@ -15,7 +15,7 @@ from killing import pids
 from run_helper import FinishedRun, run
 
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.monitoring.reports import EvaluationReport, RolloutReport
+from asyncrl.monitoring.reports import RolloutReport
 from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.locating import policy_folder
@@ -104,21 +104,6 @@ def test_policies_have_settings_weights_and_checkpoints_of_their_own(tmp_path: P
     assert len(states) == 2
 
 
-def test_each_policy_is_evaluated_while_it_trains(tmp_path: Path) -> None:
-    settings = {**GAMES, "train_for_env_steps": 3000, "num_policies": 2, "policies": {1: {"learning_rate": 0.0}}}
-    evaluated = {"eval_every_env_steps": 1000, "eval_episodes": 5, "save_best_metric": "eval"}
-    finished = run(tmp_path, "async-local", "agent_envs:own_bits", **settings, **evaluated)
-    returns: dict[int, list[float]] = {0: [], 1: []}
-    for report in finished.reports:
-        if isinstance(report, EvaluationReport):
-            returns[report.policy_idx].append(report.mean_reward)
-    assert len(returns[0]) >= 2 and len(returns[1]) >= 2
-    assert returns[0][-1] > 6.0 and max(returns[1]) < 6.0
-    for policy_idx in range(2):
-        folder = policy_folder(finished.folder / "checkpoints", policy_idx)
-        assert checkpoint.best_return(folder) == max(returns[policy_idx])
-
-
 def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
     settings = {**GAMES, "num_policies": 2}
     finished = run(tmp_path, "async-local", "agent_envs:own_bits", **{**settings, "train_for_env_steps": 1500})
@@ -179,6 +164,7 @@ def test_the_death_of_one_policys_learner_ends_the_run_and_names_it(start: Calla
     [
         (("--algo=sac",), "--num_policies=2 cannot be used with --algo=sac"),
         (("--serial_mode=True",), "--serial_mode is not available with --num_policies=2"),
+        (("--eval_every_env_steps=1000",), "Evaluation during training is not available with --num_policies=2"),
         (("--policy.1.gama=0.9",), "There is no flag --policy.1.gama; the nearest is --policy.1.gamma"),
         (("--policy.1.rollout=8",), "--policy.1.rollout is not possible: only settings of learning and of the model"),
         (("--policy.2.gamma=0.9",), "there is no policy 2, they are 0 to 1"),
