@@ -27,7 +27,10 @@ class _EvaluationObserver(Observer):
 
 
 class StopTrainingOnRewardThreshold(_EvaluationObserver):
-    """Stops the run when the mean return of an evaluation reaches a threshold; needs `eval_every_env_steps`."""
+    """Stops the run when the mean return of an evaluation reaches a threshold; needs `eval_every_env_steps`.
+
+    Of several policies the first that reaches it stops the run.
+    """
 
     def __init__(self, reward_threshold: float) -> None:
         """Stops the run at a mean return of `reward_threshold` or more."""
@@ -39,7 +42,10 @@ class StopTrainingOnRewardThreshold(_EvaluationObserver):
 
 
 class StopTrainingOnNoModelImprovement(_EvaluationObserver):
-    """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`."""
+    """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`.
+
+    The evaluations of several policies are counted together; each has its own best return.
+    """
 
     def __init__(self, max_no_improvement_evals: int, min_evals: int = 0) -> None:
         """Creates the callback.
