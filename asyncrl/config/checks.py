@@ -327,7 +327,8 @@ def _warn_unread(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) 
 
 
 def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
-    if plan.serial_mode and plan.async_rl and plan.hogwild is None and not plan.fixed_lag:
+    collects_in_turn = plan.hogwild is None and not plan.fixed_lag and plan.num_policies == 1
+    if plan.serial_mode and plan.async_rl and collects_in_turn:
         text = "--async_rl=True has no effect in serial mode, which collects and trains in turn."
         yield _problem("async_rl serial_mode", text, "--async_rl=False")
     if not plan.serial_mode and plan.num_workers > plan.cores:
