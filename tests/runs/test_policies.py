@@ -104,9 +104,10 @@ def test_policies_have_settings_weights_and_checkpoints_of_their_own(tmp_path: P
     assert len(states) == 2
 
 
-def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["async-local", "serial"])
+def test_a_run_of_several_policies_goes_on(tmp_path: Path, mode: str) -> None:
     settings = {**GAMES, "num_policies": 2}
-    finished = run(tmp_path, "async-local", "agent_envs:own_bits", **{**settings, "train_for_env_steps": 1500})
+    finished = run(tmp_path, mode, "agent_envs:own_bits", **{**settings, "train_for_env_steps": 1500})
     folder = finished.folder / "checkpoints"
     newest = [checkpoint.latest(policy_folder(folder, idx)) for idx in range(2)]
     starts = [(path, int(checkpoint.load_state(path)["policy_env_steps"])) for path in newest if path is not None]
@@ -114,7 +115,7 @@ def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
     assert len(starts) == 2 and 1500 <= total < 1700
     resumed = run(
         tmp_path,
-        "async-local",
+        mode,
         "agent_envs:own_bits",
         starts_of_policies=starts,
         **{**settings, "train_for_env_steps": 3000},
