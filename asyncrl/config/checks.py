@@ -328,7 +328,8 @@ def _warn_unread(config: TrainConfig, plan: ResourcePlan, given: Iterable[str]) 
 
 
 def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
-    if plan.serial_mode and plan.async_rl and plan.hogwild is None and not plan.fixed_lag:
+    collects_in_turn = plan.hogwild is None and not plan.fixed_lag and plan.num_policies == 1
+    if plan.serial_mode and plan.async_rl and collects_in_turn:
         text = "--async_rl=True has no effect in serial mode, which collects and trains in turn."
         yield _problem("async_rl serial_mode", text, "--async_rl=False")
     if not plan.serial_mode and plan.num_workers > plan.cores:
@@ -402,15 +403,10 @@ def _policies(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield _problem("num_policies env_backend", f"{count} cannot be used with --env_backend=tensor.", one)
     if plan.num_ranks > 1:
         yield _problem("num_policies", f"{count} cannot be used with torchrun: each rank would train all of them.", one)
-    for name in ("serial_mode", "fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets"):
+    for name in ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets"):
         if getattr(config, name):
             off = f"--{name}={TrainConfig.model_fields[name].default}"
             yield _problem(f"{name} num_policies", f"--{name} is not available with {count}.", off)
-    if config.eval_every_env_steps is not None or config.save_best_metric == "eval":
-        text = (
-            f"Evaluation during training is not available with {count}: python -m asyncrl.evaluate plays its policies."
-        )
-        yield _problem("eval_every_env_steps save_best_metric num_policies", text, "--eval_every_env_steps=none")
     known = {
         name: setting
         for name, setting in all_settings(type(config)).items()

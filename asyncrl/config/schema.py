@@ -209,7 +209,7 @@ class TrainConfig(BaseModel):
     )
 
     eval_every_env_steps: PositiveInt | None = _evaluation(
-        None, "environment steps between evaluations of the policy, which run in a separate process"
+        None, "environment steps between evaluations of the policy, or of each policy, which run in a separate process"
     )
     eval_episodes: PositiveInt = _evaluation(10, "episodes of an evaluation")
     eval_deterministic: bool = _evaluation(False, "evaluate with the most likely actions instead of sampled ones")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import statistics
@@ -88,6 +89,12 @@ class EvaluationResult:
             text += f" +- {self.std_reward:.2f} (95 % interval of the mean: {self.ci95[0]:.2f} to {self.ci95[1]:.2f})"
         text += f", {self.mean_ep_length:.1f} steps an episode, {len(self.returns)} episodes"
         return "\n".join([text, *(f"{name}: {mean:.2f}" for name, mean in self._mean_by_agent.items())])
+
+    def of_agents(self, agents: Sequence[str]) -> EvaluationResult:
+        """The same episodes, with the returns of some of the agents only."""
+        own = {agent: self.returns_by_agent[agent] for agent in agents}
+        returns = tuple(map(statistics.fmean, zip(*own.values(), strict=True)))
+        return dataclasses.replace(self, returns=returns, returns_by_agent=own)
 
     @property
     def _mean_by_agent(self) -> dict[str, float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -40,39 +40,66 @@ class _Abandoned(Exception):
     """The run was asked to stop during an evaluation."""
 
 
+class PublishedPolicy:
+    """A fixed copy of a policy, which changes only when `read` is called.
+
+    Attributes:
+        config: settings of the policy.
+        spec: spaces of the environment.
+        weights: the published weights.
+        model: the copy.
+    """
+
+    def __init__(self, config: TrainConfig, spec: EnvSpec, weights: WeightsChannel) -> None:
+        self.config, self.spec, self.weights = config, spec, weights
+        self.model = make_acting_model(spec, config).eval()
+        self._flat = FlatParameters(self.model, with_grad=False)
+        self._block = np.empty(block_size(self.model), dtype=np.float32)
+
+    def read(self) -> Publication:
+        """Copies the newest weights and statistics, of which there must be some."""
+        news = self.weights.read(self._block, 0)
+        assert news is not None
+        read_block(self.model, self._flat, torch.from_numpy(self._block))
+        return news
+
+    def player(self, seed: int) -> Policy:
+        """The copy as a player; `seed` is for sampled actions."""
+        return Policy(self.model, self.spec, self.config, seed=seed)
+
+
 class EvaluationWorker:
-    """Evaluates a copy of the policy every `eval_every_env_steps`, and when an observer requests it."""
+    """Evaluates a copy of a policy every `eval_every_env_steps`, and when an observer requests it."""
 
     def __init__(
         self,
-        config: TrainConfig,
-        spec: EnvSpec,
-        weights: WeightsChannel,
+        policy: PublishedPolicy,
         control: RunControl,
         checkpoints: Path,
         env_steps: int,
+        policy_idx: int = 0,
+        others: Mapping[int, PublishedPolicy] | None = None,
     ) -> None:
         """Creates the worker.
 
         Args:
-            config: settings of the run.
-            spec: spaces of the environment.
-            weights: the published weights.
-            control: the run's words in the arena.
-            checkpoints: folder of checkpoints.
+            policy: the policy that is evaluated. Other workers of the process may read it too.
+            control: the words of the whole run in the arena.
+            checkpoints: the policy's folder of checkpoints.
             env_steps: environment steps so far; evaluations are due at the later multiples of `eval_every_env_steps`.
+            policy_idx: number of the policy, for reports.
+            others: by the agent's number, the policies that play agents in its place. Their returns do not count.
         """
-        self._config = config
-        self._spec = spec
-        self._every = config.eval_every_env_steps
+        self._policy = policy
+        self._config = policy.config
+        self._policy_idx = policy_idx
+        self._others = dict(others or {})
+        self._every = policy.config.eval_every_env_steps
         self._num_requests = 0  # requests of observers that were fulfilled
-        self._weights = weights
+        self._weights = policy.weights
         self._control = control
         self._checkpoints = checkpoints
         self._best = checkpoint.best_return(checkpoints)
-        self._model = make_acting_model(spec, config).eval()
-        self._flat = FlatParameters(self._model, with_grad=False)
-        self._block = np.empty(block_size(self._model), dtype=np.float32)
         self._due_at = self._next_after(env_steps)
         self._evaluated: tuple[int, int] | None = None  # policy version and steps of the last evaluation
 
@@ -83,7 +110,7 @@ class EvaluationWorker:
         After the last environment step the last update still changes the policy, so the final policy is evaluated once
         the run has ended.
         """
-        if self._weights.num_publications == 0:
+        if any(policy.weights.num_publications == 0 for policy in (self._policy, *self._others.values())):
             return False
         env_steps = self._weights.newest.env_steps
         if self._control.num_evaluations > self._num_requests:
@@ -106,9 +133,9 @@ class EvaluationWorker:
         """
         started = time.monotonic()
         self._num_requests = self._control.num_evaluations
-        news = self._weights.read(self._block, 0)
-        assert news is not None
-        read_block(self._model, self._flat, torch.from_numpy(self._block))
+        news = self._policy.read()
+        for other in self._others.values():
+            other.read()
         self._due_at, self._evaluated = self._next_after(news.env_steps), (news.version, news.env_steps)
 
         def look_around(episodes: int, steps: int) -> None:
@@ -121,18 +148,23 @@ class EvaluationWorker:
         seed = derive_seed(self._config.seed, Stream.EVALUATION)
         try:
             result = evaluate(
-                Policy(self._model, self._spec, self._config, seed=seed),
+                self._policy.player(seed),
                 episodes=self._config.eval_episodes,
                 seed=seed,
                 deterministic=self._config.eval_deterministic,
                 report=look_around,
                 report_every_s=_LOOK_EVERY_S,
+                others=[other.player(seed + number) for number, other in enumerate(self._others.values(), start=1)],
+                choose=lambda agent, _: list(self._others).index(agent) + 1 if agent in self._others else 0,
             )
         except _Abandoned:
             return []
         except (EnvironmentFailed, UsageError) as error:
             log.error("%s", error)
             return [EvaluationFailed(str(error).partition("\n")[0].rstrip(":"))]
+        if self._others:
+            own = [agent for place, agent in enumerate(self._policy.spec.agents) if place not in self._others]
+            result = result.of_agents(own)
         reports: list[Report] = [
             EvaluationReport(
                 env_steps=news.env_steps,
@@ -142,6 +174,7 @@ class EvaluationWorker:
                 mean_ep_length=result.mean_ep_length,
                 episodes=len(result.returns),
                 wall_s=time.monotonic() - started,
+                policy_idx=self._policy_idx,
             )
         ]
         if self._config.best_metric == "eval" and (self._best is None or result.mean_reward > self._best):
@@ -157,13 +190,14 @@ class EvaluationWorker:
             "env_steps": int(news.env_steps),
             "policy_version": int(news.version),
             "config": self._config.model_dump(mode="json"),
-            "spec": self._spec.to_data(),
+            "spec": self._policy.spec.to_data(),
         }
-        content = checkpoint.Checkpoint(self._model.state_dict(), {}, state)
+        content = checkpoint.Checkpoint(self._policy.model.state_dict(), {}, state)
         try:
             path = checkpoint.save_best(self._checkpoints, content, int(news.env_steps), result.mean_reward)
         except checkpoint.CheckpointError as error:
             log.error("%s", error)
-            return CheckpointReport(str(self._checkpoints), int(news.env_steps), str(error), "best")
+            folder = str(self._checkpoints)
+            return CheckpointReport(folder, int(news.env_steps), str(error), "best", policy_idx=self._policy_idx)
         self._best = result.mean_reward
-        return CheckpointReport(str(path), int(news.env_steps), None, "best", result.mean_reward)
+        return CheckpointReport(str(path), int(news.env_steps), None, "best", result.mean_reward, self._policy_idx)

@@ -304,7 +304,7 @@ class CheckpointReport:
 class EvaluationReport:
     """Evaluation episodes of the policy that had trained for `env_steps`; rewards are the environment's own.
 
-    `std_reward` is None for a single episode.
+    `std_reward` is None for a single episode; `policy_idx` is the policy that was evaluated.
     """
 
     env_steps: int
@@ -314,6 +314,7 @@ class EvaluationReport:
     mean_ep_length: float
     episodes: int
     wall_s: float
+    policy_idx: int = 0
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,10 @@ class _EvaluationObserver(Observer):
 
 
 class StopTrainingOnRewardThreshold(_EvaluationObserver):
-    """Stops the run when the mean return of an evaluation reaches a threshold; needs `eval_every_env_steps`."""
+    """Stops the run when the mean return of an evaluation reaches a threshold; needs `eval_every_env_steps`.
+
+    Of several policies the first that reaches it stops the run.
+    """
 
     def __init__(self, reward_threshold: float) -> None:
         """Stops the run at a mean return of `reward_threshold` or more."""
@@ -39,7 +42,10 @@ class StopTrainingOnRewardThreshold(_EvaluationObserver):
 
 
 class StopTrainingOnNoModelImprovement(_EvaluationObserver):
-    """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`."""
+    """Stops the run after too many evaluations in a row without a new best return; needs `eval_every_env_steps`.
+
+    The evaluations of several policies are counted together; each has its own best return.
+    """
 
     def __init__(self, max_no_improvement_evals: int, min_evals: int = 0) -> None:
         """Creates the callback.
@@ -51,19 +57,19 @@ class StopTrainingOnNoModelImprovement(_EvaluationObserver):
         self.max_no_improvement_evals = max_no_improvement_evals
         self.min_evals = min_evals
         self._num_evals = self._num_without = 0
-        self._best = float("-inf")
+        self._best: dict[int, float] = {}  # by the policy's number
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
         self._num_evals += 1
-        is_better = self._num_evals == 1 or evaluation.mean_reward > self._best
+        policy_idx, mean = evaluation.policy_idx, evaluation.mean_reward
+        is_better = policy_idx not in self._best or mean > self._best[policy_idx]
         if is_better:
-            self._best = evaluation.mean_reward
+            self._best[policy_idx] = mean
         if self._num_evals > self.min_evals:
             self._num_without = 0 if is_better else self._num_without + 1
             if self._num_without > self.max_no_improvement_evals:
-                run.stop(
-                    f"no improvement in {self._num_without} evaluations; the best mean return is {self._best:,.1f}"
-                )
+                best = max(self._best.values())
+                run.stop(f"no improvement in {self._num_without} evaluations; the best mean return is {best:,.1f}")
 
 
 class EveryNTimesteps(Observer):

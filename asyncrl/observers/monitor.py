@@ -478,10 +478,13 @@ class Monitor:
         self._run.notify(Observer.on_checkpoint, report)
 
     def _handle_evaluation(self, report: EvaluationReport) -> None:
-        self._evaluation = report
+        if report.policy_idx == 0:
+            self._evaluation = report
         scalars = {"eval/mean_reward": report.mean_reward, "eval/mean_ep_length": report.mean_ep_length}
         if report.std_reward is not None:
             scalars["eval/std_reward"] = report.std_reward
+        if self._plan.num_policies > 1:
+            scalars = {f"policy_{report.policy_idx}/{name}": value for name, value in scalars.items()}
         self._run.notify(Observer.on_record, Record(report.env_steps, scalars))
         self._run.notify(Observer.on_evaluation, report)
 

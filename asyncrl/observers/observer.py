@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 from asyncrl.buffers.control import RunControl
-from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
@@ -145,13 +144,7 @@ class Run:
         self._requests.put(functools.partial(RunControl.ask_for_best, mean_return=mean_return))
 
     def evaluate(self) -> None:
-        """Evaluates the newest policy in `eval_episodes` episodes, in a separate process.
-
-        Raises:
-            UsageError: the run has several policies.
-        """
-        if self.plan.num_policies > 1:
-            raise UsageError("A run of several policies is not evaluated during training.")
+        """Evaluates the newest policy, or each of several, in `eval_episodes` episodes, in a separate process."""
         self._requests.put(RunControl.ask_for_evaluation)
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:

@@ -64,7 +64,8 @@ class ProgressBar(Observer):
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
         if self._mode != "quiet":
             steps, mean, count = evaluation.env_steps, evaluation.mean_reward, evaluation.episodes
-            self.on_message(run, f"evaluated at {steps:,} steps: return {mean:,.1f} over {count} episodes")
+            which = f"policy {evaluation.policy_idx} " if run.plan.num_policies > 1 else ""
+            self.on_message(run, f"evaluated {which}at {steps:,} steps: return {mean:,.1f} over {count} episodes")
 
     def on_end(self, run: Run, summary: Summary) -> None:
         """Leaves the last live line on the screen and restores the cursor."""

@@ -26,7 +26,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.factory import acting_seed, make_run_vector_env, vector_env_seed
-from asyncrl.evaluation.worker import EvaluationWorker
+from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy
 from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
@@ -233,8 +233,8 @@ SerialWorker = RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorke
 
 def build_serial(
     setup: RunSetup, waker: Waker, look: Callable[[], None]
-) -> tuple[LearnerWorker, SlotExchange | PolicySource | None, list[SerialWorker]]:
-    """All roles of one process, as `build_learner` and `build_rollout_worker` make them.
+) -> tuple[list[LearnerWorker], list[SlotExchange | PolicySource], list[SerialWorker]]:
+    """All roles of one process, as `build_learner` and `build_rollout_worker` make them; a learner for each policy.
 
     Args:
         setup: the run.
@@ -244,12 +244,18 @@ def build_serial(
     plan = setup.plan
     if plan.steps_tensors:
         return _build_on_device(setup, look)
-    learner, exchange = build_learner(setup, waker, [waker] * plan.num_workers, look)
-    workers = [build_rollout_worker(setup, worker_idx, [waker], None) for worker_idx in range(plan.num_workers)]
-    return learner, exchange, [*workers]
+    learners: list[LearnerWorker] = []
+    exchanges: list[SlotExchange | PolicySource] = []
+    for policy_idx in range(plan.num_policies):
+        learner, exchange = build_learner(setup.of_policy(policy_idx), waker, [waker] * plan.num_workers, look)
+        learners.append(learner)
+        if exchange is not None:
+            exchanges.append(exchange)
+    wakers = [waker] * plan.num_policies
+    return learners, exchanges, [build_rollout_worker(setup, idx, wakers, None) for idx in range(plan.num_workers)]
 
 
-def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[LearnerWorker, None, list[Any]]:
+def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[list[LearnerWorker], list[Any], list[Any]]:
     config, plan, parts = setup.config, setup.plan, _LearnerParts.begin(setup)
     learner = parts.on_policy_learner()
     env = make_run_vector_env(config, plan.num_envs)
@@ -260,7 +266,7 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[Learner
         group.set_training_info(info)
     seed = acting_seed(config.seed, 0, setup.seed_steps)
     worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
-    return parts.worker(_build_trajectory_loop(parts, learner, worker, worker, look)), None, [worker]
+    return [parts.worker(_build_trajectory_loop(parts, learner, worker, worker, look))], [], [worker]
 
 
 def _own_device(name: str) -> torch.device:
@@ -423,7 +429,22 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
     )
 
 
-def build_evaluation_worker(setup: RunSetup) -> EvaluationWorker:
-    """The role that evaluates during training."""
-    weights = WeightsChannel(setup.arena)
-    return EvaluationWorker(setup.config, setup.spec, weights, setup.control, setup.checkpoints, setup.first_env_steps)
+def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker]:
+    """The roles that evaluate during training, one for each policy; one process serves all.
+
+    With `--policy_mapping=independent` each agent is played by its own policy, otherwise all by the one evaluated.
+    """
+    setups = [setup.of_policy(idx) for idx in range(setup.plan.num_policies)]
+    policies = [PublishedPolicy(each.config, each.spec, WeightsChannel(each.arena)) for each in setups]
+    is_independent = setup.config.maps_policies == "independent"
+    return [
+        EvaluationWorker(
+            policy,
+            setup.control,
+            each.checkpoints,
+            setup.first_env_steps,
+            policy_idx,
+            {agent: other for agent, other in enumerate(policies) if is_independent and agent != policy_idx},
+        )
+        for policy_idx, (each, policy) in enumerate(zip(setups, policies, strict=True))
+    ]

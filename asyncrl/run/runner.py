@@ -28,7 +28,7 @@ from asyncrl.learner.worker import LearnerOutcome, joint_outcome
 from asyncrl.monitoring.reports import EvaluationFailed, Report
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.build_roles import (
-    build_evaluation_worker,
+    build_evaluation_workers,
     build_inference_worker,
     build_learner,
     build_rollout_worker,
@@ -92,19 +92,20 @@ def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> Lea
     torch.set_num_threads(setup.plan.learner_threads)
     config, control, waker = setup.config, setup.control, Waker()
     steer_run = functools.partial(steer, control)
-    learner, exchange, workers = build_serial(setup, waker, steer_run)
-    evaluation: EvaluationWorker | None = None
+    learners, exchanges, workers = build_serial(setup, waker, steer_run)
+    evaluations: list[EvaluationWorker] = []
     reset_at: Path | None = None
     outcome: LearnerOutcome | None = None
     try:
         while True:
-            if learner.is_over:
+            active = [learner for learner in learners if not learner.is_over]
+            if not active:
                 for worker in workers:
                     send(worker.report())
-                outcome = learner.finish(send)
+                outcome = joint_outcome([learner.finish(send) for learner in learners])
                 control.end()
             else:
-                if exchange is not None:
+                for exchange in exchanges:
                     exchange.poll()
                 try:
                     for worker in workers:
@@ -114,25 +115,29 @@ def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> Lea
                             send(worker.report())
                 except (EnvironmentTrouble, EnvironmentsKeepFailing, RunFailed) as error:
                     control.request_stop()
-                    learner.finish(send)
+                    for learner in learners:
+                        learner.finish(send)
                     if isinstance(error, RunFailed):
                         raise
                     raise _environment_failure(worker.worker_idx, error) from error
-                saved = learner.advance(0.0, send)
+                for learner in active:
+                    saved = learner.advance(0.0, send)
+                    if config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
+                        reset_at = Path(saved.path)
                 steer(control)
-                if config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
-                    reset_at = Path(saved.path)
-            if evaluation is None and (config.eval_every_env_steps is not None or control.num_evaluations > 0):
-                evaluation = build_evaluation_worker(setup)
-            if evaluation is not None and evaluation.is_due and not control.stop_requested:
-                for report in evaluation.run(steer_run):
-                    send(report)
+            if not evaluations and (config.eval_every_env_steps is not None or control.num_evaluations > 0):
+                evaluations = build_evaluation_workers(setup)
+            for evaluation in evaluations:
+                if evaluation.is_due and not control.stop_requested:
+                    for report in evaluation.run(steer_run):
+                        send(report)
             if outcome is not None:
                 return outcome
             if reset_at is not None:
                 for worker in workers:
                     send(worker.report())
-                learner.save_best_if_asked(send)
+                for learner in learners:
+                    learner.save_best_if_asked(send)
                 return reset_at
     finally:
         for worker in workers:
@@ -313,12 +318,13 @@ def _inference_main(
 def _evaluation_main(setup: RunSetup, reports: ReportSender) -> None:
     torch.set_num_threads(1)
     os.nice(EVALUATION_NICENESS)
-    evaluation = build_evaluation_worker(setup)
-    while not evaluation.is_over:
-        if evaluation.is_due:
+    evaluations = build_evaluation_workers(setup)
+    while not all(evaluation.is_over for evaluation in evaluations):
+        due = [evaluation for evaluation in evaluations if evaluation.is_due]
+        for evaluation in due:
             for report in evaluation.run():
                 reports.send(report)
-        else:
+        if not due:
             time.sleep(POLL_S)
 
 

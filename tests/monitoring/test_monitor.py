@@ -64,7 +64,8 @@ class Run:
         self.clock, self.progress = FakeClock(), FakeProgress()
         observed = ObservedRun([JsonLines(), *([TensorBoard()] if settings["with_tensorboard"] else []), self.progress])
         observed.config, observed.folder, observed.start = TrainConfig(**settings), path, StartPoint(before=earlier)
-        sizes = {"num_workers": 2, "num_agents": 1, "num_policies": 1, "dataset_size": 2048}
+        num_policies = observed.config.num_policies
+        sizes = {"num_workers": 2, "num_agents": 1, "num_policies": num_policies, "dataset_size": 2048}
         observed.plan = SimpleNamespace(lag_bound=77, hogwild=hogwild, replay=None, **sizes)
         self.monitor = Monitor(
             observed, clock=self.clock, started_at=self.clock.now - 3.0, training_returns_mislead=mislead
@@ -278,6 +279,18 @@ def test_an_evaluation_is_a_record_of_the_steps_it_speaks_of(run):
     (record,) = run.records
     assert record == {"env_steps": 8000, "eval/mean_reward": 12.5, "eval/std_reward": 3.0, "eval/mean_ep_length": 40.0}
     assert run.monitor.finish("completed").eval_mean_reward == 12.5
+
+
+def test_evaluations_of_several_policies_are_told_apart(tmp_path):
+    run = Run(tmp_path, num_policies=2)
+    for policy_idx, mean_return in enumerate((12.5, 99.0)):
+        run.monitor.handle(EvaluationReport(8000, 64, mean_return, None, 40.0, 1, 2.0, policy_idx))
+    run.monitor.handle(CheckpointReport("best/a", 100, None, "best", 99.0, 1))
+    first, second = run.records
+    assert first == {"env_steps": 8000, "policy_0/eval/mean_reward": 12.5, "policy_0/eval/mean_ep_length": 40.0}
+    assert second == {"env_steps": 8000, "policy_1/eval/mean_reward": 99.0, "policy_1/eval/mean_ep_length": 40.0}
+    summary = run.monitor.finish("completed")
+    assert (summary.eval_mean_reward, summary.best_return) == (12.5, None)  # those of the first policy
 
 
 def test_the_best_training_return_needs_a_full_window_and_time_between(tmp_path):

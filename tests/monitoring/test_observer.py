@@ -11,8 +11,6 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl, control_specs
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
-from asyncrl.config.machine import Machine
-from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.monitoring.status import Record
@@ -50,7 +48,6 @@ def test_later_values_wait_until_the_learner_has_taken_the_earlier(run: Run, con
 
 
 def test_requests_are_counted_for_the_role_that_meets_them(run: Run, control: RunControl) -> None:
-    run.plan = resolve(TrainConfig(), Machine(cores=2))
     for ask in (run.save, run.evaluate, run.evaluate):
         ask()
     run.save_best(7.0)

@@ -71,9 +71,8 @@ def shown_blocks(name: str) -> list[Block]:
 @pytest.mark.usefixtures("leaves_nothing")
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if any(b.language == "bash" for b in shown_blocks(name))])
 def test_the_blocks_of_a_document_work_when_pasted_in_order(name: str, tmp_path: Path) -> None:
-    # Where user code is imported, each process has to find it; several policies have a learner each. Elsewhere one
-    # process is quicker.
-    clone = Clone(tmp_path, "" if name in (*EXAMPLES, "multi_agent.md") else "--serial_mode=True")
+    # Where user code is imported, each process has to find it. Elsewhere one process is quicker.
+    clone = Clone(tmp_path, "" if name in EXAMPLES else "--serial_mode=True")
     blocks = shown_blocks(name)
     pasted = clone.paste(blocks if name == "README.md" else [ENVIRONMENT, *blocks])
     assert pasted.returncode == 0, f"{pasted.stdout}\n{pasted.stderr}"

@@ -15,7 +15,7 @@ from killing import pids
 from run_helper import FinishedRun, run
 
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.monitoring.reports import RolloutReport
+from asyncrl.monitoring.reports import CheckpointReport, EvaluationReport, RolloutReport
 from asyncrl.policy import Policy, load_policy
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.locating import policy_folder
@@ -104,9 +104,10 @@ def test_policies_have_settings_weights_and_checkpoints_of_their_own(tmp_path: P
     assert len(states) == 2
 
 
-def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["async-local", "serial"])
+def test_a_run_of_several_policies_goes_on(tmp_path: Path, mode: str) -> None:
     settings = {**GAMES, "num_policies": 2}
-    finished = run(tmp_path, "async-local", "agent_envs:own_bits", **{**settings, "train_for_env_steps": 1500})
+    finished = run(tmp_path, mode, "agent_envs:own_bits", **{**settings, "train_for_env_steps": 1500})
     folder = finished.folder / "checkpoints"
     newest = [checkpoint.latest(policy_folder(folder, idx)) for idx in range(2)]
     starts = [(path, int(checkpoint.load_state(path)["policy_env_steps"])) for path in newest if path is not None]
@@ -114,7 +115,7 @@ def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
     assert len(starts) == 2 and 1500 <= total < 1700
     resumed = run(
         tmp_path,
-        "async-local",
+        mode,
         "agent_envs:own_bits",
         starts_of_policies=starts,
         **{**settings, "train_for_env_steps": 3000},
@@ -123,6 +124,46 @@ def test_a_run_of_several_policies_goes_on(tmp_path: Path) -> None:
     by_policy = {report.policy_idx: report for report in reversed(resumed.learner_reports)}
     assert min(report.env_steps for report in by_policy.values()) > 1500
     assert evaluate(policy_of(resumed, 1), episodes=5, deterministic=True).mean_reward == pytest.approx(20 / 3)
+
+
+@pytest.mark.parametrize("mode", ["serial", "async-local"])
+def test_each_policy_is_evaluated_as_the_agents_that_it_plays(tmp_path: Path, mode: str) -> None:
+    mapping = {"num_policies": 2, "policy_mapping": "independent"}
+    evaluation = {"eval_every_env_steps": 2500, "eval_deterministic": True, "train_for_env_steps": 5000}
+    finished = run(tmp_path, mode, "agent_envs:opposed", **{**GAMES, **mapping, **evaluation})
+    reports = [report for report in finished.reports if isinstance(report, EvaluationReport)]
+    last = {report.policy_idx: report for report in reports}
+    # Each policy in its own place: in that of the other, or in both, the opposite of what it learned would be paid.
+    assert {idx: report.mean_reward for idx, report in last.items()} == {0: 5.0, 1: 5.0}
+    bests = {each.policy_idx: each for each in finished.reports if isinstance(each, CheckpointReport)}
+    for policy_idx in range(2):
+        folder = policy_folder(finished.folder / "checkpoints", policy_idx)
+        assert checkpoint.best_return(folder) == 5.0
+        best = load_policy(checkpoint.newest_first(folder / "best")[0])
+        played = evaluate(best, episodes=5, deterministic=True).returns_by_agent
+        assert played[f"agent_{policy_idx}"] == (5.0,) * 5 and played[f"agent_{1 - policy_idx}"] == (0.0,) * 5
+    assert set(bests) == {0, 1}
+
+
+def test_a_policy_that_plays_all_agents_is_evaluated_so(tmp_path: Path) -> None:
+    own = {1: {"learning_rate": 0.0}}
+    settings = {**GAMES, "num_policies": 2, "policies": own, "train_for_env_steps": 4000, "serial_mode": True}
+    finished = run(tmp_path, "serial", "agent_envs:own_bits", **settings, eval_every_env_steps=4000)
+    last = {each.policy_idx: each for each in finished.reports if isinstance(each, EvaluationReport)}
+    assert last[0].mean_reward > 6.0 > 5.0 > last[1].mean_reward
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_serial_mode_with_several_policies_repeats_to_the_bit(tmp_path: Path, is_async: bool) -> None:
+    settings = {**GAMES, "num_policies": 3, "train_for_env_steps": 1500, "async_rl": is_async}
+    runs = [run(tmp_path / name, "serial", "agent_envs:take_turns", **settings) for name in ("one", "two")]
+    assert runs[0].outcome.env_steps == runs[1].outcome.env_steps >= 1500
+    assert {report.policy_idx for report in runs[0].learner_reports} == {0, 1, 2}
+    for policy_idx in range(3):
+        one, two = ([*policy_of(each, policy_idx)._model.state_dict().values()] for each in runs)
+        assert all(bool((left == right).all()) for left, right in zip(one, two, strict=True))
+    if not is_async:
+        assert first_ratios(runs[0]) < 1e-4 and runs[0].largest_lag == 0
 
 
 SEVERAL = ("--env=CartPole-v1", "--num_policies=3", "--train_for_env_steps=600000", "--report_every_s=0.2")
@@ -163,8 +204,7 @@ def test_the_death_of_one_policys_learner_ends_the_run_and_names_it(start: Calla
     ("flags", "text"),
     [
         (("--algo=sac",), "--num_policies=2 cannot be used with --algo=sac"),
-        (("--serial_mode=True",), "--serial_mode is not available with --num_policies=2"),
-        (("--eval_every_env_steps=1000",), "Evaluation during training is not available with --num_policies=2"),
+        (("--serial_mode=True", "--checkpoint_resets=True"), "--checkpoint_resets is not available with"),
         (("--policy.1.gama=0.9",), "There is no flag --policy.1.gama; the nearest is --policy.1.gamma"),
         (("--policy.1.rollout=8",), "--policy.1.rollout is not possible: only settings of learning and of the model"),
         (("--policy.2.gamma=0.9",), "there is no policy 2, they are 0 to 1"),

@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import asyncrl
 from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.loading import load
+from asyncrl.monitoring.reports import EvaluationReport
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {
@@ -389,6 +391,15 @@ def test_callbacks_with_the_names_of_stable_baselines_stop_the_run(tmp_path: Pat
     train(tmp_path, every, serial_mode=True, train_for_env_steps=20_000, report_every_s=0.01)
     assert len(called) >= 5
     assert len({steps // 1000 for steps in called}) == len(called)
+
+
+def test_an_improvement_of_any_policy_counts_as_one() -> None:
+    run, no_better = mock.Mock(), asyncrl.StopTrainingOnNoModelImprovement(max_no_improvement_evals=1)
+    for policy_idx, mean_return in ((0, 5.0), (1, 1.0), (0, 4.0), (1, 2.0), (0, 4.0)):
+        no_better.on_evaluation(run, EvaluationReport(0, 0, mean_return, None, 1.0, 1, 0.0, policy_idx))
+        run.stop.assert_not_called()
+    no_better.on_evaluation(run, EvaluationReport(0, 0, 2.0, None, 1.0, 1, 0.0, 1))
+    run.stop.assert_called_once_with("no improvement in 2 evaluations; the best mean return is 5.0")
 
 
 PACKAGE = """
