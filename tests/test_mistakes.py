@@ -66,7 +66,9 @@ MISTAKES = [
         2,
     ),
     Mistake(
-        "train", "--env=CartPole-v1 --with_pbt=True", "has no counterpart here: there is no population-based training."
+        "train",
+        "--env=CartPole-v1 --with_pbt=True",
+        "--with_pbt=True needs several policies, or several runs with one --pbt_shared_dir.",
     ),
     Mistake("train", "CartPole-v1", "Unexpected argument 'CartPole-v1'. Did you mean --env=CartPole-v1?", 2),
     Mistake("train", "--env=CartPole-v1 my_run", "Unexpected argument 'my_run'. Did you mean --experiment=my_run?"),

@@ -87,7 +87,7 @@ class PopulationTraining(Observer):
         """Gives each policy its turn if it is due."""
         config, scalars = self._config, record.scalars
         names = [f"{prefix}time/total_env_steps" for prefix in self._prefixes]
-        if self._is_off or any(name not in scalars for name in names):
+        if self._is_off or not run.weights or any(name not in scalars for name in names):
             return
         objectives = [self._objective(run, scalars, prefix) for prefix in self._prefixes]
         for idx, name in enumerate(names):

@@ -3,7 +3,8 @@
     FOLDER/NAME.npz     the newest state of the run NAME: objective, hyperparameters, weights and statistics
 
 Each run writes its own file, once in each of its periods, under another name first; so a reader finds a whole file, the
-old one or the new one. A run that has not written for three of its periods does not count any more.
+old one or the new one. A run that has not written for three of its periods, and for a minute at least, does not count
+any more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.observers.population_rules import Member
 from asyncrl.runtime.run_folder import run_path
 
-STALE_PERIODS = 3
+_STALE_PERIODS = 3
+_LEAST_STALE_S = 60.0
 _NOT_A_MEMBER = (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile)
 
 
@@ -97,7 +99,8 @@ class SharedFolder:
             if about is None:
                 continue
             try:
-                is_stale = now - path.stat().st_mtime > STALE_PERIODS * float(about["period_s"])
+                limit_s = max(_LEAST_STALE_S, _STALE_PERIODS * float(about["period_s"]))
+                is_stale = now - path.stat().st_mtime > limit_s
                 member = Member(float(about["objective"]), {name: float(of) for name, of in about["values"].items()})
             except _NOT_A_MEMBER:
                 continue

@@ -24,7 +24,7 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
-from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters, saved_hyperparameters
+from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.schema import TrainConfig
@@ -381,9 +381,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def _config_of(config: TrainConfig, checkpoint: Path | None) -> TrainConfig:
     """The settings of a policy with the hyperparameters that are in effect in its checkpoint."""
-    return (NO_CHANGES if checkpoint is None else saved_hyperparameters(load_state(checkpoint), config)).apply_to(
-        config
-    )
+    return config if checkpoint is None else saved_hyperparameters(load_state(checkpoint), config).apply_to(config)
 
 
 def _unused_experiment(config: TrainConfig) -> str:
