@@ -3,6 +3,7 @@
     python -m asyncrl.plot trial RUN... [--window=100] [--out=FILE.png|.pdf|.svg]
     python -m asyncrl.plot compare RUN... --x=total_steps|per_worker_steps|per_rank_steps|wall_time [--metric=eval]
     python -m asyncrl.plot speedup RUN...
+    python -m asyncrl.plot population RUN...
 
 RUN is a run's folder or its name in train_dir. Only its plots/ folder is written to.
 """

@@ -31,11 +31,8 @@ from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.population_rules import Member, PopulationRules, Turn
 from asyncrl.observers.shared_population import SharedFolder
 from asyncrl.runtime.checkpoint import load_state
-from asyncrl.runtime.run_folder import write_text_atomically
+from asyncrl.runtime.run_folder import RunFolder, write_text_atomically
 from asyncrl.runtime.seeding import Stream, derive_seed
-
-HISTORY = "pbt.jsonl"
-"""Name of the history in a run's folder: one object a line for each turn, see `PopulationTraining`."""
 
 _RETURN = "rollout/ep_rew_mean"
 _DEFAULT_OBJECTIVE = TrainConfig.model_fields["pbt_target_objective"].default
@@ -62,7 +59,7 @@ class PopulationTraining(Observer):
     def on_start(self, run: Run) -> None:
         """Reads the turns that were carried out before the checkpoint; policies without any get their first values."""
         self._config, self._rules = run.config, PopulationRules(run.config)
-        self._path = run.folder / HISTORY
+        self._path = RunFolder(run.folder).population
         run.withdraw_changes()
         num_policies = run.plan.num_policies
         self._prefixes = [f"policy_{idx}/" for idx in range(num_policies)] if num_policies > 1 else [""]

@@ -24,7 +24,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.status import Record
 from asyncrl.observers import population
 from asyncrl.observers.observer import Observer, Run, StartPoint
-from asyncrl.observers.population import HISTORY, PopulationTraining
+from asyncrl.observers.population import PopulationTraining
 
 PBT = {"with_pbt": True, "pbt_start_mutation": 500, "pbt_period_env_steps": 100, "pbt_mutation_rate": 0.5}
 
@@ -89,7 +89,7 @@ class Population:
 
     @property
     def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.run.folder / HISTORY).read_text().splitlines()]
+        return [json.loads(line) for line in (self.run.folder / "pbt.jsonl").read_text().splitlines()]
 
 
 class _Control(PoliciesControl):
@@ -171,7 +171,7 @@ def test_a_resumed_run_takes_the_same_turns_again_that_no_checkpoint_holds(tmp_p
     for each in steps:
         found.record(*each)
     whole = found.lines
-    with open(found.run.folder / HISTORY, "a") as file:
+    with open(found.run.folder / "pbt.jsonl", "a") as file:
         file.write('{"broken')  # it was killed while it wrote
     # The learners of policies 0 and 1 have carried out two turns, that of policy 2 three.
     own = [_last(whole, 0, 2), _last(whole, 1, 2), _last(whole, 2, 3)]
@@ -200,8 +200,8 @@ def test_a_run_that_was_killed_before_a_checkpoint_begins_in_the_same_way(tmp_pa
 def test_a_history_that_cannot_be_written_ends_it_and_not_the_run(tmp_path: Path) -> None:
     found = Population(tmp_path)
     found.changes()
-    (found.run.folder / HISTORY).unlink()
-    (found.run.folder / HISTORY).mkdir()
+    (found.run.folder / "pbt.jsonl").unlink()
+    (found.run.folder / "pbt.jsonl").mkdir()
     found.record((600,) * 3, (9.0, 5.0, 1.0))
     assert found.changes() == [None, None, None]
     assert len(found.messages.texts) == 1 and "training continues" in found.messages.texts[0]

@@ -49,7 +49,9 @@ def mean_return(run: asyncrl.RunResult, policy_idx: int = 0) -> float:
 
 
 @pytest.mark.parametrize("mode", ["sync-local", "async-local", "async-central"])
-def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_return(tmp_path: Path, mode: str) -> None:
+def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_return(
+    tmp_path: Path, mode: str
+) -> None:
     timing, _, inference = mode.partition("-")
     config = asyncrl.TrainConfig(
         env="agent_envs:own_bits",
