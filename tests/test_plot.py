@@ -172,7 +172,7 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
         ((), "No command was given: the first argument is one of trial, compare, speedup, population"),
         (
             ("trail", "{run}"),
-            "There is no command 'trail': the first argument is one of trial, compare, speedup, population; the nearest is",
+            "There is no command 'trail': the first argument is one of trial, compare, speedup, population; the",
         ),
         (("trial",), "No run was given: trial needs at least one"),
         (("trial", "{run}", "--windw=3"), "the nearest is --window"),

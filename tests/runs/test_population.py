@@ -39,6 +39,20 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "pbt.jsonl").read_text().splitlines()]
 
 
+class StopAfterTakeovers(asyncrl.Observer):
+    """Stops a run some environment steps after all of its policies have the learning rate of the good one."""
+
+    def __init__(self, num_policies: int, env_steps: int) -> None:
+        self.num_policies, self.env_steps = num_policies, env_steps
+        self.since: int | None = None
+
+    def on_record(self, run: asyncrl.Run, record: Any) -> None:
+        are_taken = all(run.config_of(idx).learning_rate == 0.01 for idx in range(self.num_policies))
+        self.since = record.env_steps if are_taken and self.since is None else self.since
+        if self.since is not None and record.env_steps > self.since + self.env_steps:
+            run.stop()
+
+
 def mean_return(run: asyncrl.RunResult, policy_idx: int = 0) -> float:
     """Mean return of a policy in a game whose best return is 20 / 3, and that of chance half of it."""
     from asyncrl.evaluation.episodes import evaluate
@@ -56,7 +70,7 @@ def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_
     config = asyncrl.TrainConfig(
         env="agent_envs:own_bits",
         num_policies=3,
-        train_for_env_steps=24_000,
+        train_for_env_steps=10**7,
         train_dir=str(tmp_path),
         experiment="run",
         async_rl=timing == "async",
@@ -66,7 +80,7 @@ def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_
         policies={1: {"learning_rate": SLOW}, 2: {"learning_rate": SLOW}},
         **{**GAMES, "pbt_start_mutation": 3000},
     )
-    result = asyncrl.Trainer(config).run()
+    result = asyncrl.Trainer(config, callbacks=[StopAfterTakeovers(3, 6000)]).run()
     history = lines(result.folder)
     replaced = [line for line in history if line["action"] == "replaced"]
     assert {line["policy"] for line in replaced} >= {1, 2}
@@ -99,10 +113,10 @@ def test_a_run_takes_over_weights_from_the_shared_folder(tmp_path: Path, mode: s
         **modes[mode],
         "batch_size": 192,  # 2 workers, 4 environments of 3 agents, 8 steps
     }
-    good = asyncrl.TrainConfig(**shared, experiment="good", learning_rate=0.01, train_for_env_steps=8000)
+    good = asyncrl.TrainConfig(**shared, experiment="good", learning_rate=0.01, train_for_env_steps=12_000)
     assert mean_return(asyncrl.Trainer(good).run()) > 6.0
-    bad = asyncrl.TrainConfig(**shared, experiment="bad", learning_rate=SLOW, train_for_env_steps=8000)
-    result = asyncrl.Trainer(bad).run()
+    bad = asyncrl.TrainConfig(**shared, experiment="bad", learning_rate=SLOW, train_for_env_steps=10**7)
+    result = asyncrl.Trainer(bad, callbacks=[StopAfterTakeovers(1, 1000)]).run()
     taken = [line for line in lines(result.folder) if line["action"] == "replaced"]
     assert taken and taken[0]["source"] == "good"
     assert result.config.learning_rate == 0.01
