@@ -3,7 +3,7 @@
     python scripts/population.py                  # train and evaluate what has no result yet
     python scripts/population.py --table          # show the results, run nothing
 
-Four policies learn LunarLander-v3 with learning rates from 1e-5 to 1e-1, once as a population, once with fixed settings.
+Four policies learn LunarLander-v3 with learning rates from 1e-5 to 1e-1, once as a population, once with fixed ones.
 Each has environments of its own, so all make the same number of steps. The final policies are evaluated on fresh seeds.
 
 The script can be stopped at any time and continued: each result is appended to a JSON-lines file at once, what has a
