@@ -113,7 +113,7 @@ class Run:
         time_table: lines of text that say where the time of all roles went; known in `on_end`.
         training_info: the newest dict for environments, pickled.
         configs_of_policies: the same as `config` of each of several policies.
-        weights: the published weights of each policy, once the run has shared memory.
+        weights: in population-based training the published weights of each policy, while the roles run.
     """
 
     config: TrainConfig
@@ -185,7 +185,16 @@ class Run:
             self.change_policy(idx, PolicyChange(new_values))
 
     def take_over(self, policy_idx: int, source_idx: int) -> None:
-        """Lets a policy continue with the newest weights and statistics of another one, from its next dataset on."""
+        """Lets a policy continue with the newest weights and statistics of another one, from its next dataset on.
+
+        Raises:
+            UsageError: the run has no such policies, or it has no population, whose policies have the same model.
+        """
+        if not self.config.with_pbt:
+            raise UsageError("A policy can take over weights in population-based training only (--with_pbt=True).")
+        if not {policy_idx, source_idx} <= set(range(len(self.configs_of_policies))):
+            text = f"Policy {policy_idx} cannot take over policy {source_idx}"
+            raise UsageError(f"{text}: the run's policies are 0 to {len(self.configs_of_policies) - 1}.")
         self.change_policy(policy_idx, PolicyChange(Hyperparameters(), source_idx))
 
     def change_policy(self, policy_idx: int, change: PolicyChange) -> None:
@@ -198,10 +207,10 @@ class Run:
             waiting = self._changes.get(policy_idx)
             self._changes[policy_idx] = change if waiting is None else waiting.updated_by(change)
 
-    def withdraw_changes(self) -> None:
-        """Forgets the changes that were not sent yet, before the run starts again from a checkpoint."""
+    def withdraw_turns(self) -> None:
+        """Forgets turns that were not sent yet, before the run starts again from a checkpoint."""
         with self._changes_lock:
-            self._changes = {}
+            self._changes = {idx: change for idx, change in self._changes.items() if change.turn is None}
 
     def set_training_info(self, info: Mapping[str, Any]) -> None:
         """Sends a dict to all environments that have a method `set_training_info`, between two of their steps.

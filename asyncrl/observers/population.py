@@ -60,7 +60,7 @@ class PopulationTraining(Observer):
         """Reads the turns that were carried out before the checkpoint; policies without any get their first values."""
         self._config, self._rules = run.config, PopulationRules(run.config)
         self._path = RunFolder(run.folder).population
-        run.withdraw_changes()
+        run.withdraw_turns()
         num_policies = run.plan.num_policies
         self._prefixes = [f"policy_{idx}/" for idx in range(num_policies)] if num_policies > 1 else [""]
         self._names = [prefix.rstrip("/") for prefix in self._prefixes] if self._folder is None else [self._folder.name]

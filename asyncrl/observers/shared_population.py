@@ -72,7 +72,8 @@ class SharedFolder:
         """
         now = time.monotonic()
         period_s, self._published_at = now - self._published_at, now
-        about = {**self._about, "objective": own.objective, "values": dict(own.values), "period_s": period_s}
+        about = {**self._about, "num_weights": len(block), "objective": own.objective}
+        about |= {"values": dict(own.values), "period_s": period_s}
         temporary = self._path / f".tmp_{self._own.name}"
         with open(temporary, "wb") as file:
             np.savez(file, about=np.array(json.dumps(about)), block=block)
@@ -105,7 +106,7 @@ class SharedFolder:
             except _NOT_A_MEMBER:
                 continue
             is_same = all(about.get(name) == self._about[name] for name in ("env", "algo"))
-            if not is_same or about["num_weights"] != num_weights:
+            if not is_same or about.get("num_weights") != num_weights:
                 others.append(path.stem)
             elif not is_stale or path == self._own:
                 found[path.stem] = member
@@ -132,6 +133,6 @@ def _read_about(path: Path) -> dict[str, Any] | None:
     try:
         with np.load(path, allow_pickle=False) as content:
             about = json.loads(str(content["about"]))
-            return {**about, "run": str(about["run"]), "num_weights": len(content["block"])}
+            return {**about, "run": str(about["run"])}
     except _NOT_A_MEMBER:
         return None

@@ -313,7 +313,8 @@ class Session:
             starts_of_policies=self._starts_of_policies,
             hyperparameters=self._hyperparameters,
         )
-        run.weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(run.plan.num_policies)]
+        if config.with_pbt:
+            run.weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(run.plan.num_policies)]
 
         def steer(control: RunControl) -> None:
             monitor.tick(control)

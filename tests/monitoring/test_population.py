@@ -197,6 +197,27 @@ def test_a_run_that_was_killed_before_a_checkpoint_begins_in_the_same_way(tmp_pa
     assert Population(tmp_path, seed=1).lines != lines
 
 
+def test_an_observer_may_let_a_policy_take_over_another(tmp_path: Path) -> None:
+    found = Population(tmp_path)
+    found.changes()
+    found.run.take_over(1, 2)
+    assert found.changes() == [None, PolicyChange(Hyperparameters(), 2), None]
+    with pytest.raises(UsageError, match="the run's policies are 0 to 2"):
+        found.run.take_over(0, 3)
+    found.run.config = TrainConfig(num_policies=3)
+    with pytest.raises(UsageError, match="--with_pbt=True"):
+        found.run.take_over(0, 1)
+
+
+def test_turns_that_were_not_sent_are_forgotten_at_a_restart_and_other_requests_are_not(tmp_path: Path) -> None:
+    found = Population(tmp_path)  # its first values are turns
+    found.run.withdraw_turns()
+    found.run.set_hyperparameters(Hyperparameters(gamma=0.5), policy_idx=1)
+    found.run.withdraw_turns()
+    assert found.changes() == [None, PolicyChange(Hyperparameters(gamma=0.5)), None]
+    assert (found.run.config_of(0).gamma, found.run.config_of(1).gamma) == (0.99, 0.5)
+
+
 def test_a_history_that_cannot_be_written_ends_it_and_not_the_run(tmp_path: Path) -> None:
     found = Population(tmp_path)
     found.changes()
