@@ -47,18 +47,18 @@ class PopulationTraining(Observer):
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        """Takes the run's settings.
+        """Takes the run's settings, without changes of hyperparameters.
 
         Raises:
             UsageError: the shared folder cannot be used.
         """
+        self._config, self._rules = config, PopulationRules(config)
         self._folder: SharedFolder | None = None
         if config.pbt_shared_dir is not None:
             self._folder = SharedFolder(Path(config.pbt_shared_dir).expanduser(), config)
 
     def on_start(self, run: Run) -> None:
         """Reads the turns that were carried out before the checkpoint; policies without any get their first values."""
-        self._config, self._rules = run.config, PopulationRules(run.config)
         self._path = RunFolder(run.folder).population
         run.withdraw_turns()
         num_policies = run.plan.num_policies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,8 @@ class Population:
         if count > 1:
             run.configs_of_policies = [config.of_policy(idx).model_copy(update=values) for idx, values in
                                        enumerate(own or [{}] * count)]  # fmt: skip
+        elif own:
+            run.config = config.model_copy(update=own[0])
         if turns is not None:
             starts = tuple(run.folder / str(turn) for turn in turns)
             run.start = StartPoint(starts[0], checkpoints=starts if count > 1 else ())
@@ -249,6 +252,17 @@ def test_runs_in_a_shared_folder_take_over_one_anothers_weights(tmp_path: Path) 
     assert np.load(bad.run.folder / "checkpoints" / TAKEOVER_FILE).tolist() == [3.0, 4.0]
     good.record((600,), (9.0,))
     assert good.lines[-1]["action"] == "kept"
+
+
+def test_a_resumed_member_returns_to_its_own_settings_and_not_to_what_they_became(tmp_path: Path) -> None:
+    rare = {"pbt_mutation_rate": 1.0, "learning_rate": 0.1}
+    found = member(tmp_path, "own", **rare)
+    resumed = member(tmp_path, "own", turns=(0,), own=[{"learning_rate": 0.5}], **rare)
+    assert resumed.run.config.learning_rate == 0.5
+    assert resumed.lines == found.lines
+    draw, values = random.Random(0), {**found.lines[0]["after"], "learning_rate": 0.5}
+    rates = {resumed.training._rules.mutate(values, draw)["learning_rate"] for _ in range(1000)}
+    assert 0.1 in rates
 
 
 def test_members_that_are_stale_broken_or_of_another_network_do_not_count(tmp_path: Path) -> None:
