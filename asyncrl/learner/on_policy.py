@@ -327,7 +327,7 @@ class OnPolicyLearner:
             self.ranks.average([own], log_ratio.numel())
         named = dict(zip((*FIGURES, *_DATASET_FIGURES), torch.cat((means, own)).tolist(), strict=True))
         del named["kl"]  # the learning rate follows it; the metric is `approx_kl`
-        if distribution.num_deviations == 0:
+        if not distribution.deviation_positions:
             del named["std"]
         return TrainMetrics(**named, learning_rate=sum(learning_rates) / len(learning_rates))
 

@@ -23,6 +23,9 @@ class PolicySource:
 
     One thread copies slots while the other one trains. The numbers in the rings are hints: `filled` counts how often a
     slot was filled, and what was copied before is not copied again.
+
+    Attributes:
+        ready: filled slots that wait for room.
     """
 
     def __init__(
@@ -41,7 +44,7 @@ class PolicySource:
         self._ready, self._workers = ready, workers
         self._slots_per_worker, self._is_async = slots_per_worker, is_async
         self._copied = list(taken)  # `filled` of each slot when it was copied
-        self._waiting: deque[int] = deque()
+        self.ready: deque[int] = deque()
         self._to_mark: list[int] = []  # slots that were copied; in sync of this iteration
         self._dataset: Dataset | None = None
         self._changed = threading.Condition()
@@ -51,16 +54,16 @@ class PolicySource:
         """Receives the numbers of filled slots, and copies slots in this order as long as there is room."""
         with self._changed:
             for slot in [slot for ring in self._ready for slot in ring.pop_all()]:
-                if self._filled[slot] > self._copied[slot] and slot not in self._waiting:
-                    self._waiting.append(slot)
-            num_waiting = len(self._waiting)
-            while self._waiting and self._rows.add(self._waiting[0]):
-                slot = self._waiting.popleft()
+                if self._filled[slot] > self._copied[slot] and slot not in self.ready:
+                    self.ready.append(slot)
+            num_waiting = len(self.ready)
+            while self.ready and self._rows.add(self.ready[0]):
+                slot = self.ready.popleft()
                 self._copied[slot] = self._filled[slot]
                 self._to_mark.append(slot)
                 if not self._is_async and len(self._to_mark) == len(self._filled):
                     self._rows.complete()
-            if len(self._waiting) < num_waiting:
+            if len(self.ready) < num_waiting:
                 self._changed.notify_all()
             woken = self._mark() if self._is_async else set()
         for worker_idx in woken:
@@ -113,11 +116,6 @@ class PolicySource:
         for worker_idx in woken:
             self._workers[worker_idx].wake()
         self.poll()
-
-    @property
-    def num_ready(self) -> int:
-        """Slots that wait for room."""
-        return len(self._waiting)
 
     @property
     def dropped_samples(self) -> int:

@@ -70,6 +70,7 @@ class TrainedNetwork:
 
     Attributes:
         flat: all parameters and their gradients.
+        weights: the layers for the products; None without passes.
         layers: weights for hand-written passes; empty without passes.
         gradients: where passes write gradients.
     """
@@ -93,15 +94,15 @@ class TrainedNetwork:
         others = others or {}
         self.flat = FlatParameters(module, hold=lambda initial: storage.allocate(name, initial))
         self._gradient = self.flat.require_grad()
-        self._weights: LayerCopy | None = None
+        self.weights: LayerCopy | None = None
         self._weight_gradients: LayerCopy | None = None
         self.layers: tuple[StackedLayer, ...] = ()
         self.gradients: tuple[StackedLayer, ...] = ()
         if mlp is not None:
-            self._weights, self._weight_gradients = (
+            self.weights, self._weight_gradients = (
                 LayerCopy(mlp, flat, dtype) for flat in (self.flat.data, self._gradient)
             )
-            self.layers, self.gradients = self._weights.layers, self._weight_gradients.layers
+            self.layers, self.gradients = self.weights.layers, self._weight_gradients.layers
         self.max_grad_norm = config.max_grad_norm
         self._ranks = storage.ranks
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
@@ -125,11 +126,12 @@ class TrainedNetwork:
         norm = clip_gradient(self._gradient, self.max_grad_norm)
         figures = torch.cat((figures, norm.unsqueeze(0)))
         self._optimizer.step(learning_rate, torch.isfinite(figures).all().logical_not().float())
-        self.refresh()
+        if self.weights is not None:
+            self.weights.refresh()
         return figures
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that continue the training; after writing to them call `refresh`."""
+        """The tensors that continue the training; after writing to them call `weights.refresh`."""
         kinds = {
             "value": self._optimizer.parameters,
             "exp_avg": self._optimizer.exp_avgs,
@@ -137,11 +139,6 @@ class TrainedNetwork:
             "step": self._optimizer.steps,
         }
         return {f"{name}.{number}": tensor for name, kind in kinds.items() for number, tensor in enumerate(kind)}
-
-    def refresh(self) -> None:
-        """Updates the copies of the weights for the products."""
-        if self._weights is not None:
-            self._weights.refresh()
 
 
 _CRITIC_FIGURES = ("critic_loss", "q_mean", "sum of inputs", "grad_norm_critic")
@@ -329,10 +326,9 @@ class SacLearner:
         return set() if adapted <= state.optimizer.keys() else adapted
 
     def _refresh_copies(self) -> None:
-        for network in (self._actor, self._critic):
-            network.refresh()
-        if self._target_weights is not None:
-            self._target_weights.refresh()
+        for weights in (self._actor.weights, self._critic.weights, self._target_weights):
+            if weights is not None:
+                weights.refresh()
 
     def _tensors(self) -> dict[str, Tensor]:
         """The tensors in use, by their names in a checkpoint."""

@@ -122,7 +122,10 @@ class SlotLedger:
         if len(self.ready) * num_envs - self._next_column < wanted:
             return None
         if self._plan.fixed_lag:
-            self.ready = deque(sorted(self.ready))  # an order that does not depend on which was ready first
+            # An order that does not depend on which was ready first.
+            slots = sorted(self.ready)
+            self.ready.clear()
+            self.ready.extend(slots)
         taken = []
         while wanted > 0:
             slot, start = self.ready[0], self._next_column
@@ -158,6 +161,9 @@ class SlotExchange:
 
     One thread moves slots while the other one trains, so no split waits for a minibatch to end. Both hold one lock
     while they use the ledger; the holder is the only producer of the granting rings.
+
+    Attributes:
+        ready: slots that wait to be trained on.
     """
 
     def __init__(
@@ -171,6 +177,7 @@ class SlotExchange:
     ) -> None:
         """Takes the rings from and to each rollout worker, and its waker, by the worker's index."""
         self._ledger = ledger
+        self.ready = ledger.ready
         self._ready = ready
         self._granted = granted
         self._workers = workers
@@ -242,10 +249,6 @@ class SlotExchange:
         with self._changed:
             self._ledger.begin_dataset()
         self.poll()
-
-    @property
-    def num_ready(self) -> int:
-        return len(self._ledger.ready)
 
     @property
     def dropped_samples(self) -> int:

@@ -8,7 +8,7 @@ waits     for the next dataset
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -32,7 +32,7 @@ class DatasetSource(Protocol):
     """Where the columns of datasets come from: slots of rollout workers, or environments on the learner's device."""
 
     @property
-    def num_ready(self) -> int:
+    def ready(self) -> Collection[int]:
         """Slots that wait to be trained on."""
 
     @property
@@ -212,7 +212,7 @@ class TrajectoryLoop:
             busy_s=busy_s(spent),
             train=metrics,
             lag=lag,
-            slots_ready=self._source.num_ready,
+            slots_ready=len(self._source.ready),
             dropped_samples=self._source.dropped_samples,
             skipped_steps=learner.skipped_steps,
             phases=spent,

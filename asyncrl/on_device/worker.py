@@ -31,7 +31,7 @@ class DeviceWorker(RolloutWorkerBase):
     Environments, the learner's model and the dataset are on `device`; `seed` is for drawing actions.
     """
 
-    num_ready = dropped_samples = 0  # there are no slots
+    ready, dropped_samples = (), 0  # there are no slots
 
     def __init__(
         self,

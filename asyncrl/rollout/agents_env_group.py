@@ -169,9 +169,9 @@ class AgentsEnvGroup(HostEnvGroup):
         """Ends the episodes of all agents of an environment before this row, and starts new ones in the next row."""
         assert rows.idle is not None
         is_dropped = False
-        if isinstance(trouble, NotFinite) and self._recovery is not None:
+        if isinstance(trouble, NotFinite) and self.failures is not None:
             steps = int(self._num_rows[columns].max())
-            is_dropped = not self._recovery.failures.note_not_finite(trouble, steps)
+            is_dropped = not self.failures.note_not_finite(trouble, steps)
         for column in np.flatnonzero(self._is_present[columns]) + columns.start:
             self.lost.append(LostStep(int(column), int(self._num_rows[column]), has_failed=not is_dropped))
         rows.valid[columns] = rows.idle[columns] = False

@@ -21,7 +21,7 @@ from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.interface import give_training_info, without_bookkeeping
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import EnvironmentFailures, EpisodeRecord
+from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.rollout.failures import (
     EnvironmentCallFailed,
     EnvironmentTrouble,
@@ -46,6 +46,7 @@ class EnvironmentGroup(ABC):
     Attributes:
         lost: steps that failed or were dropped, until `take_lost`.
         policies: which policy plays each column, set before the first reset; None with one policy.
+        failures: of all groups of a worker; None without `recovery`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class EnvironmentGroup(ABC):
         self._seeds: list[int | None] = list(seeds)
         self._first_env_idx = first_env_idx
         self._recovery = recovery
+        self.failures = None if recovery is None else recovery.failures
         self._num_recreated = 0
         self._episodes: list[EpisodeRecord] = []
         self._training_info: Mapping[str, Any] | None = None
@@ -73,12 +75,8 @@ class EnvironmentGroup(ABC):
 
     def note_dropped(self, num_samples: int) -> None:
         """Counts samples that were invalidated after they had been collected."""
-        if self._recovery is not None:
-            self._recovery.failures.note_dropped(num_samples)
-
-    def take_failures(self) -> EnvironmentFailures:
-        """Failures since the last call, of all groups that share the `FailureLog`."""
-        return EnvironmentFailures() if self._recovery is None else self._recovery.failures.take()
+        if self.failures is not None:
+            self.failures.note_dropped(num_samples)
 
     def set_training_info(self, info: Mapping[str, Any]) -> None:
         """Calls `set_training_info` of the environments that have it, and of those that are recreated later."""
@@ -128,8 +126,8 @@ class EnvironmentGroup(ABC):
         if self.policies is not None:
             policy_idx = int(self.policies.policy_idx[env if column is None else column])
         self._episodes.append(EpisodeRecord(episode_return, length, numbers, policy_idx))
-        if self._recovery is not None:
-            self._recovery.failures.note_episode(self._first_env_idx + env)
+        if self.failures is not None:
+            self.failures.note_episode(self._first_env_idx + env)
 
     def _call_failed(self, env: int, call: str, error: Exception) -> EnvironmentCallFailed:
         failed = EnvironmentCallFailed(self._first_env_idx + env, self._steps_made(env), f"failed in {call}")
@@ -197,9 +195,9 @@ class HostEnvGroup(EnvironmentGroup):
         """
         while True:
             if trouble is not None:
-                if self._recovery is None:
+                if self.failures is None:
                     raise trouble
-                self._recovery.failures.note_failure(trouble)
+                self.failures.note_failure(trouble)
                 self._num_recreated += 1
             try:
                 if trouble is not None:
@@ -322,9 +320,9 @@ class EnvGroup(HostEnvGroup):
             reward = rows.reward[env]
             self._lose_step(env, rows, has_failed=False)
             trouble = self._not_finite(env, floats[env], reward)
-            if self._recovery is None:
+            if self.failures is None:
                 raise trouble
-            has_failed = self._recovery.failures.note_not_finite(trouble, self.lost[-1].episode_steps)
+            has_failed = self.failures.note_not_finite(trouble, self.lost[-1].episode_steps)
             self._start(env, rows.next_obs, trouble if has_failed else None)
 
     def _recreate(self, position: int) -> None:
@@ -359,8 +357,8 @@ class EnvGroup(HostEnvGroup):
             self._skipped_rows[env] += call == "step"  # this step does not count in the message
             raise self._wrong_observation(env, call, error) from None
         warning, self._codec.warning = self._codec.warning, None
-        if warning is not None and self._recovery is not None:
-            self._recovery.failures.warn(f"environment {self._first_env_idx + env} gives observations {warning}")
+        if warning is not None and self.failures is not None:
+            self.failures.warn(f"environment {self._first_env_idx + env} gives observations {warning}")
 
     def _steps_made(self, position: int) -> int:
         return self._num_rows - self._skipped_rows[position]

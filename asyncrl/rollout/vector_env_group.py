@@ -175,14 +175,14 @@ class VectorEnvGroup(HostEnvGroup):
 
     def _lose_all(self, rows: StepRows, trouble: EnvironmentTrouble) -> int:
         """Marks the row as invalid in all environments and starts new episodes in the next row."""
-        if self._recovery is None:
+        if self.failures is None:
             raise trouble
         num_samples = int((~self._holds_final_obs).sum())
         lengths = self._num_rows.tolist()
         has_failed = True
         if isinstance(trouble, NotFinite):
             env = trouble.env_idx - self._first_env_idx
-            has_failed = self._recovery.failures.note_not_finite(trouble, lengths[env])
+            has_failed = self.failures.note_not_finite(trouble, lengths[env])
             self.note_dropped(num_samples - 1)
         rows.reward[:] = 0.0
         rows.terminated[:] = rows.truncated[:] = rows.valid[:] = False

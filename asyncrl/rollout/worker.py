@@ -28,7 +28,16 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
-from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SacMetrics, TrainMetrics, busy_s, mean_metrics
+from asyncrl.monitoring.reports import (
+    EnvironmentFailures,
+    Phase,
+    PhaseTimer,
+    RolloutReport,
+    SacMetrics,
+    TrainMetrics,
+    busy_s,
+    mean_metrics,
+)
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvironmentGroup, HostEnvGroup
 
@@ -79,7 +88,7 @@ class RolloutWorkerBase:
 
     def report(self) -> RolloutReport:
         """The work since the last report."""
-        now, phases = time.monotonic(), self.phases.take()
+        now, phases, failures = time.monotonic(), self.phases.take(), self._groups[0].failures
         report = RolloutReport(
             worker_idx=self.worker_idx,
             wall_s=now - self._report_started,
@@ -89,7 +98,7 @@ class RolloutWorkerBase:
             phases=phases,
             train=mean_metrics(self._trained),
             skipped_steps=self._skipped_steps - self._skipped_steps_reported,
-            failures=self._groups[0].take_failures(),
+            failures=EnvironmentFailures() if failures is None else failures.take(),
         )
         self._report_started, self._env_steps, self._trained = now, 0, []
         self._skipped_steps_reported = self._skipped_steps

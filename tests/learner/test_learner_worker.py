@@ -101,7 +101,7 @@ class Fakes:
         return LAG
 
     # the exchange
-    num_ready, dropped_samples = 5, 7
+    ready, dropped_samples = range(5), 7
 
     def take_dataset(self, learner_version: int, timeout_s: float) -> list[Columns] | None:
         self.log.append(("take", learner_version))

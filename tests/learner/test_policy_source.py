@@ -58,7 +58,7 @@ def test_it_is_what_the_training_loop_needs() -> None:
     source: DatasetSource = Run().source
     room: DatasetRoom = Run().source
     source.begin_dataset()
-    assert (source.num_ready, source.dropped_samples, room is source) == (0, 0, False)
+    assert (len(source.ready), source.dropped_samples, room is source) == (0, 0, False)
 
 
 def test_slots_are_copied_in_the_order_of_their_numbers_in_the_rings_and_are_free_at_once() -> None:
@@ -84,7 +84,7 @@ def test_a_slot_that_comes_while_the_memory_is_full_is_copied_when_a_dataset_was
     num_slots = len(rows._staging) * 3 // 2
     order = [run.fill(slot % NUM_SLOTS) for slot in range(num_slots) if run.source.poll() is None]
     run.source.poll()
-    assert run.source.num_ready == 0
+    assert len(run.source.ready) == 0
     columns = run.source.take_dataset(0, timeout_s=0.0)
     assert columns is not None
     dataset = run.source.collect(columns)
@@ -92,12 +92,12 @@ def test_a_slot_that_comes_while_the_memory_is_full_is_copied_when_a_dataset_was
     order += [run.fill(slot % NUM_SLOTS) for slot in range(num_slots, num_slots + 2)]
     run.source.poll()
     late = num_slots % NUM_SLOTS
-    assert run.source.num_ready == 2
+    assert len(run.source.ready) == 2
     assert run.taken[late] < run.filled[late], "its contents are needed"
     assert bool((dataset.reward == before).all())
     woken = sum(waker.count for waker in run.wakers)
     run.source.release(columns)
-    assert run.source.num_ready == 1, "there is room for one and a half"
+    assert len(run.source.ready) == 1, "there is room for one and a half"
     assert run.taken[late] == run.filled[late]
     assert sum(waker.count for waker in run.wakers) == woken + 1
     trained = before[0].int().tolist()

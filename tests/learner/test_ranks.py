@@ -360,7 +360,7 @@ def test_ranks_end_an_update_after_the_same_pass() -> None:
                 control.request_stop()
 
         source = SimpleNamespace(
-            num_ready=0,
+            ready=(),
             dropped_samples=0,
             take_dataset=lambda *_: [],
             collect=lambda _: own,

@@ -48,7 +48,7 @@ def test_slots_reach_the_worker_of_their_split_and_only_who_got_one_is_woken() -
     run.exchange.poll()
     assert [len(ring.pop_all()) for ring in run.granted] == [0, 1]
     assert [waker.count for waker in run.wakers] == [1, 2]
-    assert run.exchange.num_ready == 1
+    assert len(run.exchange.ready) == 1
 
 
 def test_released_slots_are_granted_anew_at_once() -> None:
@@ -79,7 +79,7 @@ def test_what_a_dead_worker_had_finished_is_kept_and_what_it_was_filling_begins_
     run.worker_deaths.announce(0)
     run.exchange.poll()
     assert run.worker_deaths.is_acknowledged(0)
-    assert run.exchange.num_ready == 2
+    assert len(run.exchange.ready) == 2
     granted = run.granted[0].pop_all()
     assert len(granted) == 2, "one slot for each split of the worker that follows"
     run.slots.reward[granted[0], 0] = 1.0  # it dies, too, after one row

@@ -166,14 +166,14 @@ def test_an_environment_that_raises_is_recreated_and_its_episode_dropped() -> No
         "aaaaa|.",
         "aaaaa|.",
     ]
-    assert filled.group.take_failures().num_failures == 1
+    assert filled.group.failures.take().num_failures == 1
 
 
 def test_a_reward_that_is_no_number_drops_the_step() -> None:
     filled = Filled([Failing(float("nan"))], rollout=6, num_slots=0, renewed=[agent_envs.OwnBits(2)])
     filled.fill(0)
     assert [filled.marks(column) for column in range(2)] == ["aa|.aa|.", "aa|.aa|."]
-    assert filled.group.take_failures().num_not_finite == 2
+    assert filled.group.failures.take().num_not_finite == 2
 
 
 def test_without_recovery_a_failure_is_raised() -> None:

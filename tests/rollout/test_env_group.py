@@ -273,7 +273,7 @@ def test_an_observation_of_another_dtype_is_converted_and_said_once() -> None:
     env = ScriptedEnv(script(GO, GO, TERMINATED, GO), dtype="int16")
     run = Filled([env], rollout=4, renewed=[])
     assert run.obs(0) == [-1.0, 1.0, 2.0, -2.0, 4.0]
-    (warning,) = run.group.take_failures().warnings
+    (warning,) = run.group.failures.take().warnings
     assert "environment 40 gives observations of int16, but its observation_space says float64" in warning
 
 
@@ -364,7 +364,7 @@ def test_an_environment_that_fails_is_made_anew_and_nothing_of_its_episode_in_th
     assert run.column("valid", env=1) == [True] * 5
     assert run.num_steps == [9]
     assert first.is_closed
-    failures = run.group.take_failures()
+    failures = run.group.failures.take()
     assert (failures.num_failures, failures.num_not_finite, failures.num_dropped) == (1, 0, 2)
     (warning,) = failures.warnings
     assert "rollout worker 3: environment 40 failed in step at its step 3" in warning
@@ -447,7 +447,7 @@ def test_failures_that_are_long_past_do_not_count() -> None:
     for slot in range(1, 4):
         run.fill(slot)
         run.now += 10.5
-    assert run.group.take_failures().num_failures == 3
+    assert run.group.failures.take().num_failures == 3
     run.slots.free(0)
     run.fill(0)
     run.now += 9.5
@@ -465,7 +465,7 @@ def test_a_reset_that_fails_costs_no_sample() -> None:
     run = Filled([FailsToReset(script(GO, TERMINATED))], rollout=3, renewed=[ScriptedEnv([(9.0, 1.0, *GO)])])
     assert run.column("valid") == [True] * 3
     assert run.obs(0) == [-1.0, 1.0, -1.0, 9.0]
-    failures = run.group.take_failures()
+    failures = run.group.failures.take()
     assert (failures.num_failures, failures.num_dropped) == (1, 0)
 
 
@@ -495,7 +495,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_its_environment_reset(bad: An
     assert run.column("valid", env=1) == [True] * 5
     assert run.num_steps == [9]
     assert run.group.take_episodes() == (EpisodeRecord(30.0, 2),)
-    failures = run.group.take_failures()
+    failures = run.group.failures.take()
     assert (failures.num_failures, failures.num_not_finite, failures.num_dropped) == (0, 1, 1)
     assert f"environment 40 gave a {what}" in failures.warnings[0]
 
@@ -525,7 +525,7 @@ def test_a_first_observation_that_is_not_finite_is_a_failure() -> None:
     renewed = [ResetsToNan([]), ScriptedEnv([(9.0, 1.0, *GO)])]
     run = Filled([ScriptedEnv([*script(TERMINATED), BROKEN])], rollout=3, renewed=renewed)
     assert run.obs(0) == [-1.0, -2.0, -1.0, 9.0]
-    failures = run.group.take_failures()
+    failures = run.group.failures.take()
     assert failures.num_failures == 2
     assert "gave a first observation that is not finite at its step 1: element 1 is nan" in failures.warnings[1]
 
@@ -538,6 +538,6 @@ def test_an_environment_that_gives_nothing_that_is_finite_has_failed() -> None:
     # One that gives something now and then has not, however short its episodes are.
     now_and_then = ScriptedEnv([(1.0, 1.0, *TERMINATED), (NAN, 1.0, *GO)] * 49)
     run = Filled([now_and_then], rollout=98, renewed=[])
-    failures = run.group.take_failures()
+    failures = run.group.failures.take()
     assert (failures.num_failures, failures.num_not_finite, len(failures.warnings)) == (0, 49, 1)
     assert run.num_steps == [49]

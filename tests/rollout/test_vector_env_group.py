@@ -456,7 +456,7 @@ def test_a_failure_of_one_loses_the_step_of_all_and_all_begin_anew(
     assert [(lost.env, lost.has_failed) for lost in run.group.take_lost()] == [
         (env, num_made == 3) for env in range(3)
     ] * 2
-    failures = run.group.take_failures()
+    failures = run.group.failures.take()
     assert (failures.num_failures, failures.num_not_finite) == ((2, 0) if num_made == 3 else (0, 2))
 
 
