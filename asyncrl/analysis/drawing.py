@@ -172,7 +172,8 @@ def draw_population(history: PopulationHistory, path: Path) -> None:
     panels[0].set_title("population: triangles are takeovers of another member's weights")
     for axes, name in zip(panels[1:], names, strict=True):
         axes.set_ylabel(name)
-        if all((member.values[name].values > 0.0).all() for member in history.members if name in member.values):
+        found = np.concatenate([member.values[name].values for member in history.members if name in member.values])
+        if 0.0 < 10.0 * found.min() < found.max():
             axes.set_yscale("log")
     panels[-1].set_xlabel("environment steps of each policy")
     for axes in panels:
