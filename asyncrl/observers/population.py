@@ -94,13 +94,15 @@ class PopulationTraining(Observer):
             is_published_late = env_steps - self._published_at >= config.pbt_period_env_steps
             if not is_due and (self._folder is None or not is_published_late):
                 continue
-            values = [self._rules.values_of(run.config_of(each)) for each in range(len(names))]
-            known = [Member(*of) for of in zip(objectives, values, strict=True) if of[0] is not None]
-            if len(known) < len(names):
+            known = [each for each in objectives if each is not None]
+            if len(known) < len(objectives):
                 return
-            members: Mapping[str, Member] | None = dict(zip(self._names, known, strict=True))
+            members: Mapping[str, Member] | None = {
+                self._names[each]: Member(objective, self._rules.values_of(run.config_of(each)))
+                for each, objective in enumerate(known)
+            }
             if self._folder is not None:
-                members = self._exchange(run, self._folder, known[0], env_steps)
+                members = self._exchange(run, self._folder, members[self._folder.name], env_steps)
             if is_due and members is not None:
                 draw = self._random(idx, self._last_lines[idx]["turn"] + 1)
                 is_reference = idx == 0 and self._folder is None
