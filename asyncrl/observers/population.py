@@ -97,12 +97,13 @@ class PopulationTraining(Observer):
             known = [each for each in objectives if each is not None]
             if len(known) < len(objectives):
                 return
-            members: Mapping[str, Member] | None = {
+            own = {
                 self._names[each]: Member(objective, self._rules.values_of(run.config_of(each)))
                 for each, objective in enumerate(known)
             }
+            members: Mapping[str, Member] | None = own
             if self._folder is not None:
-                members = self._exchange(run, self._folder, members[self._folder.name], env_steps)
+                members = self._exchange(run, self._folder, own[self._folder.name], env_steps)
             if is_due and members is not None:
                 draw = self._random(idx, self._last_lines[idx]["turn"] + 1)
                 is_reference = idx == 0 and self._folder is None
