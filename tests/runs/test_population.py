@@ -80,7 +80,7 @@ def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_
         policies={1: {"learning_rate": SLOW}, 2: {"learning_rate": SLOW}},
         **{**GAMES, "pbt_start_mutation": 3000},
     )
-    result = asyncrl.Trainer(config, callbacks=[StopAfterTakeovers(3, 6000)]).run()
+    result = asyncrl.Trainer(config, callbacks=[StopAfterTakeovers(3, 300)]).run()
     history = lines(result.folder)
     replaced = [line for line in history if line["action"] == "replaced"]
     assert {line["policy"] for line in replaced} >= {1, 2}
@@ -116,7 +116,7 @@ def test_a_run_takes_over_weights_from_the_shared_folder(tmp_path: Path, mode: s
     good = asyncrl.TrainConfig(**shared, experiment="good", learning_rate=0.01, train_for_env_steps=12_000)
     assert mean_return(asyncrl.Trainer(good).run()) > 6.0
     bad = asyncrl.TrainConfig(**shared, experiment="bad", learning_rate=SLOW, train_for_env_steps=10**7)
-    result = asyncrl.Trainer(bad, callbacks=[StopAfterTakeovers(1, 1000)]).run()
+    result = asyncrl.Trainer(bad, callbacks=[StopAfterTakeovers(1, 300)]).run()
     taken = [line for line in lines(result.folder) if line["action"] == "replaced"]
     assert taken and taken[0]["source"] == "good"
     assert result.config.learning_rate == 0.01
@@ -141,6 +141,8 @@ def test_a_killed_run_goes_on_with_the_turns_that_its_checkpoints_hold(start: Ca
     os.kill(training.process.pid, signal.SIGKILL)
     training.finish()
     before, turns = lines_of_command(training), saved_turns()
+    newest = [checkpoint.latest(folder) for folder in folders]
+    resumed_at = sum(int(checkpoint.load_state(path)["policy_env_steps"]) for path in newest if path is not None)
     kept = [line for line in before if line["turn"] <= turns[line["policy"]]]
     steps = int(training.records()[-1]["env_steps"]) + 20_000
     resumed = start("asyncrl.train", "--experiment=run", f"--train_for_env_steps={steps}")
@@ -148,6 +150,9 @@ def test_a_killed_run_goes_on_with_the_turns_that_its_checkpoints_hold(start: Ca
     assert code == 0, stderr
     after = lines_of_command(training)
     assert after[: len(kept)] == kept
+    later = [record for record in resumed.records() if record["env_steps"] > resumed_at]
+    first = next(record for record in later if "policy_1/train/loss" in record)
+    assert "policy_1/hyperparameters/ppo_clip_ratio" in first, "what was in effect is in effect at once"
     assert len(after) > len(kept)
     for idx in range(2):
         own = [line for line in after if line["policy"] == idx]
