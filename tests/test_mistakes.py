@@ -66,7 +66,9 @@ MISTAKES = [
         2,
     ),
     Mistake(
-        "train", "--env=CartPole-v1 --with_pbt=True", "has no counterpart here: there is no population-based training."
+        "train",
+        "--env=CartPole-v1 --with_pbt=True",
+        "--with_pbt=True needs several policies, or several runs with one --pbt_shared_dir.",
     ),
     Mistake("train", "CartPole-v1", "Unexpected argument 'CartPole-v1'. Did you mean --env=CartPole-v1?", 2),
     Mistake("train", "--env=CartPole-v1 my_run", "Unexpected argument 'my_run'. Did you mean --experiment=my_run?"),
@@ -175,7 +177,7 @@ MISTAKES = [
         "expected whole numbers greater than 0 or auto, one",
     ),
     Mistake("benchmark", "--output=out --from_run=rum", "--from_run=rum is not the folder of a run"),
-    Mistake("plot", "", "No command was given: the first argument is one of trial, compare, speedup, elo"),
+    Mistake("plot", "", "No command was given: the first argument is one of trial, compare, speedup, elo, population"),
     Mistake("plot", "trail run", "There is no command 'trail'"),
     Mistake("plot", "trial", "No run was given: trial needs at least one"),
     Mistake("plot", "trial rum", "There is no run "),

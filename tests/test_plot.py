@@ -169,10 +169,10 @@ def test_a_run_killed_in_the_middle_of_a_line_is_drawn_without_that_line(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "No command was given: the first argument is one of trial, compare, speedup, elo"),
+        ((), "No command was given: the first argument is one of trial, compare, speedup, elo, population"),
         (
             ("trail", "{run}"),
-            "There is no command 'trail': the first argument is one of trial, compare, speedup, elo; "
+            "There is no command 'trail': the first argument is one of trial, compare, speedup, elo, population; "
             "the nearest is trial",
         ),
         (("trial",), "No run was given: trial needs at least one"),
@@ -225,13 +225,24 @@ def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, capsys, 
 def test_help_names_every_command_and_flag(capsys):
     code, out, _ = call(capsys, "trial", "--help")
     assert code == 0
-    for text in ("trial:", "compare:", "speedup:", "--window", "--x", "--metric", "--group", "--out", "--json"):
+    for text in (
+        "trial:",
+        "compare:",
+        "speedup:",
+        "population:",
+        "--window",
+        "--x",
+        "--metric",
+        "--group",
+        "--out",
+        "--json",
+    ):
         assert text in out
 
 
 def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
     out = call(capsys, "--help")[1]
-    for command in ("trial", "compare", "speedup"):
+    for command in ("trial", "compare", "speedup", "population"):
         assert f"\n  python -m asyncrl.plot {command} train_dir/" in out
     (axis,) = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
     assert axis.startswith("horizontal axis: ") and axis.endswith(" (required)")
@@ -289,3 +300,37 @@ def test_ratings_of_policy_and_pool_are_drawn(tmp_path, capsys):
     other = steady(tmp_path, "no_pool", 1, 100, 1000)
     code, _, err = call(capsys, "elo", other)
     assert code == 2 and "no_pool has recorded no games against a pool: train with --self_play=True" in err
+
+
+def write_population(folder, **config):
+    """Policy 1 is replaced after 200 of its steps; the records have twice as many steps of the run."""
+    records = [
+        {"env_steps": 2 * n, **{f"policy_{idx}/time/total_env_steps": n for idx in (0, 1)},
+         "policy_0/rollout/ep_rew_mean": n / 10, "policy_1/rollout/ep_rew_mean": 1.0}
+        for n in (100, 200, 300)
+    ]  # fmt: skip
+    path = write_run(folder, "run", records, **config)
+
+    def turn(policy, steps, rate, source=None):
+        after = {"learning_rate": rate, "max_grad_norm": 0.5}
+        return {"policy": policy, "policy_env_steps": steps, "source": source, "after": after}
+
+    turns = [turn(0, 0, 0.1), turn(1, 0, 0.001), turn(0, 210, 0.1), turn(1, 200, 0.15, "policy_0")]
+    (path / "pbt.jsonl").write_text("".join(json.dumps(each) + "\n" for each in turns) + '{"broken')
+    return path
+
+
+def test_a_population_is_drawn_with_its_objectives_hyperparameters_and_takeovers(tmp_path, capsys):
+    path = write_population(tmp_path)
+    result = numbers(capsys, "population", path)
+    first, second = result["members"]
+    assert (first["name"], first["env_steps"], first["objective"]) == ("policy_0", [100, 200, 300], [10, 20, 30])
+    assert second["takeovers"] == [{"env_steps": 200, "source": "policy_0"}]
+    assert second["hyperparameters"]["learning_rate"] == {"env_steps": [0, 200, 300], "values": [0.001, 0.15, 0.15]}
+    assert result["file"] == str(path / "plots" / "population.png")
+    assert_is_drawn(path / "plots" / "population.png", num_colors=2)
+
+
+def test_a_run_without_a_population_is_refused(tmp_path, capsys):
+    code, _, err = call(capsys, "population", steady(tmp_path, "run", 1, 100, 1000))
+    assert code == 2 and "run has no pbt.jsonl: it was not trained with --with_pbt=True" in err

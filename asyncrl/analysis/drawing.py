@@ -6,8 +6,11 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from asyncrl.analysis.curves import Band
 from asyncrl.analysis.figures import Comparison, Metric, Ratings, Speedup, Trial, XAxis
+from asyncrl.analysis.population import PopulationHistory
 from asyncrl.config.errors import UsageError
 
 if TYPE_CHECKING:
@@ -167,6 +170,38 @@ def draw_speedup(speedup: Speedup, path: Path) -> None:
     axes.set_xlabel("rollout workers (number)" if speedup.unit == "worker" else "ranks (number)")
     axes.set_ylabel(f"speed-up (times as fast as with {speedup.base_count})")
     finish(axes)
+    save(figure, path)
+
+
+def draw_population(history: PopulationHistory, path: Path) -> None:
+    """Draws the objective of each member, and below it each hyperparameter that changed; takeovers are triangles."""
+    names = history.changed
+    figure = new_figure(8.0, 4.0 + 1.8 * len(names))
+    ratios = [2.0, *[1.0] * len(names)]
+    panels = figure.subplots(1 + len(names), 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+    for number, member in enumerate(history.members):
+        style = {"color": color(number), "ls": _STYLES[number // len(_COLORS) % len(_STYLES)]}
+        curve, at = member.objective, [env_steps for env_steps, _ in member.takeovers]
+        marker = _marker(len(curve), most=20)
+        panels[0].plot(curve.positions, curve.values, lw=1.6, label=member.name, **style, **marker)
+        marks = [(panels[0], np.interp(at, curve.positions, curve.values))]
+        for axes, name in zip(panels[1:], names, strict=True):
+            if (values := member.values.get(name)) is not None:
+                axes.step(values.positions, values.values, where="post", lw=1.6, **style)
+                marks.append((axes, values.values[np.searchsorted(values.positions, at)]))
+        for axes, heights in marks:
+            axes.scatter(at, heights, s=36, marker="^", color=color(number), edgecolor="black", lw=0.6, zorder=3)
+    panels[0].set_ylabel(history.objective)
+    panels[0].set_title("population: triangles are takeovers of another member's weights")
+    for axes, name in zip(panels[1:], names, strict=True):
+        axes.set_ylabel(name)
+        found = np.concatenate([member.values[name].values for member in history.members if name in member.values])
+        if 0.0 < 10.0 * found.min() < found.max():
+            axes.set_yscale("log")
+    panels[-1].set_xlabel("environment steps of each policy")
+    for axes in panels:
+        _count_in_thousands(axes)
+        finish(axes)
     save(figure, path)
 
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt
 
 from asyncrl.analysis import drawing, figures
 from asyncrl.analysis.figures import Metric, XAxis
+from asyncrl.analysis.population import read_population
 from asyncrl.analysis.records import Run, read_runs
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import (
@@ -28,7 +29,7 @@ from asyncrl.config.flags import (
     split_flags,
 )
 
-CommandName = Literal["trial", "compare", "speedup", "elo"]
+CommandName = Literal["trial", "compare", "speedup", "elo", "population"]
 Say = Callable[[str], None]
 _AXES = get_args(XAxis)
 
@@ -65,6 +66,12 @@ _COMMANDS: dict[str, _Command] = {
         "elo train_dir/my_game",
         ("out", "json"),
     ),
+    "population": _Command(
+        "Draw population-based training: the objective and the hyperparameters of each policy, and who took over "
+        "whose weights. Takes one run, or the runs of one --pbt_shared_dir.",
+        "population train_dir/my_run",
+        ("out", "json"),
+    ),
 }
 
 
@@ -95,7 +102,7 @@ class Options(BaseModel):
     out: Path | None = option(
         None,
         "file to write, ending in .png, .pdf or .svg [default plots/COMMAND.png in the folder of each run, or of the "
-        "first for compare and speedup]",
+        "first for the others]",
     )
     prints_json: bool = option(False, "print the figure's numbers as one JSON object on the last line", flag="json")
 
@@ -187,6 +194,9 @@ def run_command(options: Options, say: Say) -> dict[str, Any]:
             say(line)
         file = _write(options, runs[0], partial(drawing.draw_comparison, comparison), say)
         return {**comparison.to_json(), "file": file}
+    if options.command == "population":
+        history = read_population(runs)
+        return {**history.to_json(), "file": _write(options, runs[0], partial(drawing.draw_population, history), say)}
     speedup = figures.measure_speedup(runs)
     if differing := figures.unexpected_differences(runs):
         say(f"warning: Besides the number of {speedup.unit}s, the runs differ in {', '.join(differing)}.")

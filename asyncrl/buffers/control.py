@@ -17,7 +17,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,7 @@ def control_specs() -> list[ArraySpec]:
         ArraySpec("control", "int64", (_NUM_WORDS,)),
         ArraySpec("control.best_return", "float64", (1,)),
         ArraySpec("control.hyperparameters", "float64", (NUM_HYPERPARAMETERS,)),
+        ArraySpec("control.change", "int64", (2,)),
         ArraySpec("control.update", "int64", (3,)),
         ArraySpec("control.training_info_sizes", "int64", (2,)),
         ArraySpec("control.training_info_bytes", "uint8", (2, _TRAINING_INFO_BYTES)),
@@ -59,6 +60,37 @@ class _Word(Generic[Value]):
         control._words[self._index] = int(value)
 
 
+FROM_FILE = -2
+"""As the source of a `PolicyChange`: a block of weights in the file `TAKEOVER_FILE`."""
+
+TAKEOVER_FILE = "takeover.npy"
+"""In the policy's folder of checkpoints: weights of another run [N] float32, that the learner takes over."""
+
+_NONE = -1
+
+
+class PolicyChange(NamedTuple):
+    """What an observer asks of the learner of one policy.
+
+    Attributes:
+        new_values: new hyperparameters.
+        source: the policy whose newest weights and statistics it takes over, or `FROM_FILE`; None to keep its own.
+        turn: number of the turn of population-based training that decided this; None if none did.
+    """
+
+    new_values: Hyperparameters
+    source: int | None = None
+    turn: int | None = None
+
+    def updated_by(self, later: PolicyChange) -> PolicyChange:
+        """Both changes as one."""
+        return PolicyChange(
+            self.new_values.updated_by(later.new_values),
+            self.source if later.source is None else later.source,
+            self.turn if later.turn is None else later.turn,
+        )
+
+
 class RunControl:
     """Requests of the runner and progress of the run. A word has one writer; counts never fall, flags stay set.
 
@@ -67,7 +99,8 @@ class RunControl:
         ended: training is over, rollout and inference workers are to leave (learner; the runner when a role failed).
         has_finished_episode: an episode was finished, so the environments work (any rollout worker).
         num_best, num_saves, num_evaluations: requests for a best policy, a checkpoint, an evaluation (runner).
-        num_changes, num_changes_taken: new hyperparameters that were sent (runner) and taken (learner).
+        num_changes, num_changes_taken: changes of hyperparameters or weights that were sent (runner) and taken
+            (learner).
         num_training_infos: dicts that were sent to the environments (runner).
     """
 
@@ -86,6 +119,7 @@ class RunControl:
         self._best_return = arena.array("control.best_return")
         self._update = arena.words("control.update")  # minibatches done, minibatches in all, start in ns
         self._hyperparameters = arena.array("control.hyperparameters")
+        self._change = arena.words("control.change")  # source and turn of a `PolicyChange`
         self._training_info_sizes = arena.words("control.training_info_sizes")
         self._training_info_bytes = arena.array("control.training_info_bytes")
         self._progress = [arena.words(f"progress.{worker_idx}") for worker_idx in range(num_workers)]
@@ -112,23 +146,31 @@ class RunControl:
         """The mean return of the last best policy that was asked for."""
         return float(self._best_return[0])
 
-    def set_hyperparameters(self, new_values: Hyperparameters) -> None:
-        """Sends new values to the learner, which must have taken the previous ones (runner)."""
-        assert self.has_taken_hyperparameters
-        self._hyperparameters[:] = new_values.to_numbers()
+    @property
+    def of_learners(self) -> Sequence[RunControl]:
+        """The words of each learner, one for each policy."""
+        return (self,)
+
+    def send_change(self, change: PolicyChange) -> None:
+        """Sends a change to the learner, which must have taken the previous one (runner)."""
+        assert self.has_taken_change
+        self._hyperparameters[:] = change.new_values.to_numbers()
+        self._change[0] = _NONE if change.source is None else change.source
+        self._change[1] = _NONE if change.turn is None else change.turn
         self.num_changes += 1
 
     @property
-    def has_taken_hyperparameters(self) -> bool:
+    def has_taken_change(self) -> bool:
         return self.num_changes == self.num_changes_taken
 
-    def take_hyperparameters(self) -> Hyperparameters | None:
-        """Returns new values once; None if there are none (learner)."""
+    def take_change(self) -> PolicyChange | None:
+        """Returns a change once; None if there is none (learner)."""
         if self.num_changes == self.num_changes_taken:
             return None
-        new_values = Hyperparameters.from_numbers(self._hyperparameters.tolist())
+        source, turn = (None if word == _NONE else word for word in self._change)
+        change = PolicyChange(Hyperparameters.from_numbers(self._hyperparameters.tolist()), source, turn)
         self.num_changes_taken = self.num_changes
-        return new_values
+        return change
 
     @staticmethod
     def pack_training_info(info: Mapping[str, Any]) -> bytes:
@@ -261,13 +303,9 @@ class PoliciesControl(RunControl):
     def ask_for_best(self, mean_return: float, policy_idx: int = 0) -> None:
         self.of_policy[policy_idx].ask_for_best(mean_return)
 
-    def set_hyperparameters(self, new_values: Hyperparameters) -> None:
-        for control in self.of_policy:
-            control.set_hyperparameters(new_values)
-
     @property
-    def has_taken_hyperparameters(self) -> bool:
-        return all(control.has_taken_hyperparameters for control in self.of_policy)
+    def of_learners(self) -> Sequence[RunControl]:
+        return self.of_policy
 
     @property
     def activity(self) -> Activity:

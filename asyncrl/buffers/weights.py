@@ -52,6 +52,11 @@ class WeightsChannel:
         self._count = arena.words("weights.count")
 
     @property
+    def num_values(self) -> int:
+        """Elements of a block."""
+        return int(self._buffers.shape[1])
+
+    @property
     def num_publications(self) -> int:
         return int(self._count[0])
 

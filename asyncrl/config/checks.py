@@ -43,6 +43,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *_policies(config, plan),
         *(_self_play(config, plan) if config.self_play else ()),
+        *(_population(config, plan) if config.with_pbt else ()),
     ]
 
 
@@ -370,6 +371,16 @@ def _warn_learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]
             if getattr(config, name) not in (None, TrainConfig.model_fields[name].default):
                 text = f"--{name} has no effect with --num_epochs=1: there is one pass over each dataset."
                 yield Problem((name, "num_epochs"), text, ("--num_epochs=2",))
+    if config.with_pbt and config.pbt_start_mutation >= plan.train_for_env_steps / plan.num_policies:
+        text = (
+            f"--pbt_start_mutation={config.pbt_start_mutation} is not reached: {plan.train_for_env_steps} environment "
+            f"steps are about {plan.train_for_env_steps // plan.num_policies} for each of {plan.num_policies} policies."
+        )
+        if plan.num_policies == 1:
+            text = (
+                f"--pbt_start_mutation={config.pbt_start_mutation} is not reached in {plan.train_for_env_steps} steps."
+            )
+        yield _problem("pbt_start_mutation train_for_env_steps", text)
     if config.learning_rate == 0:
         yield Problem(("learning_rate",), "--learning_rate=0: the policy will not change.")
 
@@ -443,6 +454,9 @@ def _self_play(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.num_policies > 1:
         text = f"{given} trains one policy against its own earlier versions, not --num_policies={config.num_policies}."
         yield _problem("self_play num_policies", text, "--num_policies=1", off)
+    if config.with_pbt:
+        text = f"{given} cannot be used with --with_pbt=True: returns against different opponents cannot be compared."
+        yield _problem("self_play with_pbt", text, "--with_pbt=False", off)
     if config.policy_mapping != "auto":
         text = f"{given} draws who plays an agent, so --policy_mapping={config.policy_mapping} has no effect."
         yield _problem("self_play policy_mapping", text, "--policy_mapping=auto", off)
@@ -453,3 +467,38 @@ def _self_play(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.save_best_metric == "train":
         text = f"With {given} training returns depend on the opponents: --save_best_metric=train cannot compare them."
         yield _problem("save_best_metric self_play", text, "--save_best_metric=auto", off)
+
+
+def _population(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    off = "--with_pbt=False"
+    if config.is_off_policy or config.backend == "hogwild":
+        name, value = ("algo", config.algo) if config.is_off_policy else ("backend", config.backend)
+        yield _problem(f"with_pbt {name}", f"--with_pbt=True cannot be used with --{name}={value}.", off, "--algo=ppo")
+    if plan.num_policies == 1 and config.pbt_shared_dir is None:
+        text = "--with_pbt=True needs several policies, or several runs with one --pbt_shared_dir."
+        yield _problem("with_pbt num_policies pbt_shared_dir", text, "--num_policies=4", "--pbt_shared_dir=FOLDER")
+    if plan.num_policies > 1 and config.pbt_shared_dir is not None:
+        text = f"--pbt_shared_dir is for runs with one policy each, not with --num_policies={plan.num_policies}."
+        yield _problem("pbt_shared_dir num_policies", text, "--num_policies=1", "--pbt_shared_dir=none")
+    if plan.num_ranks > 1:
+        yield _problem("with_pbt", "--with_pbt=True cannot be used with torchrun.", off)
+    for name in ("fixed_lag", "debug_forced_lag", "debug_skip_training", "checkpoint_resets"):
+        if getattr(config, name) and plan.num_policies == 1:  # several policies refuse them anyway
+            default = f"--{name}={TrainConfig.model_fields[name].default}"
+            yield _problem(f"{name} with_pbt", f"--{name} is not available with --with_pbt=True.", default)
+    if config.pbt_perturb_min > config.pbt_perturb_max:
+        text = (
+            f"--pbt_perturb_min={config.pbt_perturb_min:g} is larger than --pbt_perturb_max={config.pbt_perturb_max:g}."
+        )
+        yield _problem("pbt_perturb_min pbt_perturb_max", text, f"--pbt_perturb_max={config.pbt_perturb_min:g}")
+    settings = all_settings(type(config))
+    for policy_idx, own in config.policies.items():
+        for name in own:
+            if name in settings and (
+                settings[name].section == "model" or name in ("normalize_input", "normalize_returns")
+            ):
+                text = (
+                    f"--policy.{policy_idx}.{name} is not possible with --with_pbt=True: policies that take over one "
+                    "another's weights have the same model."
+                )
+                yield _problem("policies with_pbt", text, f"--{name} for all policies")

@@ -57,6 +57,9 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     (_HOGWILD, "hogwild_mode hogwild_optimizer"),
     ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),
     ({"self_play": (True,)}, "self_play_pool_share self_play_pool_size self_play_add_every_env_steps"),
+    ({"with_pbt": (True,)}, "pbt_period_env_steps pbt_start_mutation pbt_replace_fraction pbt_mutation_rate"),
+    ({"with_pbt": (True,)}, "pbt_perturb_min pbt_perturb_max pbt_replace_reward_gap pbt_replace_reward_gap_absolute"),
+    ({"with_pbt": (True,)}, "pbt_optimize_gamma pbt_target_objective pbt_shared_dir"),
     (_RECURRENT, "core rnn_type rnn_size rnn_num_layers recurrence"),
 )
 _READ_WITH = {name: condition for condition, names in _CONDITIONS for name in names.split()}

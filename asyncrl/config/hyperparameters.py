@@ -27,6 +27,8 @@ class Hyperparameters:
     value_loss_coeff: float | None = None
     entropy_loss_coeff: float | None = None
     kl_loss_coeff: float | None = None
+    max_grad_norm: float | None = None
+    ppo_clip_value: float | None = None
     tau: float | None = None
 
     def changes(self) -> dict[str, float]:

@@ -26,7 +26,6 @@ class OtherName:
     note: str = ""
 
 
-_NO_POPULATION = "there is no population-based training"
 _NO_WANDB = "Weights & Biases is not supported; TensorBoard and metrics.jsonl have all records"
 _ADAM = "the optimizer is Adam; --backend=hogwild has --hogwild_optimizer"
 _TARGETS = "the target critics move at each update, by the fraction --tau"
@@ -129,7 +128,7 @@ OTHER_NAMES: dict[str, OtherName] = {
         SAMPLE_FACTORY, "init_from", "takes the path of checkpoints/best; starts at step 0"
     ),
     "value_bootstrap": OtherName(SAMPLE_FACTORY, "", "truncated episodes are always bootstrapped"),
-    "with_pbt": OtherName(SAMPLE_FACTORY, "", _NO_POPULATION),
+    "pbt_mix_policies_in_one_env": OtherName(SAMPLE_FACTORY, "policy_mapping", "random mixes them"),
     "with_wandb": OtherName(SAMPLE_FACTORY, "", _NO_WANDB),
     "benchmark": OtherName(SAMPLE_FACTORY, "", "python -m asyncrl.benchmark measures speed"),
 }

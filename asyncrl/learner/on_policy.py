@@ -41,7 +41,7 @@ from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
 from asyncrl.models.encoders import Inputs, split_tensor
-from asyncrl.models.flat import FlatParameters, block_size, write_block
+from asyncrl.models.flat import FlatParameters, block_size, read_block, write_block
 from asyncrl.monitoring.reports import TrainMetrics
 from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
@@ -120,7 +120,8 @@ class OnPolicyLearner:
     """Owns the model that is trained, its optimizer, and the running statistics of observations and returns.
 
     Attributes:
-        policy_version: optimizer steps so far, skipped ones included.
+        policy_version: optimizer steps so far, skipped ones included, and `versions_left_out`.
+        versions_left_out: versions without an optimizer step, see `take_over`.
         skipped_steps: steps that were skipped since this learner was made.
         notice: a message for the user about how updates run; whoever reports it sets it to None.
         model: the model, with the newest statistics.
@@ -135,7 +136,7 @@ class OnPolicyLearner:
         storage = storage or ParameterStore()
         self.ranks = storage.ranks
         self.model = model.to(device)
-        self.policy_version = self.skipped_steps = 0
+        self.policy_version = self.skipped_steps = self.versions_left_out = 0
         self.notice: str | None = None
         self._config, self._algorithm = config, config.algorithm
         self.device = device
@@ -179,6 +180,26 @@ class OnPolicyLearner:
         self._config = new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
         self._prepare_steps()
+
+    def take_over(self, block: Tensor) -> None:
+        """Continues with the weights and statistics of another learner of the same model; the caller publishes.
+
+        Adam's moments begin at zero. The version rises by more than `max_policy_lag`, so every sample in flight that
+        the weights before have acted is too old and is dropped: none meets statistics that it was not acted with.
+
+        Args:
+            block: [block_size] float32, a publication of the other learner.
+        """
+        read_block(self.model, self._flat, block.to(self.device))
+        self._obs_statistics = self._copy_obs_statistics()
+        of_returns = self.model.statistics[len(self._obs_statistics) :]
+        for moments, statistics in ((self._obs_moments, self._obs_statistics), (self._return_moments, of_returns)):
+            moments.adopt(*statistics.chunk(2))
+        for tensor in (self._optimizer.steps[0], self._optimizer.exp_avgs[0], self._optimizer.exp_avg_sqs[0]):
+            tensor.zero_()
+        left_out = self._config.max_policy_lag + 1
+        self.policy_version += left_out
+        self.versions_left_out += left_out
 
     @property
     def block_size(self) -> int:
@@ -315,6 +336,7 @@ class OnPolicyLearner:
         optimizer = copies_of(self._optimizer_tensors()) | {"generator": self._generator.get_state()}
         scalars: dict[str, Scalar] = {
             "policy_version": self.policy_version,
+            "versions_left_out": self.versions_left_out,
             "learning_rate": self._learning_rate.of_one_rank,
             "obs_count": self._obs_moments.count,
             "return_count": self._return_moments.count,
@@ -330,6 +352,7 @@ class OnPolicyLearner:
             tensor.copy_(state.optimizer[name])
         self._generator.set_state(state.optimizer["generator"])
         self.policy_version = int(state.scalars["policy_version"])
+        self.versions_left_out = int(state.scalars.get("versions_left_out", 0))
         self._learning_rate.resume(float(state.scalars["learning_rate"]))
         self._obs_moments.count = int(state.scalars["obs_count"])
         self._return_moments.count = int(state.scalars["return_count"])

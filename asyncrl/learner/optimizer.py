@@ -221,6 +221,11 @@ class RunningMoments:
         self.variance.lerp_(spread, weight).addcmul_(shift, shift, value=weight * (1.0 - weight))
         self.count = total
 
+    def adopt(self, mean: Tensor, std: Tensor) -> None:
+        """Replaces the moments by those of other vectors, `[D]` each; they count as much as the vectors before."""
+        self.mean.copy_(mean)
+        self.variance.copy_(std.double().square().sub_(_VARIANCE_EPS).clamp_(min=0.0))
+
     def merge(self) -> None:
         """Adopts the moments of other processes, where they are shared."""
 

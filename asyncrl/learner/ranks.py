@@ -206,7 +206,8 @@ class RankConsensus:
     def _exchange(self, ends: bool, is_interrupted: bool, is_done: bool, num_updates: int, env_steps: int) -> Turn:
         new_values = None
         if not ends and self.ranks.rank == 0 and self._control is not None:
-            new_values = self._control.take_hyperparameters()
+            change = self._control.take_change()
+            new_values = None if change is None else change.new_values
         flags = [ends, is_interrupted, self._wants_to_save, new_values is not None, is_done]
         rows = self.ranks.gather([*flags, num_updates, env_steps])
         all_end, all_interrupted, saves, changes, all_done, all_updates, steps = zip(*rows, strict=True)

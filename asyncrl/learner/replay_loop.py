@@ -113,7 +113,8 @@ class ReplayLoop:
             phases.charge(Phase.WAIT_RANKS)
             num_updates, new_values = 0 if turn.is_over else turn.num_updates, turn.new_values
         elif not must_wait:
-            new_values = self._control.take_hyperparameters()
+            change = self._control.take_change()
+            new_values = None if change is None else change.new_values
             if new_values is not None:
                 agreement.hyperparameters = agreement.hyperparameters.updated_by(new_values)
         if new_values is not None:

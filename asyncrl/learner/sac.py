@@ -103,7 +103,7 @@ class TrainedNetwork:
                 LayerCopy(mlp, flat, dtype) for flat in (self.flat.data, self._gradient)
             )
             self.layers, self.gradients = self.weights.layers, self._weight_gradients.layers
-        self._max_grad_norm = config.max_grad_norm
+        self.max_grad_norm = config.max_grad_norm
         self._ranks = storage.ranks
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
         self._gradients = list(gradients)
@@ -123,7 +123,7 @@ class TrainedNetwork:
             flat.copy_(copied)
         if self._ranks.num_ranks > 1:
             self._ranks.average([*self._gradients, figures])
-        norm = clip_gradient(self._gradient, self._max_grad_norm)
+        norm = clip_gradient(self._gradient, self.max_grad_norm)
         figures = torch.cat((figures, norm.unsqueeze(0)))
         self._optimizer.step(learning_rate, torch.isfinite(figures).all().logical_not().float())
         if self.weights is not None:
@@ -224,6 +224,7 @@ class SacLearner:
         """Trains with new values from the next update on; a captured graph contains the old ones."""
         self._config = new_values.apply_to(self._config)
         self._learning_rate.follow(self._config)
+        self._actor.max_grad_norm = self._critic.max_grad_norm = self._config.max_grad_norm
         if self._graphs is not None:
             self._graphs = UpdateRunner(self._update, self.device)
 

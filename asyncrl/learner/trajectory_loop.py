@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from asyncrl.buffers.control import RunControl, TrainedSteps
+from asyncrl.buffers.control import PolicyChange, RunControl, TrainedSteps
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
@@ -80,12 +82,16 @@ class TrajectoryLoop:
         agreement: RankConsensus | None = None,
         look: Callable[[], None] | None = None,
         policies: TrainedSteps | None = None,
+        read_weights: Callable[[int], Tensor | None] | None = None,
+        population_turn: int | None = None,
     ) -> None:
         """Publishes the first weights; samples may be collected after that.
 
         The learner is in the state to begin with. `env_steps`, `num_samples` and `agent_steps` were trained on before,
         `num_samples` counting each pass. `look` is called a few times a second during an update, for other roles of
-        the process. Of several policies, `policies` has the steps of all, and `env_steps` are this policy's own.
+        the process. Of several policies, `policies` has the steps of all, and `env_steps` are this policy's own. In
+        population-based training, `read_weights` returns the block of a source of `PolicyChange`, None without one,
+        and `population_turn` is the last turn before.
         """
         self._control = control
         self._stopping = stopping
@@ -103,6 +109,7 @@ class TrajectoryLoop:
         self._phases = phases
         self._block = torch.empty(learner.block_size, device=learner.device)
         self._policies = policies
+        self._read_weights, self._population_turn = read_weights, population_turn
         self._env_steps = env_steps
         self.own_env_steps = 0
         self._is_cut_short = False
@@ -133,6 +140,8 @@ class TrajectoryLoop:
         """
         learner, control, phases, agreement = self._learner, self._control, self._phases, self._agreement
         has_ranks = agreement.ranks.num_ranks > 1
+        if not has_ranks and (change := control.take_change()) is not None:
+            self._carry_out(change)
         columns = self._source.take_dataset(learner.policy_version, timeout_s)
         phases.charge(Phase.WAIT_SAMPLES)
         if columns is None:
@@ -149,14 +158,8 @@ class TrajectoryLoop:
             turn = agreement.take_turn(1, own_env_steps)
             phases.charge(Phase.WAIT_RANKS)
             is_over, num_steps = turn.is_over, self._first_env_steps + turn.env_steps - self._env_steps
-            new_values = turn.new_values
-        else:
-            new_values = control.take_hyperparameters()
-            if new_values is not None:
-                agreement.hyperparameters = agreement.hyperparameters.updated_by(new_values)
-        if new_values is not None:
-            learner.set_hyperparameters(new_values)
-            self._changes, self._changed_at = agreement.hyperparameters.changes(), learner.policy_version
+            if turn.new_values is not None:
+                self._adopt(turn.new_values)
         # Without samples all environments failed, or all agents waited. Other ranks may have samples.
         if is_over or (num_steps == 0 if has_ranks else num_valid == 0):
             self._source.release(columns)
@@ -203,7 +206,8 @@ class TrajectoryLoop:
             env_steps=self.env_steps,
             num_samples=self._num_samples,
             agent_steps=self._agent_steps,
-            num_updates=learner.policy_version,
+            policy_env_steps=self._env_steps,
+            num_updates=learner.policy_version - learner.versions_left_out,
             wall_s=now - self._report_started,
             busy_s=busy_s(spent),
             train=metrics,
@@ -233,10 +237,28 @@ class TrajectoryLoop:
         counted = {"num_samples": self._num_samples, "agent_steps": self._agent_steps}
         if self._policies is not None:
             counted["policy_env_steps"] = self._env_steps
+        if self._population_turn is not None:
+            counted["population_turn"] = self._population_turn
         return LearnerState(state.model, state.optimizer, {**state.scalars, **counted})
 
     def replay(self) -> None:
         """Trajectories are used once."""
+
+    def _carry_out(self, change: PolicyChange) -> None:
+        """Adopts new hyperparameters, and takes over weights if the change says so."""
+        self._agreement.hyperparameters = self._agreement.hyperparameters.updated_by(change.new_values)
+        self._adopt(change.new_values)
+        if change.source is not None and self._read_weights is not None:
+            block = self._read_weights(change.source)
+            if block is not None:
+                self._learner.take_over(block)
+                self._publish()
+        if change.turn is not None:
+            self._population_turn = change.turn
+
+    def _adopt(self, new_values: Hyperparameters) -> None:
+        self._learner.set_hyperparameters(new_values)
+        self._changes, self._changed_at = self._agreement.hyperparameters.changes(), self._learner.policy_version
 
     def _publish(self) -> None:
         self._phases.charge(Phase.TRAIN)

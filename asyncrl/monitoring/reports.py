@@ -253,6 +253,7 @@ class LearnerReport:
             policies.
         policy_idx: the policy that was trained.
         agent_steps: samples that were trained on, of all agents, since the start of the run; 0 for a replay.
+        policy_env_steps: environment steps that the policy was trained on since the start of the run; 0 for a replay.
         skipped_steps: total of the optimizer steps that were skipped because loss or gradient was not finite.
         train: None if nothing was trained.
         lag, slots_ready: of trajectories, None for a replay; `slots_ready` trajectories wait for the learner.
@@ -280,6 +281,7 @@ class LearnerReport:
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     hyperparameters_version: int = 0
     policy_idx: int = 0
+    policy_env_steps: int = 0
 
 
 @dataclass(frozen=True)

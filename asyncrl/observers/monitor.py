@@ -219,8 +219,8 @@ class PolicyFigures:
             **of_learner,
             "rollout/ep_rew_mean": self.episodes.mean_return,
             "rollout/ep_len_mean": self.episodes.mean_length,
-            "train/n_updates": None if self.learner is None else self.learner.num_updates,
-            "time/total_agent_steps": None if self.learner is None else self.learner.agent_steps,
+            **{f"episode_extra_stats/{name}": value for name, value in self.episodes.mean_extra_stats().items()},
+            **({} if self.learner is None else _figures_of_learner(self.learner)),
         }
 
 
@@ -513,9 +513,8 @@ class Monitor:
             if self._plan.num_agents > 1:
                 named["time/total_agent_steps"] = learner.agent_steps
             named["perf/slots_ready"] = learner.slots_ready
-            if learner.hyperparameters:
-                named |= {f"hyperparameters/{name}": value for name, value in learner.hyperparameters.items()}
-                named["hyperparameters/policy_version"] = learner.hyperparameters_version
+            if self._plan.num_policies == 1:
+                named |= _hyperparameters_of(learner)
         for worker_idx, worker in enumerate(self._workers):
             named[f"worker/{worker_idx}/env_steps"] = worker.env_steps
             named[f"worker/{worker_idx}/ep_rew_mean"] = worker.mean_return
@@ -584,6 +583,24 @@ class Monitor:
             write_text_atomically(path, text + "\n")
         except OSError as failure:
             self.say(f"Could not write {path}: {failure.strerror}.")
+
+
+def _figures_of_learner(learner: LearnerReport) -> dict[str, float]:
+    """Totals and changed hyperparameters of one of several policies, by their names in a record."""
+    return {
+        "train/n_updates": learner.num_updates,
+        "time/total_agent_steps": learner.agent_steps,
+        "time/total_env_steps": learner.policy_env_steps,
+        **_hyperparameters_of(learner),
+    }
+
+
+def _hyperparameters_of(learner: LearnerReport) -> dict[str, float]:
+    """The hyperparameters that an observer has changed, by their names in a record."""
+    if not learner.hyperparameters:
+        return {}
+    named = {f"hyperparameters/{name}": value for name, value in learner.hyperparameters.items()}
+    return {**named, "hyperparameters/policy_version": learner.hyperparameters_version}
 
 
 def _speed(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> float | None:

@@ -12,13 +12,16 @@ from __future__ import annotations
 import functools
 import logging
 import queue
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.control import PolicyChange, RunControl
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
@@ -76,6 +79,7 @@ class StartPoint:
 
     Attributes:
         checkpoint: checkpoint from which this process resumes; None for a new run.
+        checkpoints: of each of several policies the checkpoint from which it resumes; empty for a new run.
         before: totals that a resumed run had reached; None for a new run.
         is_known: whether a run of this name exists, with saved settings.
         changed_settings: settings that differ from those of the last start, as `name: old -> new`.
@@ -85,6 +89,7 @@ class StartPoint:
     before: ResumedTotals | None = None
     is_known: bool = False
     changed_settings: tuple[str, ...] = ()
+    checkpoints: tuple[Path | None, ...] = ()
 
     @property
     def env_steps(self) -> int:
@@ -107,6 +112,8 @@ class Run:
         failure: error with which the run ends because an observer raised; the exception is its cause.
         time_table: lines of text that say where the time of all roles went; known in `on_end`.
         training_info: the newest dict for environments, pickled.
+        configs_of_policies: the same as `config` of each of several policies.
+        weights: in population-based training the published weights of each policy, while the roles run.
     """
 
     config: TrainConfig
@@ -126,8 +133,11 @@ class Run:
         self._sent_info: bytes | None = None
         self._observers = list(observers)
         self._listeners: dict[str, tuple[Observer, ...]] = {}
-        self._requests: queue.SimpleQueue[Hyperparameters | Callable[[RunControl], None]] = queue.SimpleQueue()
-        self._waiting_values: Hyperparameters | None = None
+        self.configs_of_policies: list[TrainConfig] = []
+        self.weights: list[WeightsChannel] = []
+        self._requests: queue.SimpleQueue[Callable[[RunControl], None]] = queue.SimpleQueue()
+        self._changes: dict[int, PolicyChange] = {}  # of each policy, not yet sent
+        self._changes_lock = threading.Lock()
 
     def stop(self, reason: str = "") -> None:
         """Ends the run after the current pass over a dataset, with a checkpoint. The first reason is kept."""
@@ -147,18 +157,54 @@ class Run:
         """Evaluates the newest policy, or each of several, in `eval_episodes` episodes, in a separate process."""
         self._requests.put(RunControl.ask_for_evaluation)
 
-    def set_hyperparameters(self, new_values: Hyperparameters) -> None:
-        """Gives the learner new values; of several policies all learners.
+    def config_of(self, policy_idx: int) -> TrainConfig:
+        """The settings of a policy, with the current values of hyperparameters that were changed."""
+        return self.configs_of_policies[policy_idx] if self.configs_of_policies else self.config
+
+    def set_hyperparameters(self, new_values: Hyperparameters, policy_idx: int | None = None) -> None:
+        """Gives the learner new values; of several policies that of one policy, or all.
 
         It takes them at the start of its next dataset, in all ranks at the same one.
 
         Raises:
             UsageError: a value is out of range, or this run does not use the setting.
         """
-        new_values.check(self.config)
-        self.config = new_values.apply_to(self.config)
-        if new_values.changes():
-            self._requests.put(new_values)
+        all_policies = range(max(1, len(self.configs_of_policies)))
+        policies = all_policies if policy_idx is None else [policy_idx]
+        for idx in policies:
+            new_values.check(self.config_of(idx))
+        if policy_idx is None:
+            self.config = new_values.apply_to(self.config)
+        for idx in policies if new_values.changes() else ():
+            self.change_policy(idx, PolicyChange(new_values))
+
+    def take_over(self, policy_idx: int, source_idx: int) -> None:
+        """Lets a policy continue with the newest weights and statistics of another one, from its next dataset on.
+
+        Raises:
+            UsageError: the run has no such policies, or it has no population, whose policies have the same model.
+        """
+        if not self.config.with_pbt:
+            raise UsageError("A policy can take over weights in population-based training only (--with_pbt=True).")
+        if not {policy_idx, source_idx} <= set(range(len(self.configs_of_policies))):
+            text = f"Policy {policy_idx} cannot take over policy {source_idx}"
+            raise UsageError(f"{text}: the run's policies are 0 to {len(self.configs_of_policies) - 1}.")
+        self.change_policy(policy_idx, PolicyChange(Hyperparameters(), source_idx))
+
+    def change_policy(self, policy_idx: int, change: PolicyChange) -> None:
+        """Sends a change to the learner of a policy, together with what was not sent yet."""
+        if self.configs_of_policies:
+            self.configs_of_policies[policy_idx] = change.new_values.apply_to(self.configs_of_policies[policy_idx])
+        else:
+            self.config = change.new_values.apply_to(self.config)
+        with self._changes_lock:
+            waiting = self._changes.get(policy_idx)
+            self._changes[policy_idx] = change if waiting is None else waiting.updated_by(change)
+
+    def withdraw_turns(self) -> None:
+        """Forgets turns that were not sent yet, before the run starts again from a checkpoint."""
+        with self._changes_lock:
+            self._changes = {idx: change for idx, change in self._changes.items() if change.turn is None}
 
     def set_training_info(self, info: Mapping[str, Any]) -> None:
         """Sends a dict to all environments that have a method `set_training_info`, between two of their steps.
@@ -202,14 +248,12 @@ class Run:
     def carry_out_requests(self, control: RunControl) -> None:
         """Passes the requests of observers on to the roles; called by the run's control loop."""
         while not self._requests.empty():
-            request = self._requests.get()
-            if isinstance(request, Hyperparameters):
-                self._waiting_values = (self._waiting_values or Hyperparameters()).updated_by(request)
-            else:
-                request(control)
-        if self._waiting_values is not None and control.has_taken_hyperparameters:
-            control.set_hyperparameters(self._waiting_values)
-            self._waiting_values = None
+            self._requests.get()(control)
+        if self._changes:
+            with self._changes_lock:
+                for policy_idx, learner in enumerate(control.of_learners):
+                    if policy_idx in self._changes and learner.has_taken_change:
+                        learner.send_change(self._changes.pop(policy_idx))
         info = self.training_info
         if info is not None and (info is not self._sent_info or control.num_training_infos == 0):  # 0: restarted
             self._sent_info = info

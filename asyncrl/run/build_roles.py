@@ -10,14 +10,18 @@ Everything that roles share is in one arena, which the runner allocates before i
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from asyncrl.buffers.control import TrainedSteps
+from asyncrl.buffers.control import FROM_FILE, TAKEOVER_FILE, TrainedSteps
+from asyncrl.buffers.layout import policy_prefix
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.slot_pool import SlotPool
@@ -64,6 +68,8 @@ from asyncrl.rollout.worker import (
     Split,
 )
 from asyncrl.run.setup import RunSetup, state_to_begin_with
+
+log = logging.getLogger(__name__)
 
 
 def build_acting_policy(
@@ -368,6 +374,7 @@ def _build_trajectory_loop(
     if setup.plan.num_policies > 1:
         assert setup.policy_idx is not None
         trained_steps = TrainedSteps(setup.arena, setup.policy_idx, setup.plan.num_policies)
+    turn = before.get("population_turn")
     return TrajectoryLoop(
         learner=learner,
         source=source,
@@ -383,7 +390,26 @@ def _build_trajectory_loop(
         stopping=parts.stopping,
         look=look,
         policies=trained_steps,
+        read_weights=_reader_of_weights(setup, learner.block_size) if setup.config.with_pbt else None,
+        population_turn=None if turn is None else int(turn),
     )
+
+
+def _reader_of_weights(setup: RunSetup, block_size: int) -> Callable[[int], Tensor | None]:
+    """The function that reads the weights that a learner takes over: of another policy, or from a file."""
+
+    def read(source: int) -> Tensor | None:
+        if source == FROM_FILE:
+            try:
+                return torch.from_numpy(np.load(setup.checkpoints / TAKEOVER_FILE))
+            except (OSError, ValueError) as error:
+                log.warning("the weights of the other run were not taken over: %s", error)
+                return None
+        block = torch.empty(block_size)
+        published = WeightsChannel(setup.arena.scoped(policy_prefix(source))).read(block.numpy(), seen=0)
+        return None if published is None else block
+
+    return read
 
 
 def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, workers: Sequence[Waker]) -> ReplayLoop:

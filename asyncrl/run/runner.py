@@ -74,11 +74,11 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
     try:
         result = _run_serial_part(part, send, steer)
         while isinstance(result, Path):
-            pending, info = part.control.take_hyperparameters(), part.control.newest_training_info
+            pending, info = part.control.take_change(), part.control.newest_training_info
             part.arena.close()
             part = RunSetup.create(setup.config, setup.plan, setup.spec, setup.checkpoints, result)
             if pending is not None:
-                part.control.set_hyperparameters(pending)
+                part.control.send_change(pending)
             if info is not None:
                 part.control.send_training_info(RunControl.pack_training_info(info))
             result = _run_serial_part(part, send, steer)

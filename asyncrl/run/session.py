@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
@@ -32,6 +33,7 @@ from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.loading import load_callbacks
 from asyncrl.observers.monitor import Monitor
 from asyncrl.observers.observer import Observer, Run, StartPoint
+from asyncrl.observers.population import PopulationTraining
 from asyncrl.observers.writers import JsonLines, TensorBoard
 from asyncrl.run import preflight, resuming
 from asyncrl.run.result import RunResult
@@ -194,6 +196,8 @@ class Session:
         if config.experiment is None:
             config = config.model_copy(update={"experiment": _unused_experiment(config)})
             self.loaded = dataclasses.replace(self.loaded, config=config)
+        if config.with_pbt:
+            self.run.add(PopulationTraining(config))
         for observer in load_callbacks(config.callbacks):
             self.run.add(observer)
         self._says_stopping = self.is_first_rank and not self._answers_signals
@@ -239,7 +243,8 @@ class Session:
             if resumption is not None:
                 if (limit := _reached_limit(config, resumption)) is not None:
                     return RunResult(_saved_summary(folder, resumption), config, folder.path, nothing_to_do=limit)
-                self._hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
+                if plan.num_policies == 1:
+                    self._hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
                 self._starts_of_policies = resumption.of_policies
             run.start = self._start_point(config, folder, resumption)
             if peers is not None:
@@ -251,6 +256,10 @@ class Session:
         else:  # the checkpoint of this rank has its own samples only
             run.start = StartPoint(checkpoint_of(folder.checkpoints, env_steps), ResumedTotals(env_steps))
         run.config = self._hyperparameters.apply_to(config)
+        run.configs_of_policies = []
+        if plan.num_policies > 1:
+            starts = self._starts_of_policies or ((None, 0),) * plan.num_policies
+            run.configs_of_policies = [_config_of(config.of_policy(idx), path) for idx, (path, _) in enumerate(starts)]
         folder.forget_after(-1 if run.start.before is None else run.start.env_steps)
         folder.write_config(config)
         folder.write_environment({**describe(plan.device), "num_ranks": plan.num_ranks})
@@ -284,7 +293,8 @@ class Session:
         folders = checkpoint_folders(folder.checkpoints, config.num_policies)
         bests = tuple(map(best_return, folders))
         before = ResumedTotals(resumption.env_steps, resumption.elapsed_s, bests, resumption.worker_env_steps)
-        return StartPoint(resumption.checkpoint, before, True, changes)
+        starts = tuple(path for path, _ in resumption.of_policies)
+        return StartPoint(resumption.checkpoint, before, True, changes, starts)
 
     def _run_roles(self, config: TrainConfig, folder: RunFolder, stop: StopSignals, monitor: Monitor) -> RunResult:
         # The runner needs torch, whose import takes a second: mistakes are reported before.
@@ -303,6 +313,8 @@ class Session:
             starts_of_policies=self._starts_of_policies,
             hyperparameters=self._hyperparameters,
         )
+        if config.with_pbt:
+            run.weights = [WeightsChannel(setup.of_policy(idx).arena) for idx in range(run.plan.num_policies)]
 
         if run.plan.num_opponents > 0:
             from asyncrl.observers.self_play import SelfPlayPool
@@ -337,6 +349,7 @@ class Session:
         except Exception as error:
             raise explain("runner", error) from error
         finally:
+            run.weights = []
             setup.arena.close()
         for policy_idx, of_policy in enumerate(outcome.of_policies or [outcome]):
             best = monitor.best_so_far(policy_idx) if self.is_first_rank else None
@@ -372,6 +385,11 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, (RunFailed, StopAtOnce)):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _config_of(config: TrainConfig, checkpoint: Path | None) -> TrainConfig:
+    """The settings of a policy with the hyperparameters that are in effect in its checkpoint."""
+    return config if checkpoint is None else saved_hyperparameters(load_state(checkpoint), config).apply_to(config)
 
 
 def _unused_experiment(config: TrainConfig) -> str:

@@ -39,6 +39,7 @@ class RunSetup:
         policy_idx: of several policies, or one and its opponents, the one that this setup is for (`of_policy`,
             `of_opponent`); None for the whole run.
         starts_of_policies: where each of several policies resumes from, and its environment steps before this start.
+        hyperparameters_of_policies: of each of several policies, as `hyperparameters`.
     """
 
     config: TrainConfig
@@ -53,6 +54,7 @@ class RunSetup:
     steps_at_restart: int | None = None
     policy_idx: int | None = None
     starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
+    hyperparameters_of_policies: tuple[Hyperparameters, ...] = ()
 
     @classmethod
     def create(
@@ -101,7 +103,11 @@ class RunSetup:
         if plan.num_policies == 1:
             return setup
         starts = tuple(starts_of_policies) or ((None, 0),) * plan.num_policies
-        return dataclasses.replace(setup, starts_of_policies=starts)
+        changes = tuple(
+            NO_CHANGES if path is None else saved_hyperparameters(checkpoint.load_state(path), config.of_policy(idx))
+            for idx, (path, _) in enumerate(starts)
+        )
+        return dataclasses.replace(setup, starts_of_policies=starts, hyperparameters_of_policies=changes)
 
     def of_policy(self, policy_idx: int) -> RunSetup:
         """The setup of the roles of one policy: its settings, its part of the arena, its checkpoints."""
@@ -115,6 +121,7 @@ class RunSetup:
             checkpoints=policy_folder(self.checkpoints, policy_idx),
             resume_from=resume_from,
             first_env_steps=env_steps,
+            hyperparameters=self.hyperparameters_of_policies[policy_idx],
             policy_idx=policy_idx,
         )
 

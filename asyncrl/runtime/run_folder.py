@@ -9,6 +9,7 @@ TRAIN_DIR/EXPERIMENT/
     self_play/          members of the pool, as checkpoints, and their ratings, in self-play
     logs/<role>.log
     episodes.json       the last training episodes when the newest checkpoint was saved
+    pbt.jsonl           the turns of population-based training, one a line
     summary.json        how the run ended
     ranks/<r>/          the same files of each rank except rank 0, if several ranks train together
     .asyncrl-run        marks the folder as a run: only a marked folder is ever deleted
@@ -68,6 +69,7 @@ class RunFolder:
         self.self_play = path / SELF_PLAY
         self.logs = path / "logs"
         self.episodes = path / "episodes.json"
+        self.population = path / "pbt.jsonl"
         self.summary = path / "summary.json"
         self._lock = lock
 

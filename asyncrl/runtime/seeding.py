@@ -21,6 +21,7 @@ class Stream(enum.IntEnum):
     EVALUATION = 5
     SECOND_ATTEMPT = 6
     POLICY_MAPPING = 7
+    POPULATION = 8
 
 
 def derive_seed(seed: int, stream: Stream, number: int = 0) -> int:

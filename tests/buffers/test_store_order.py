@@ -10,7 +10,7 @@ import pytest
 from small_runs import fill, planned, small_arena
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.control import PolicyChange, RunControl
 from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
@@ -66,7 +66,7 @@ class RecordedArena:
         pytest.param(lambda arena: TrajectorySlots(arena).free(TRAINED), "slots.state", id="free"),
         pytest.param(lambda arena: RunControl(arena, 0).send_training_info(b"info"), "control", id="training info"),
         pytest.param(
-            lambda arena: RunControl(arena, 0).set_hyperparameters(NO_CHANGES), "control", id="hyperparameters"
+            lambda arena: RunControl(arena, 0).send_change(PolicyChange(NO_CHANGES)), "control", id="hyperparameters"
         ),
         pytest.param(lambda arena: RunControl(arena, 0).ask_for_best(1.0), "control", id="best"),
     ],

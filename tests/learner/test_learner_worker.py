@@ -69,7 +69,7 @@ class Fakes:
         self.log.append("begin")
 
     # the learner
-    block_size, skipped_steps, notice, device = 4, 0, None, torch.device("cpu")
+    block_size, skipped_steps, versions_left_out, notice, device = 4, 0, 0, None, torch.device("cpu")
 
     @property
     def policy_version(self) -> int:

@@ -27,8 +27,10 @@ OF_PPO = {
     "value_loss_coeff": 2.0,
     "entropy_loss_coeff": 0.1,
     "kl_loss_coeff": 0.3,
+    "max_grad_norm": 0.001,
+    "ppo_clip_value": 0.001,
 }
-OF_SAC = {"learning_rate": 1e-2, "tau": 0.5}
+OF_SAC = {"learning_rate": 1e-2, "tau": 0.5, "max_grad_norm": 0.001}
 
 
 def tensors(state: LearnerState) -> list[torch.Tensor]:

@@ -21,7 +21,7 @@ from transitions import CHOICE as SAC_CHOICE
 from transitions import draw
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl, control_specs
+from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -290,7 +290,9 @@ def test_new_hyperparameters_of_rank_0_reach_all_ranks_with_the_same_turn() -> N
         control = RunControl(Arena.create(control_specs()), num_workers=0)
         agreement = RankConsensus(ranks, control, Hyperparameters(gae_lambda=0.5))
         seen = [agreement.take_turn(1, 10).new_values]
-        control.set_hyperparameters(Hyperparameters(gamma=0.1 * (1 + ranks.rank)))  # that of other ranks is not read
+        control.send_change(
+            PolicyChange(Hyperparameters(gamma=0.1 * (1 + ranks.rank)))
+        )  # that of other ranks is not read
         seen += [agreement.take_turn(1, 20).new_values, agreement.take_turn(1, 30).new_values]
         return [*seen, agreement.hyperparameters]
 

@@ -11,7 +11,7 @@ from replays import TaggedWriter, new_replay
 from small_runs import CountingWaker
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl, control_specs
+from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import replay_loop as trainer_module
@@ -163,7 +163,7 @@ def test_learner_and_sampler_of_a_replay_take_them_before_the_next_updates() -> 
     fakes = Fakes(normalize_input=False)
     fakes.set_hyperparameters = lambda new: fakes.log.append(new)  # type: ignore[attr-defined]
     fakes.gamma = 0.99  # type: ignore[attr-defined]
-    fakes.control.set_hyperparameters(new := Hyperparameters(gamma=0.5, tau=0.1))
+    fakes.control.send_change(PolicyChange(new := Hyperparameters(gamma=0.5, tau=0.1)))
     fakes.due, fakes.log = 2, []
     fakes.trainer.train_once(0.0)
     assert [each[0] if isinstance(each, tuple) else each for each in fakes.log][:2] == [new, "train"]

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 from asyncrl.buffers.arena import Arena
-from asyncrl.buffers.control import RunControl, control_specs
+from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
 from asyncrl.config.schema import TrainConfig
@@ -38,12 +38,12 @@ def test_later_values_wait_until_the_learner_has_taken_the_earlier(run: Run, con
     run.set_hyperparameters(Hyperparameters(gamma=0.6, learning_rate=0.2))
     run.set_hyperparameters(Hyperparameters(learning_rate=0.3))
     run.carry_out_requests(control)
-    assert control.take_hyperparameters() == Hyperparameters(gamma=0.5)
-    assert control.take_hyperparameters() is None
+    assert control.take_change() == PolicyChange(Hyperparameters(gamma=0.5))
+    assert control.take_change() is None
     run.carry_out_requests(control)
-    assert control.take_hyperparameters() == Hyperparameters(gamma=0.6, learning_rate=0.3)
+    assert control.take_change() == PolicyChange(Hyperparameters(gamma=0.6, learning_rate=0.3))
     run.carry_out_requests(control)
-    assert control.has_taken_hyperparameters
+    assert control.has_taken_change
     assert (run.config.gamma, run.config.learning_rate) == (0.6, 0.3)
 
 

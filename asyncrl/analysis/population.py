@@ -1,0 +1,110 @@
+"""The history of a population as numbers: objectives, hyperparameters and takeovers of each member."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asyncrl.analysis.curves import Curve, make_curve
+from asyncrl.analysis.records import TRAIN_RETURN, Run, read_json_lines
+from asyncrl.config.errors import UsageError
+from asyncrl.runtime.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class MemberHistory:
+    """One member of a population, over its own environment steps.
+
+    Attributes:
+        name: its name in the figure.
+        objective: mean of its objective over its last 100 episodes.
+        values: each hyperparameter from each turn on; the last point is that of the last record.
+        takeovers: steps at which it continued with the weights of another member, and the name of that one.
+    """
+
+    name: str
+    objective: Curve
+    values: dict[str, Curve]
+    takeovers: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True)
+class PopulationHistory:
+    """All members of a population; `objective` names what is to become large."""
+
+    objective: str
+    members: tuple[MemberHistory, ...]
+
+    @property
+    def changed(self) -> list[str]:
+        """The hyperparameters that have at least two values in the history."""
+        names = dict.fromkeys(name for member in self.members for name in member.values)
+        found = {
+            name: {value for member in self.members if name in member.values for value in member.values[name].values}
+            for name in names
+        }
+        return [name for name, values in found.items() if len(values) > 1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the numbers as plain data."""
+        members = [
+            {
+                "name": member.name,
+                "env_steps": member.objective.positions.tolist(),
+                "objective": member.objective.values.tolist(),
+                "hyperparameters": {
+                    name: {"env_steps": curve.positions.tolist(), "values": curve.values.tolist()}
+                    for name, curve in member.values.items()
+                },
+                "takeovers": [{"env_steps": steps, "source": source} for steps, source in member.takeovers],
+            }
+            for member in self.members
+        ]
+        return {"objective": self.objective, "members": members}
+
+
+def read_population(runs: Sequence[Run]) -> PopulationHistory:
+    """Reads the history of a run with several policies, or of the runs of a shared folder.
+
+    Raises:
+        UsageError: a run has no history, or its records do not have its policies' objectives.
+    """
+    members: list[MemberHistory] = []
+    objective = "return of training episodes (reward)"
+    for run in runs:
+        path = RunFolder(run.path).population
+        turns = read_json_lines(path)
+        if not turns:
+            raise UsageError(f"Run {run.name} has no {path.name}: it was not trained with --with_pbt=True.")
+        of_policies = sorted({turn["policy"] for turn in turns})
+        target = f"episode_extra_stats/{run.config.get('pbt_target_objective')}"
+        for policy in of_policies:
+            prefix, name = (f"policy_{policy}/", f"policy_{policy}") if len(of_policies) > 1 else ("", run.name)
+            recorded = target if any(prefix + target in record for record in run.records) else TRAIN_RETURN
+            if recorded == target:
+                objective = target.partition("/")[2]
+            curve = run.curve(prefix + recorded)
+            own_steps = run.curve(f"{prefix}time/total_env_steps")
+            if len(curve) == 0 or len(own_steps) == 0:
+                raise UsageError(
+                    f"Run {run.name} has recorded no return of {name} yet: wait until an episode has ended."
+                )
+            positions = np.interp(curve.positions, own_steps.positions, own_steps.values)
+            own = [turn for turn in turns if turn["policy"] == policy]
+            members.append(
+                MemberHistory(
+                    f"{run.name} {name}" if prefix and len(runs) > 1 else name,
+                    make_curve(zip(positions.tolist(), curve.values.tolist(), strict=True)),
+                    {each: _values(own, each, float(own_steps.values[-1])) for each in own[0]["after"]},
+                    tuple((turn["policy_env_steps"], turn["source"]) for turn in own if turn["source"] is not None),
+                )
+            )
+    return PopulationHistory(objective, tuple(members))
+
+
+def _values(turns: Sequence[dict[str, Any]], name: str, end: float) -> Curve:
+    points = [(turn["policy_env_steps"], turn["after"][name]) for turn in turns]
+    return make_curve([*points, (max(end, points[-1][0]), points[-1][1])])

@@ -1,0 +1,165 @@
+"""Whole runs with population-based training."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Command
+
+import asyncrl
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.locating import policy_folder
+
+GAMES: dict[str, Any] = {
+    "num_workers": 2,
+    "num_envs_per_worker": 4,
+    "rollout": 8,
+    "batch_size": 64,
+    "num_batches_per_epoch": 1,
+    "num_epochs": 4,
+    "encoder_mlp_layers": [16],
+    "learner_threads": 1,
+    "gamma": 0.9,
+    "with_tensorboard": False,
+    "report_every_s": 0.1,
+    "pbt_start_mutation": 1000,
+    "pbt_period_env_steps": 1000,
+    "with_pbt": True,
+}
+SLOW = 1e-7
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "pbt.jsonl").read_text().splitlines()]
+
+
+class StopAfterTakeovers(asyncrl.Observer):
+    """Stops a run some environment steps after all of its policies have the learning rate of the good one."""
+
+    def __init__(self, num_policies: int, env_steps: int) -> None:
+        self.num_policies, self.env_steps = num_policies, env_steps
+        self.since: int | None = None
+
+    def on_record(self, run: asyncrl.Run, record: Any) -> None:
+        are_taken = all(run.config_of(idx).learning_rate == 0.01 for idx in range(self.num_policies))
+        self.since = record.env_steps if are_taken and self.since is None else self.since
+        if self.since is not None and record.env_steps > self.since + self.env_steps:
+            run.stop()
+
+
+def mean_return(run: asyncrl.RunResult, policy_idx: int = 0) -> float:
+    """Mean return of a policy in a game whose best return is 20 / 3, and that of chance half of it."""
+    from asyncrl.evaluation.episodes import evaluate
+
+    newest = checkpoint.latest(policy_folder(run.folder / "checkpoints", policy_idx))
+    policy = asyncrl.load_policy(run.folder if newest is None else newest)
+    return evaluate(policy, episodes=10, deterministic=True).mean_reward
+
+
+@pytest.mark.parametrize("mode", ["sync-local", "async-local", "async-central"])
+def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_return(
+    tmp_path: Path, mode: str
+) -> None:
+    timing, _, inference = mode.partition("-")
+    config = asyncrl.TrainConfig(
+        env="agent_envs:own_bits",
+        num_policies=3,
+        train_for_env_steps=10**7,
+        train_dir=str(tmp_path),
+        experiment="run",
+        async_rl=timing == "async",
+        inference_mode=inference,
+        learning_rate=0.01,
+        pbt_mutation_rate=0.0,
+        policies={1: {"learning_rate": SLOW}, 2: {"learning_rate": SLOW}},
+        **{**GAMES, "pbt_start_mutation": 3000},
+    )
+    result = asyncrl.Trainer(config, callbacks=[StopAfterTakeovers(3, 300)]).run()
+    history = lines(result.folder)
+    replaced = [line for line in history if line["action"] == "replaced"]
+    assert {line["policy"] for line in replaced} >= {1, 2}
+    last = {line["policy"]: line["after"]["learning_rate"] for line in history}
+    assert last == {0: 0.01, 1: 0.01, 2: 0.01}
+    assert all(mean_return(result, policy_idx) > 6.0 for policy_idx in range(3))
+    for policy_idx in range(3):  # what the checkpoints hold is what was asked last, or the run had ended before
+        newest = checkpoint.latest(policy_folder(result.folder / "checkpoints", policy_idx))
+        assert newest is not None
+        state = checkpoint.load_state(newest)
+        turns = [line for line in history if line["policy"] == policy_idx]
+        carried_out = next(line for line in turns if line["turn"] == state["population_turn"])
+        assert state["hyperparameters"] == pytest.approx(carried_out["after"])
+        assert state["population_turn"] >= turns[-1]["turn"] - 1
+    # The jump in versions is no update: an update is a pass of one minibatch over 64 rows.
+    records = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["policy_1/train/n_updates"] < 4 * records[-1]["policy_1/time/total_agent_steps"] / 40
+    assert records[-1]["policy_1/hyperparameters/learning_rate"] == 0.01
+
+
+@pytest.mark.parametrize("mode", ["serial", "sync", "async"])
+def test_a_run_takes_over_weights_from_the_shared_folder(tmp_path: Path, mode: str) -> None:
+    modes = {"serial": {"serial_mode": True, "async_rl": False}, "sync": {"async_rl": False}, "async": {}}
+    shared: dict[str, Any] = {
+        "env": "agent_envs:own_bits",
+        "train_dir": str(tmp_path),
+        "pbt_shared_dir": str(tmp_path / "shared"),
+        "pbt_mutation_rate": 0.0,
+        **GAMES,
+        **modes[mode],
+        "batch_size": 192,  # 2 workers, 4 environments of 3 agents, 8 steps
+    }
+    good = asyncrl.TrainConfig(**shared, experiment="good", learning_rate=0.01, train_for_env_steps=12_000)
+    assert mean_return(asyncrl.Trainer(good).run()) > 6.0
+    bad = asyncrl.TrainConfig(**shared, experiment="bad", learning_rate=SLOW, train_for_env_steps=10**7)
+    result = asyncrl.Trainer(bad, callbacks=[StopAfterTakeovers(1, 300)]).run()
+    taken = [line for line in lines(result.folder) if line["action"] == "replaced"]
+    assert taken and taken[0]["source"] == "good"
+    assert result.config.learning_rate == 0.01
+    assert mean_return(result) > 6.0
+
+
+COMMAND = (
+    "--env=CartPole-v1", "--num_policies=2", "--with_pbt=True", "--pbt_start_mutation=2000", "--report_every_s=0.2",
+    "--pbt_period_env_steps=2000", "--pbt_mutation_rate=0.5", "--pbt_replace_reward_gap=0", "--save_every_s=0.5",
+)  # fmt: skip
+
+
+def test_a_killed_run_goes_on_with_the_turns_that_its_checkpoints_hold(start: Callable[..., Command]) -> None:
+    training = start("asyncrl.train", *COMMAND, "--train_for_env_steps=100000000")
+    folders = [policy_folder(training.folder / "checkpoints", idx) for idx in range(2)]
+
+    def saved_turns() -> list[int]:
+        newest = [checkpoint.latest(folder) for folder in folders]
+        return [-1 if path is None else checkpoint.load_state(path).get("population_turn", -1) for path in newest]
+
+    training.wait_until(lambda: min(saved_turns()) >= 2, "each policy has saved its second turn")
+    os.kill(training.process.pid, signal.SIGKILL)
+    training.finish()
+    before, turns = lines_of_command(training), saved_turns()
+    newest = [checkpoint.latest(folder) for folder in folders]
+    resumed_at = sum(int(checkpoint.load_state(path)["policy_env_steps"]) for path in newest if path is not None)
+    kept = [line for line in before if line["turn"] <= turns[line["policy"]]]
+    steps = int(training.records()[-1]["env_steps"]) + 20_000
+    resumed = start("asyncrl.train", "--experiment=run", f"--train_for_env_steps={steps}")
+    code, _, stderr = resumed.finish()
+    assert code == 0, stderr
+    after = lines_of_command(training)
+    assert after[: len(kept)] == kept
+    later = [record for record in resumed.records() if record["env_steps"] > resumed_at]
+    first = next(record for record in later if "policy_1/train/loss" in record)
+    assert "policy_1/hyperparameters/ppo_clip_ratio" in first, "what was in effect is in effect at once"
+    assert len(after) > len(kept)
+    for idx in range(2):
+        own = [line for line in after if line["policy"] == idx]
+        assert [line["turn"] for line in own] == list(range(len(own)))
+        assert all(late["before"] == pytest.approx(early["after"]) for early, late in zip(own, own[1:], strict=False))
+
+
+def lines_of_command(command: Command) -> list[dict[str, Any]]:
+    text = (command.folder / "pbt.jsonl").read_text()
+    return [json.loads(line) for line in text.split("\n")[:-1]]
