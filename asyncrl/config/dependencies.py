@@ -56,6 +56,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({**_REPLAY, "ent_coef": ("auto",)}, "target_entropy"),
     (_HOGWILD, "hogwild_mode hogwild_optimizer"),
     ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),
+    ({"track": _IS_SET}, "track_project"),
     (_RECURRENT, "core rnn_type rnn_size rnn_num_layers recurrence"),
 )
 _READ_WITH = {name: condition for condition, names in _CONDITIONS for name in names.split()}
@@ -80,7 +81,7 @@ def missing_for(name: str, config: TrainConfig, inference_mode: str | None = Non
             value = "a3c"
         if other == "inference_mode" and inference_mode is not None:
             value = inference_mode
-        if values is _IS_SET and value is None:
+        if values is _IS_SET and value in (None, []):
             return other
         if values is not _IS_SET and not any(_is_like(value, wanted) for wanted in values):
             return f"{other}={' or '.join(map(format_value, values))}"

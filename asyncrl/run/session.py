@@ -32,6 +32,7 @@ from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.loading import load_callbacks
 from asyncrl.observers.monitor import Monitor
 from asyncrl.observers.observer import Observer, Run, StartPoint
+from asyncrl.observers.trackers import load_trackers
 from asyncrl.observers.writers import JsonLines, TensorBoard
 from asyncrl.run import preflight, resuming
 from asyncrl.run.result import RunResult
@@ -68,6 +69,7 @@ _SETTINGS_OF_OTHER_RANKS: dict[str, Any] = {
     "save_milestones_s": None,
     "init_from": None,
     "callbacks": [],
+    "track": [],
 }
 """Only rank 0 shows progress, evaluates, saves and initializes the weights of all ranks."""
 
@@ -194,7 +196,7 @@ class Session:
         if config.experiment is None:
             config = config.model_copy(update={"experiment": _unused_experiment(config)})
             self.loaded = dataclasses.replace(self.loaded, config=config)
-        for observer in load_callbacks(config.callbacks):
+        for observer in (*load_callbacks(config.callbacks), *load_trackers(config.track)):
             self.run.add(observer)
         self._says_stopping = self.is_first_rank and not self._answers_signals
         is_silent = self._says_stopping or not self.is_first_rank
