@@ -28,13 +28,14 @@ class Policy:
     Attributes:
         spec: spaces of the environment that it was trained on.
         config: settings that it was trained with.
+        model: networks and statistics.
     """
 
     def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
         """Takes a model with its statistics, on its device; `seed` is for sampled actions."""
         self.spec = spec
         self.config = config
-        self._model = model
+        self.model = model
         self._device = model.statistics.device
         self._adapter = ActionAdapter(spec, config.action_mapping)
         self._generator = torch.Generator(self._device).manual_seed(seed)
@@ -64,7 +65,7 @@ class Policy:
                 f"the policy acts in {len(state)} environments, got {len(batch)} observations: call reset() first"
             )
         actions, after = self.step(batch, state, deterministic)
-        if self._model.rnn_state_size > 0:
+        if self.model.rnn_state_size > 0:
             self._state = after
         return actions[0] if rows.ndim == 1 else actions
 
@@ -80,7 +81,7 @@ class Policy:
 
     def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
         """Returns the recurrent states `[num_envs, S]` at the start of episodes, for `step`."""
-        return np.zeros((num_envs, self._model.rnn_state_size), dtype=np.float32)
+        return np.zeros((num_envs, self.model.rnn_state_size), dtype=np.float32)
 
     def step(
         self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
@@ -96,7 +97,7 @@ class Policy:
             The actions, as `act` returns them, and the recurrent states `[B, S]` after the observations.
         """
         before = torch.from_numpy(state).to(self._device)
-        result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
+        result = self.model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
         after = result.rnn_state if isinstance(result, ActResult) else before
         return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(after.cpu().numpy())
 

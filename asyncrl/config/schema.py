@@ -427,6 +427,9 @@ class TrainConfig(BaseModel):
     )
 
     with_tensorboard: bool = _output(True, "write TensorBoard event files")
+    episodes_csv: bool = _output(
+        False, "write every training episode to episodes/*.monitor.csv, in the format of Stable-Baselines3's Monitor"
+    )
     profile: bool = _output(False, "show where each role's time goes: a table at the end and profile/* in the records")
     quiet: bool = _output(False, "print no progress")
     track: list[Literal["wandb", "mlflow", "trackio"]] = _output(

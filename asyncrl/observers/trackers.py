@@ -89,7 +89,7 @@ class WandbRun:
             resume="allow",
             config=info.settings,
             dir=str(info.folder),
-            settings=wandb.Settings(console="off", silent=info.is_quiet, finish_timeout=_END_S),
+            settings=wandb.Settings(console="off", silent=info.is_quiet, init_timeout=_END_S, finish_timeout=_END_S),
         )
         # wandb's own step cannot go back, but the record of an evaluation is of an earlier step than it arrives at.
         self._run.define_metric("env_steps")

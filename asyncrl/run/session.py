@@ -33,7 +33,7 @@ from asyncrl.observers.loading import load_callbacks
 from asyncrl.observers.monitor import Monitor
 from asyncrl.observers.observer import Observer, Run, StartPoint
 from asyncrl.observers.trackers import load_trackers
-from asyncrl.observers.writers import JsonLines, TensorBoard
+from asyncrl.observers.writers import EpisodesCsv, JsonLines, TensorBoard
 from asyncrl.run import preflight, resuming
 from asyncrl.run.result import RunResult
 from asyncrl.runtime import run_folder
@@ -196,7 +196,8 @@ class Session:
         if config.experiment is None:
             config = config.model_copy(update={"experiment": _unused_experiment(config)})
             self.loaded = dataclasses.replace(self.loaded, config=config)
-        for observer in (*load_callbacks(config.callbacks), *load_trackers(config.track)):
+        files = [EpisodesCsv()] if config.episodes_csv else []
+        for observer in (*files, *load_callbacks(config.callbacks), *load_trackers(config.track)):
             self.run.add(observer)
         self._says_stopping = self.is_first_rank and not self._answers_signals
         is_silent = self._says_stopping or not self.is_first_rank

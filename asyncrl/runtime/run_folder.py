@@ -7,6 +7,8 @@ TRAIN_DIR/EXPERIMENT/
     tensorboard/        the same records as event files
     checkpoints/
     logs/<role>.log
+    episodes/           every training episode as CSV, with --episodes_csv
+    trackers/           ids of the run in experiment trackers, with --track
     episodes.json       the last training episodes when the newest checkpoint was saved
     summary.json        how the run ended
     ranks/<r>/          the same files of each rank except rank 0, if several ranks train together
