@@ -56,7 +56,7 @@ class _Options(BaseModel):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 2 for a user's mistake, 1 if the file differs from the policy."""
+    """Runs the command line and returns its exit code: 2 for a user's mistake, 1 if file and policy differ."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     flags = option_flags(_Options)
     if {"--help", "-h"} & set(arguments):
@@ -156,7 +156,7 @@ def _write_onnx(program: Any, module: ExportedPolicy, path: Path, about: dict[st
 
 
 def _check(module: ExportedPolicy, path: Path, format: Format, generator: Any) -> float:
-    """Runs the file on random observations of several batch sizes, and returns the largest difference of a parameter."""
+    """Runs the file on random observations, and returns the largest difference of a parameter."""
     import numpy as np
     import torch
 

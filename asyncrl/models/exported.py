@@ -78,11 +78,6 @@ class ExportedPolicy(nn.Module):
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         layout = self._spec.observation
-        # While a graph is captured, modules have other tensors than those that models keep references to.
-        for module in self.model.modules():
-            for name in ("_refresh", "_refresh_references"):
-                if hasattr(module, name):
-                    getattr(module, name)()
         observed = dict(zip(layout.parts, arguments[: len(layout.parts)], strict=True))
         floats = [_numbers_of(part, values) for part, values in observed.items() if part.kind != "image"]
         images = [values.flatten(1) for part, values in observed.items() if part.kind == "image"]
