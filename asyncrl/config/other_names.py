@@ -27,7 +27,6 @@ class OtherName:
 
 
 _NO_POPULATION = "there is no population-based training"
-_WANDB = "--track=wandb"
 _ADAM = "the optimizer is Adam; --backend=hogwild has --hogwild_optimizer"
 _TARGETS = "the target critics move at each update, by the fraction --tau"
 _SCALES = "uint8 images are divided by 255, and --normalize_input normalizes everything else"
@@ -96,7 +95,6 @@ OTHER_NAMES: dict[str, OtherName] = {
     "env_id": OtherName(CLEANRL, "env"),
     "exp_name": OtherName(CLEANRL, "experiment"),
     "cuda": OtherName(CLEANRL, "device", "--device=cuda"),
-    "track": OtherName(CLEANRL, "track", _WANDB),
     "torch_deterministic": OtherName(CLEANRL, "serial_mode", "a serial run on a CPU repeats to the bit"),
     "capture_video": OtherName(CLEANRL, "", "record with python -m asyncrl.evaluate --video=FOLDER"),
     "exploration_loss_coeff": OtherName(SAMPLE_FACTORY, "entropy_loss_coeff"),
@@ -130,7 +128,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     ),
     "value_bootstrap": OtherName(SAMPLE_FACTORY, "", "truncated episodes are always bootstrapped"),
     "with_pbt": OtherName(SAMPLE_FACTORY, "", _NO_POPULATION),
-    "with_wandb": OtherName(SAMPLE_FACTORY, "track", _WANDB),
+    "with_wandb": OtherName(SAMPLE_FACTORY, "track", "--track=wandb"),
     "benchmark": OtherName(SAMPLE_FACTORY, "", "python -m asyncrl.benchmark measures speed"),
 }
 """By the name there."""
