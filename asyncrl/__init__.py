@@ -8,7 +8,7 @@
 
 `Trainer` runs a training, and an `Observer` watches or steers it; callbacks are ready-made observers. `register_env`,
 `register_encoder`, `register_core` and `register_model` add environments and networks. `load_policy` loads the policy
-of a run or a checkpoint, and `export_policy` writes it to a file that runs without asyncrl.
+of a run or a checkpoint; its `export` writes it to a file that runs without asyncrl.
 
 The path of a sample, from a step of an environment to a gradient:
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from asyncrl.config.schema import TrainConfig
     from asyncrl.envs.errors import EnvironmentFailed
     from asyncrl.envs.registry import register_env
-    from asyncrl.export import export_policy
     from asyncrl.models.registry import register_core, register_encoder, register_model
     from asyncrl.observers.callbacks import (
         EnvironmentCurriculum,
@@ -70,7 +69,6 @@ _MODULES = {
     "TrainConfig": "config.schema",
     "Trainer": "run.trainer",
     "UsageError": "config.errors",
-    "export_policy": "export",
     "register_algorithm": "config.algorithms",
     "register_core": "models.registry",
     "register_encoder": "models.registry",
@@ -94,7 +92,6 @@ __all__ = [
     "RunResult",
     "TrainConfig",
     "Trainer",
-    "export_policy",
     "load_policy",
     "register_algorithm",
     "register_core",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import find_checkpoint
 
+if TYPE_CHECKING:
+    from asyncrl.models.exported import ExportFormat
+
 Which = Literal["newest", "best"]
 
 
@@ -28,14 +31,13 @@ class Policy:
     Attributes:
         spec: spaces of the environment that it was trained on.
         config: settings that it was trained with.
-        model: networks and statistics.
     """
 
     def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig, seed: int = 0) -> None:
         """Takes a model with its statistics, on its device; `seed` is for sampled actions."""
         self.spec = spec
         self.config = config
-        self.model = model
+        self._model = model
         self._device = model.statistics.device
         self._adapter = ActionAdapter(spec, config.action_mapping)
         self._generator = torch.Generator(self._device).manual_seed(seed)
@@ -65,7 +67,7 @@ class Policy:
                 f"the policy acts in {len(state)} environments, got {len(batch)} observations: call reset() first"
             )
         actions, after = self.step(batch, state, deterministic)
-        if self.model.rnn_state_size > 0:
+        if self._model.rnn_state_size > 0:
             self._state = after
         return actions[0] if rows.ndim == 1 else actions
 
@@ -81,7 +83,7 @@ class Policy:
 
     def initial_state(self, num_envs: int) -> npt.NDArray[np.float32]:
         """Returns the recurrent states `[num_envs, S]` at the start of episodes, for `step`."""
-        return np.zeros((num_envs, self.model.rnn_state_size), dtype=np.float32)
+        return np.zeros((num_envs, self._model.rnn_state_size), dtype=np.float32)
 
     def step(
         self, rows: npt.NDArray[Any], state: npt.NDArray[np.float32], deterministic: bool
@@ -97,9 +99,27 @@ class Policy:
             The actions, as `act` returns them, and the recurrent states `[B, S]` after the observations.
         """
         before = torch.from_numpy(state).to(self._device)
-        result = self.model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
+        result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
         after = result.rnn_state if isinstance(result, ActResult) else before
         return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(after.cpu().numpy())
+
+    def export(self, path: str | Path, format: ExportFormat = "onnx") -> float:
+        """Writes the policy to one file that runs without asyncrl (`docs/export.md`), and checks the file.
+
+        Args:
+            path: the file; an existing one is replaced.
+            format: `onnx`, or `torch_export` for `torch.export.load`.
+
+        Returns:
+            The largest difference of a parameter of the action distributions, on random observations.
+
+        Raises:
+            UsageError: a package is missing, the file cannot be written, or the model cannot be exported.
+            asyncrl.models.exported.ExportDiffers: the file computes something else.
+        """
+        from asyncrl.models.exported import export_model
+
+        return export_model(self._model, self.spec, self.config, Path(path), format)
 
     def _rows_of(self, obs: Any) -> npt.NDArray[Any]:
         """Encodes one observation as `[row_size]`, or several as `[B, row_size]`."""

@@ -14,12 +14,13 @@ import pytest
 import space_envs  # noqa: F401
 import torch
 
-import asyncrl
 from asyncrl import export
+from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
+from asyncrl.models import exported
 from asyncrl.models.factory import make_acting_model
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint
@@ -104,7 +105,7 @@ def test_onnxruntime_computes_what_the_policy_does_on_the_environments_observati
     pytest.importorskip("onnxscript")
     policy = make_policy(*CASES[case])
     path = tmp_path / "policy.onnx"
-    export.export_policy(policy, path)
+    policy.export(path)
     assert list(tmp_path.iterdir()) == [path], "one file"
     session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     metadata = session.get_modelmeta().custom_metadata_map
@@ -122,7 +123,7 @@ def test_onnxruntime_computes_what_the_policy_does_on_the_environments_observati
         assert inputs == feed.keys()
         found = dict(zip(about["outputs"], session.run(about["outputs"], feed), strict=True))
         rows = torch.from_numpy(policy._rows_of(batch_of(step)))
-        acted = policy.model.act(rows, None, torch.from_numpy(state), deterministic=True)
+        acted = policy._model.act(rows, None, torch.from_numpy(state), deterministic=True)
         np.testing.assert_allclose(found["parameters"], acted.action_parameters.numpy(), rtol=1e-5, atol=1e-6)
         expected, state = policy.step(rows.numpy(), state, deterministic=True)
         actions = [found[name] for name in about["outputs"] if name.startswith("action")]
@@ -138,7 +139,7 @@ def test_onnxruntime_computes_what_the_policy_does_on_the_environments_observati
 def test_torch_loads_the_other_format_without_asyncrl(case: str, tmp_path: Path) -> None:
     policy = make_policy(*CASES[case])
     path = tmp_path / "policy.pt2"
-    assert export.export_policy(policy, path, "torch_export") < 1e-6
+    assert policy.export(path, "torch_export") < 1e-6
     code = (
         "import json, sys, torch\n"
         "files = {'asyncrl.json': ''}\n"
@@ -154,7 +155,7 @@ def test_noise_makes_the_policys_distribution(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     policy = make_policy("SeeAndTell-v0", {"action_unit": "raw"})
-    export.export_policy(policy, tmp_path / "policy.onnx")
+    policy.export(tmp_path / "policy.onnx")
     session = runtime.InferenceSession(tmp_path / "policy.onnx", providers=["CPUExecutionProvider"])
     kinds = json.loads(session.get_modelmeta().custom_metadata_map["asyncrl.noise"])
     assert kinds == [["gumbel", 2], ["normal", 1]]
@@ -176,7 +177,7 @@ def test_a_bounded_action_of_another_dtype_is_in_the_environments_unit(tmp_path:
     action = BoxAction((2, 1), (0.0, -1.0), (100.0, float("inf")), "float64")
     spec, config = EnvSpec("X-v0", layout, action, None), TrainConfig(env="X-v0", encoder_mlp_layers=[8])
     policy = Policy(make_acting_model(spec, config).eval(), spec, config)
-    export.export_policy(policy, tmp_path / "policy.pt2", "torch_export")
+    policy.export(tmp_path / "policy.pt2", "torch_export")
     module = torch.export.load(tmp_path / "policy.pt2").module()
     numbers, flags = np.random.default_rng(0).normal(size=(4, 2, 2)), np.ones((4, 3))
     arguments = (torch.tensor(numbers).float(), torch.tensor(flags).float(), torch.zeros(4, 2))
@@ -190,13 +191,13 @@ def test_a_bounded_action_of_another_dtype_is_in_the_environments_unit(tmp_path:
 
 def save(folder: Path, policy: Policy) -> Path:
     state = {"config": policy.config.model_dump(mode="json"), "spec": policy.spec.to_data()}
-    return checkpoint.save(folder, checkpoint.Checkpoint(policy.model.state_dict(), {}, state), 100, keep=5)
+    return checkpoint.save(folder, checkpoint.Checkpoint(policy._model.state_dict(), {}, state), 100, keep=5)
 
 
 def test_the_command_exports_one_of_several_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies = [make_policy("CartPole-v1", {}) for _ in range(2)]
     with torch.no_grad():
-        policies[1].model.policy_head.bias[0] += 50.0
+        policies[1]._model.policy_head.bias[0] += 50.0
     run = tmp_path / "run"
     for idx, policy in enumerate(policies):
         save(run / "checkpoints" / f"policy_{idx}", policy)
@@ -231,12 +232,8 @@ def test_a_mistake_is_one_sentence(
     assert said in capsys.readouterr().err
 
 
-def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None)
-    assert export.main(["--experiment=x"]) == 2
-    error = capsys.readouterr().err
-    assert "onnx, onnxscript, onnxruntime" in error and 'pip install -e ".[export]"' in error
-
-
-def test_the_public_interface_has_it() -> None:
-    assert asyncrl.export_policy is export.export_policy
+def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(exported.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UsageError) as raised:
+        make_policy("CartPole-v1", {}).export(tmp_path / "policy.onnx")
+    assert "(onnx, onnxscript, onnxruntime)" in str(raised.value) and 'pip install -e ".[export]"' in str(raised.value)

@@ -1,22 +1,37 @@
-"""A policy as one function of tensors, from observations to actions in the environment's form: what is exported."""
+"""A policy as one function of tensors, from observations to actions in the environment's form, and as a file of it."""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asyncrl.config.schema import ActionMapping
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import ActionMapping, TrainConfig
 from asyncrl.envs.actions import unit_of
-from asyncrl.envs.spec import BoxAction, EnvSpec, LeafAction, ObservationPart, Path
+from asyncrl.envs.spec import BoxAction, EnvSpec, LeafAction, ObservationPart, PathKey
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.distributions import ActionDistribution, DiagonalGaussian, Joint
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.factory import ActingModel
 
+ExportFormat = Literal["onnx", "torch_export"]
+RTOL, ATOL = 1e-5, 1e-5
+"""Largest difference of a distribution's parameters between the policy and its file, in float32."""
+
+_PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch_export": ()}
+_NUM_CHECKED_ROWS = (1, 7)
 _INPUT_DTYPES = {"choices": torch.int64, "image": torch.uint8}
+
+
+class ExportDiffers(Exception):
+    """A file was written, but does not compute what the policy computes."""
 
 
 class ExportedPolicy(nn.Module):
@@ -62,7 +77,7 @@ class ExportedPolicy(nn.Module):
             shape = (num_rows, *part.shape)
             if part.kind == "choices":
                 choices = np.array(part.starts) + generator.integers(0, part.num_choices, (num_rows, len(part.starts)))
-                values = choices.reshape(shape)
+                values: Any = choices.reshape(shape)
             elif part.kind == "image":
                 values = generator.integers(0, 256, shape)
             elif part.kind == "numbers":
@@ -91,15 +106,15 @@ class ExportedPolicy(nn.Module):
         else:
             parameters, after = self.model(*inputs), noise
         stored = self._choose(parameters, noise)
-        columns = stored.split([leaf.size for leaf in self._spec.action.leaves], dim=1)
+        columns = torch.split(stored, [leaf.size for leaf in self._spec.action.leaves], dim=1)
         actions = [leaf(own) for leaf, own in zip(self._leaves, columns, strict=True)]
         return (parameters, *actions, *([after] if state else []))
 
     def _choose(self, parameters: Tensor, noise: Tensor) -> Tensor:
         """Actions `[B, A]` float32 as they are stored."""
         chosen = []
-        own_parameters = parameters.split([part.num_parameters for part in self._distributions], dim=1)
-        own_noise = noise.split([count for _, count in self.noise_kinds], dim=1)
+        own_parameters = torch.split(parameters, [part.num_parameters for part in self._distributions], dim=1)
+        own_noise = torch.split(noise, [count for _, count in self.noise_kinds], dim=1)
         for part, own, drawn in zip(self._distributions, own_parameters, own_noise, strict=True):
             if isinstance(part, DiagonalGaussian):
                 mean, log_std = own.chunk(2, dim=1)
@@ -107,6 +122,97 @@ class ExportedPolicy(nn.Module):
             else:
                 chosen.append(_choices_of(part, own + drawn))
         return torch.cat(chosen, dim=1)
+
+
+def export_model(model: ActingModel, spec: EnvSpec, config: TrainConfig, path: Path, format: ExportFormat) -> float:
+    """Writes a policy to one file, and compares what the file computes with the policy on random observations.
+
+    Args:
+        model: networks and statistics.
+        spec: spaces of the environment.
+        config: settings of the policy.
+        path: the file; an existing one is replaced.
+        format: `onnx`, or `torch_export` for `torch.export.load`.
+
+    Returns:
+        The largest difference of a parameter of the action distributions.
+
+    Raises:
+        UsageError: a package is missing, the file cannot be written, or the model cannot be exported.
+        ExportDiffers: the file computes something else.
+    """
+    _require_packages(format)
+    module = ExportedPolicy(model, spec, config.action_mapping).eval()
+    generator = np.random.default_rng(0)
+    batch = torch.export.Dim("batch", min=1)
+    arguments = tuple(module.example(3, generator))
+    try:
+        with torch.no_grad():
+            program = torch.export.export(
+                module, arguments, dynamic_shapes=(tuple({0: batch} for _ in arguments),), strict=False
+            )
+    except Exception as error:  # of torch.export, for models with code of a user
+        text = str(error).strip().splitlines()[0]
+        raise UsageError(f"The model of this policy cannot be exported: {type(error).__name__}: {text}") from error
+    about = {
+        "env": config.env_id,
+        "inputs": module.input_names,
+        "outputs": module.output_names,
+        "noise": module.noise_kinds,
+        "state_size": model.rnn_state_size,
+    }
+    try:
+        if format == "onnx":
+            _write_onnx(program, module, path, about)
+        else:
+            torch.export.save(program, path, extra_files={"asyncrl.json": json.dumps(about)})
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror or error}.") from error
+    return _check(module, path, format, generator)
+
+
+def _write_onnx(program: Any, module: ExportedPolicy, path: Path, about: dict[str, Any]) -> None:
+    import onnx
+
+    exported = torch.onnx.export(
+        program, input_names=module.input_names, output_names=module.output_names, dynamo=True, verbose=False
+    )
+    assert exported is not None
+    proto = exported.model_proto
+    for name, value in about.items():
+        proto.metadata_props.add(key=f"asyncrl.{name}", value=json.dumps(value))
+    onnx.save(proto, path)
+
+
+def _check(module: ExportedPolicy, path: Path, format: ExportFormat, generator: Any) -> float:
+    """Runs the file on random observations, and returns the largest difference of a parameter."""
+    if format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    else:
+        loaded = torch.export.load(path).module()
+    largest = 0.0
+    for num_rows in _NUM_CHECKED_ROWS:
+        arguments = module.example(num_rows, generator)
+        with torch.no_grad():
+            expected = [result.numpy() for result in module(*arguments)]
+            if format == "onnx":
+                feed = {name: value.numpy() for name, value in zip(module.input_names, arguments, strict=True)}
+                found = session.run(None, {each.name: feed[each.name] for each in session.get_inputs()})
+            else:
+                found = [result.numpy() for result in loaded(*arguments)]
+        largest = max(largest, float(np.abs(found[0] - expected[0]).max()))
+        if not np.allclose(found[0], expected[0], rtol=RTOL, atol=ATOL):
+            raise ExportDiffers(f"{path} differs from the policy: a parameter of an action by {largest:.1e}.")
+    return largest
+
+
+def _require_packages(format: ExportFormat) -> None:
+    missing = [name for name in _PACKAGES[format] if importlib.util.find_spec(name) is None]
+    if missing:
+        text = f"--format={format} needs packages that are not installed ({', '.join(missing)})"
+        raise UsageError(f'{text}: pip install -e ".[export]"')
 
 
 class _LeafToEnv:
@@ -145,8 +251,8 @@ def _numbers_of(part: ObservationPart, values: Tensor) -> Tensor:
 
 def _choices_of(part: ActionDistribution, logits: Tensor) -> Tensor:
     """The choices `[B, count]` with the largest of their logits."""
-    return logits.unflatten(1, (part.num_actions, -1)).argmax(-1).to(torch.float32)
+    return torch.unflatten(logits, 1, (part.num_actions, -1)).argmax(-1).to(torch.float32)
 
 
-def _name(kind: str, path: Path) -> str:
+def _name(kind: str, path: tuple[PathKey, ...]) -> str:
     return "/".join([kind, *map(str, path)])
