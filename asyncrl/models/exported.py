@@ -16,6 +16,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ActionMapping, TrainConfig
 from asyncrl.envs.actions import unit_of
 from asyncrl.envs.spec import BoxAction, EnvSpec, LeafAction, ObservationPart, PathKey
+from asyncrl.models.activations import tanh_
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.distributions import ActionDistribution, DiagonalGaussian, Joint
 from asyncrl.models.encoders import Inputs
@@ -55,6 +56,9 @@ class ExportedPolicy(nn.Module):
         """Copies the model to the CPU."""
         super().__init__()
         self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
+        for module in self.model.modules():
+            if getattr(module, "_activation", None) is tanh_:  # it chooses by the size of the batch
+                module._activation = torch.tanh_
         self._spec = spec
         distribution = model.distribution
         self._distributions = distribution.parts if isinstance(distribution, Joint) else [distribution]
