@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import io
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -169,7 +170,9 @@ def export_model(model: ActingModel, spec: EnvSpec, config: TrainConfig, path: P
         if format == "onnx":
             _write_onnx(program, module, path, about)
         else:
-            torch.export.save(program, path, extra_files={"asyncrl.json": json.dumps(about)})
+            content = io.BytesIO()  # given a path, it raises RuntimeError where no file can be written
+            torch.export.save(program, content, extra_files={"asyncrl.json": json.dumps(about)})
+            path.write_bytes(content.getvalue())
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}.") from error
     return _check(module, path, format, generator)
