@@ -157,7 +157,7 @@ def export_model(model: ActingModel, spec: EnvSpec, config: TrainConfig, path: P
                 module, arguments, dynamic_shapes=(tuple({0: batch} for _ in arguments),), strict=False
             )
     except Exception as error:  # of torch.export, for models with code of a user
-        text = str(error).strip().splitlines()[0]
+        text = str(error).strip().partition("\n")[0]
         raise UsageError(f"The model of this policy cannot be exported: {type(error).__name__}: {text}") from error
     about = {
         "env": config.env_id,
