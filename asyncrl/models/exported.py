@@ -57,7 +57,8 @@ class ExportedPolicy(nn.Module):
         """Copies the model to the CPU."""
         super().__init__()
         self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
-        for module in self.model.modules():
+        modules: Any = self.model.modules()
+        for module in modules:
             if getattr(module, "_activation", None) is tanh_:  # it chooses by the size of the batch
                 module._activation = torch.tanh_
         self._spec = spec
