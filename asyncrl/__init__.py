@@ -8,7 +8,7 @@
 
 `Trainer` runs a training, and an `Observer` watches or steers it; callbacks are ready-made observers. `register_env`,
 `register_encoder`, `register_core` and `register_model` add environments and networks. `load_policy` loads the policy
-of a run or a checkpoint.
+of a run or a checkpoint; its `export` writes it to a file that runs without asyncrl.
 
 The path of a sample, from a step of an environment to a gradient:
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from asyncrl.models.actor_critic import ActResult
 from asyncrl.models.factory import ActingModel, make_acting_model
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import find_checkpoint
+
+if TYPE_CHECKING:
+    from asyncrl.models.exported import ExportFormat
 
 Which = Literal["newest", "best"]
 
@@ -99,6 +102,24 @@ class Policy:
         result = self._model.act(torch.from_numpy(rows).to(self._device), self._generator, before, deterministic)
         after = result.rnn_state if isinstance(result, ActResult) else before
         return self._adapter.to_env_batch(result.action.cpu().numpy()), np.array(after.cpu().numpy())
+
+    def export(self, path: str | Path, format: ExportFormat = "onnx") -> float:
+        """Writes the policy to one file that runs without asyncrl (`docs/export.md`), and checks the file.
+
+        Args:
+            path: the file; an existing one is replaced.
+            format: `onnx`, or `torch_export` for `torch.export.load`.
+
+        Returns:
+            The largest difference of a parameter of the action distributions, on random observations.
+
+        Raises:
+            UsageError: a package is missing, the file cannot be written, or the model cannot be exported.
+            asyncrl.models.exported.ExportDiffers: the file computes something else.
+        """
+        from asyncrl.models.exported import export_model
+
+        return export_model(self._model, self.spec, self.config, Path(path), format)
 
     def _rows_of(self, obs: Any) -> npt.NDArray[Any]:
         """Encodes one observation as `[row_size]`, or several as `[B, row_size]`."""

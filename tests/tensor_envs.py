@@ -84,10 +84,12 @@ class AsTensors(VectorWrapper):
 
     def step(self, actions: Tensor) -> Step:
         obs, reward, terminated, truncated, infos = self.env.step(actions.numpy())
-        if "final_obs" in infos:
+        final = infos.pop("final_obs", None)
+        infos = as_tensors(infos)
+        if final is not None:
             nothing = np.zeros(obs.shape[1:], obs.dtype)
-            final_obs = np.stack([nothing if final is None else final for final in infos["final_obs"]])
-            infos = {"final_obs": torch.from_numpy(final_obs)}
+            final_obs = np.stack([nothing if each is None else each for each in final])
+            infos["final_obs"] = torch.from_numpy(final_obs)
         tensors = (torch.from_numpy(np.array(array)) for array in (reward, terminated, truncated))
         return self._keep(obs), *tensors, infos
 
@@ -95,6 +97,13 @@ class AsTensors(VectorWrapper):
         if self._memory is None:
             self._memory = torch.zeros(obs.shape, dtype=torch.from_numpy(obs).dtype)
         return self._memory.copy_(torch.from_numpy(obs))
+
+
+def as_tensors(infos: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: as_tensors(value) if isinstance(value, dict) else torch.from_numpy(np.array(value))
+        for name, value in infos.items()
+    }
 
 
 def _endless_rewards(num_envs: int, autoreset_mode: str, **kwargs: Any) -> AsTensors:

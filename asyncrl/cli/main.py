@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train a policy, or resume a run",
     "validate": "check the settings of a run and show what it would need",
     "evaluate": "play a trained policy for a fixed number of episodes",
+    "export": "write a trained policy to one file that runs without asyncrl",
     "benchmark": "measure sync against async, in speed and returns",
     "plot": "draw a run, compare runs, or show how much faster more workers are",
     "completion": 'print a script that completes commands and flags: eval "$(asyncrl completion bash)", or zsh',

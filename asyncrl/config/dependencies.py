@@ -60,6 +60,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({"with_pbt": (True,)}, "pbt_period_env_steps pbt_start_mutation pbt_replace_fraction pbt_mutation_rate"),
     ({"with_pbt": (True,)}, "pbt_perturb_min pbt_perturb_max pbt_replace_reward_gap pbt_replace_reward_gap_absolute"),
     ({"with_pbt": (True,)}, "pbt_optimize_gamma pbt_target_objective pbt_shared_dir"),
+    ({"track": _IS_SET}, "track_project"),
     (_RECURRENT, "core rnn_type rnn_size rnn_num_layers recurrence"),
 )
 _READ_WITH = {name: condition for condition, names in _CONDITIONS for name in names.split()}
@@ -84,7 +85,7 @@ def missing_for(name: str, config: TrainConfig, inference_mode: str | None = Non
             value = "a3c"
         if other == "inference_mode" and inference_mode is not None:
             value = inference_mode
-        if values is _IS_SET and value is None:
+        if values is _IS_SET and value in (None, []):
             return other
         if values is not _IS_SET and not any(_is_like(value, wanted) for wanted in values):
             return f"{other}={' or '.join(map(format_value, values))}"

@@ -26,7 +26,6 @@ class OtherName:
     note: str = ""
 
 
-_NO_WANDB = "Weights & Biases is not supported; TensorBoard and metrics.jsonl have all records"
 _ADAM = "the optimizer is Adam; --backend=hogwild has --hogwild_optimizer"
 _TARGETS = "the target critics move at each update, by the fraction --tau"
 _SCALES = "uint8 images are divided by 255, and --normalize_input normalizes everything else"
@@ -95,7 +94,6 @@ OTHER_NAMES: dict[str, OtherName] = {
     "env_id": OtherName(CLEANRL, "env"),
     "exp_name": OtherName(CLEANRL, "experiment"),
     "cuda": OtherName(CLEANRL, "device", "--device=cuda"),
-    "track": OtherName(CLEANRL, "", _NO_WANDB),
     "torch_deterministic": OtherName(CLEANRL, "serial_mode", "a serial run on a CPU repeats to the bit"),
     "capture_video": OtherName(CLEANRL, "", "record with python -m asyncrl.evaluate --video=FOLDER"),
     "exploration_loss_coeff": OtherName(SAMPLE_FACTORY, "entropy_loss_coeff"),
@@ -129,7 +127,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     ),
     "value_bootstrap": OtherName(SAMPLE_FACTORY, "", "truncated episodes are always bootstrapped"),
     "pbt_mix_policies_in_one_env": OtherName(SAMPLE_FACTORY, "policy_mapping", "random mixes them"),
-    "with_wandb": OtherName(SAMPLE_FACTORY, "", _NO_WANDB),
+    "with_wandb": OtherName(SAMPLE_FACTORY, "track", "--track=wandb"),
     "benchmark": OtherName(SAMPLE_FACTORY, "", "python -m asyncrl.benchmark measures speed"),
 }
 """By the name there."""

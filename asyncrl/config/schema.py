@@ -469,8 +469,17 @@ class TrainConfig(BaseModel):
     )
 
     with_tensorboard: bool = _output(True, "write TensorBoard event files")
+    episodes_csv: bool = _output(
+        False, "write every training episode to episodes/*.monitor.csv, in the format of Stable-Baselines3's Monitor"
+    )
     profile: bool = _output(False, "show where each role's time goes: a table at the end and profile/* in the records")
     quiet: bool = _output(False, "print no progress")
+    track: list[Literal["wandb", "mlflow", "trackio"]] = _output(
+        [],
+        "pass settings, records and the best checkpoint on to these experiment trackers, too: wandb, mlflow, trackio; "
+        "each needs its package",
+    )
+    track_project: str = _output("asyncrl", "project (of mlflow: experiment) in which trackers file the run")
     callbacks: list[str] = _output(
         [], "observers of the run: names that packages have registered (entry points asyncrl.callbacks), or MODULE:Name"
     )

@@ -77,7 +77,7 @@ class RecurrentCore(nn.Module):
         return output.view(num_rows, num_columns, -1)
 
     def _unpack(self, state: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        layers = state.view(len(state), -1, self.output_size).transpose(0, 1).contiguous()
+        layers = torch.unflatten(state, -1, (-1, self.output_size)).transpose(0, 1).contiguous()
         return (layers[: self._num_layers], layers[self._num_layers :]) if self._is_lstm else layers
 
     def _pack(self, state: Tensor | tuple[Tensor, Tensor]) -> Tensor:

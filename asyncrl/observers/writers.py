@@ -1,13 +1,17 @@
-"""Observers that write records and messages: `metrics.jsonl`, TensorBoard, the log. A file that fails ends no run."""
+"""Observers that write records, episodes and messages to files and the log. A file that fails ends no run."""
 
 from __future__ import annotations
 
 import abc
+import csv
+import io
 import json
 import math
 import time
+from pathlib import Path
 from typing import Any
 
+from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.monitoring.status import Record
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run, log
@@ -107,6 +111,67 @@ class TensorBoard(RecordWriter):
         if self._events is not None:
             self._events.close()
             self._events = None
+
+
+class EpisodesCsv(RecordWriter):
+    """Writes every training episode to `episodes/N.monitor.csv`, which the readers of Stable-Baselines3's Monitor take.
+
+    The columns are return, length, seconds since the file's `t_start`, the policy of several, and the environment's own
+    numbers. A start of the run begins a file, and so does an episode with a number that no episode before it had.
+    """
+
+    def on_start(self, run: Run) -> None:
+        """Takes the folder; the first record writes the file."""
+        self._folder = run.folder / "episodes"
+        self._env_id = run.config.env_id
+        self._shows_policy = run.plan.num_policies > 1
+        self._path: Path | None = None
+        self._lines: list[str] = []
+        self._names: dict[str, None] = {}  # of the environment's numbers, in the order of the columns
+        self._t_start = time.time()
+        self._last_t = 0.0
+        self.is_off = False
+
+    @property
+    def name(self) -> str:
+        return str(self._folder)
+
+    def on_episode(self, run: Run, episode: EpisodeRecord) -> None:
+        if self.is_off:
+            return
+        # Episodes arrive in groups about once a second: their times increase, so that sorting keeps their order.
+        self._last_t = max(time.time() - self._t_start, self._last_t + 1e-6)
+        stats = episode.extra_stats
+        if stats.keys() != self._names.keys() and not stats.keys() <= self._names.keys():
+            self._flush_lines()
+            self._names.update(dict.fromkeys(stats))
+            self._path = None
+        cells = [f"{episode.episode_return:.6f}", str(episode.length), f"{self._last_t:.6f}"]
+        if self._shows_policy:
+            cells.append(str(episode.policy_idx))
+        cells += [str(stats.get(name, "")) for name in self._names]
+        self._lines.append(",".join(cells))
+
+    def write(self, record: Record) -> None:
+        self._flush_lines()
+
+    def close(self) -> None:
+        self._flush_lines()
+
+    def _flush_lines(self) -> None:
+        if not self._lines:
+            return
+        lines, self._lines = self._lines, []
+        if self._path is None:
+            self._folder.mkdir(exist_ok=True)
+            self._path = self._folder / f"{len(list(self._folder.iterdir()))}.monitor.csv"
+            header = io.StringIO()
+            policy = ("policy",) if self._shows_policy else ()
+            csv.writer(header, lineterminator="").writerow(("r", "l", "t", *policy, *self._names))
+            about = {"t_start": self._t_start, "env_id": self._env_id}
+            lines = [f"#{json.dumps(about)}", header.getvalue(), *lines]
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
 
 
 class LogMessages(Observer):

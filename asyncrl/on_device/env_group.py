@@ -6,6 +6,7 @@ mode DISABLED, where environments do not reset themselves, needs a condition.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.failures import EnvironmentTrouble, WrongObservation
-from asyncrl.rollout.vector_env_group import RowFlags, row_flags
+from asyncrl.rollout.vector_env_group import RowFlags, row_flags, stats_of_ends
 
 
 class TensorStep(NamedTuple):
@@ -31,6 +32,7 @@ class TensorStep(NamedTuple):
         ended: [E] bool, an episode ended, perhaps by a step that no row holds.
         episode_return: [E] float32, of the episodes that ended.
         episode_length: [E] int64, of the episodes that ended.
+        extra_stats: [E] float32 by name, of the episodes that ended; NaN for an environment without the number.
     """
 
     next_rows: Tensor
@@ -41,6 +43,7 @@ class TensorStep(NamedTuple):
     ended: Tensor
     episode_return: Tensor
     episode_length: Tensor
+    extra_stats: dict[str, Tensor]
 
 
 class TensorEnvGroup(EnvironmentGroup):
@@ -93,6 +96,11 @@ class TensorEnvGroup(EnvironmentGroup):
             flags.ended,
             self._returns.clone(),
             self._lengths.clone(),
+            {
+                name: values.to(torch.float32).where(torch.ones_like(flags.ended) if has is None else has, torch.nan)
+                for name, (values, has) in stats_of_ends(infos).items()
+                if isinstance(values, Tensor)
+            },
         )
         self._returns.masked_fill_(flags.ended, 0.0)
         self._lengths.masked_fill_(flags.ended, 0)
@@ -111,10 +119,11 @@ class TensorEnvGroup(EnvironmentGroup):
         self._holds_final_obs = torch.zeros_like(restarted)
         return torch.where(restarted.unsqueeze(-1), self._reset_rows, last_rows), restarted
 
-    def record_episodes(self, returns: list[float], lengths: list[int]) -> None:
+    def record_episodes(self, returns: list[float], lengths: list[int], extra_stats: dict[str, list[float]]) -> None:
         """Records episodes that ended, after they were copied from the device."""
-        for episode_return, length in zip(returns, lengths, strict=True):
-            self._record_episode(0, episode_return, length)
+        for idx, (episode_return, length) in enumerate(zip(returns, lengths, strict=True)):
+            own = {name: values[idx] for name, values in extra_stats.items() if not math.isnan(values[idx])}
+            self._record_episode(0, episode_return, length, own)
 
     def not_finite(self) -> EnvironmentTrouble:
         """The error for a trajectory that contains NaN or infinity."""

@@ -92,7 +92,7 @@ class DeviceWorker(RolloutWorkerBase):
 
     def _collect(self, part: Dataset) -> None:
         """Fills columns with one trajectory of each environment. Waits for the device only at its end."""
-        rollout, ends = len(part.valid), []
+        rollout, ends, stats = len(part.valid), [], []
         rows, restarted = self._group.start_trajectory(self._last_rows)
         state = self._last_state.masked_fill(restarted.unsqueeze(-1), 0.0)
         part.policy_version.fill_(self._learner.policy_version)
@@ -110,6 +110,7 @@ class DeviceWorker(RolloutWorkerBase):
             rows = step.next_rows
             state = acted.rnn_state.masked_fill((step.terminated | ~step.valid).unsqueeze(-1), 0.0)
             ends.append((step.ended, step.episode_return, step.episode_length))
+            stats.append(step.extra_stats)
             self.phases.charge(Phase.STEP)
         part.obs[rollout].copy_(rows)
         part.value[rollout].copy_(self._learner.model.act(part.obs[rollout], self._generator, state).value)
@@ -119,7 +120,12 @@ class DeviceWorker(RolloutWorkerBase):
             raise self._group.not_finite()
         self.count_steps(part.num_valid)
         ended, episode_return, episode_length = (torch.stack(field) for field in zip(*ends, strict=True))
-        self._group.record_episodes(episode_return[ended].tolist(), episode_length[ended].tolist())
+        missing = torch.full_like(episode_return[0], torch.nan)
+        extra_stats = {
+            name: torch.stack([each.get(name, missing) for each in stats])[ended].tolist()
+            for name in dict.fromkeys(name for each in stats for name in each)
+        }
+        self._group.record_episodes(episode_return[ended].tolist(), episode_length[ended].tolist(), extra_stats)
         self.phases.charge(Phase.OTHER)
 
 

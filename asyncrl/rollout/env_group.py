@@ -115,6 +115,7 @@ class EnvironmentGroup(ABC):
         length: int,
         extra_stats: Mapping[str, Any] | None = None,
         column: int | None = None,
+        is_success: Any = None,
     ) -> None:
         """Notes that an episode of an environment has ended, in a column of its own if it has several.
 
@@ -123,8 +124,10 @@ class EnvironmentGroup(ABC):
         numbers = {
             str(name): float(number)
             for name, number in (extra_stats or {}).items()
-            if isinstance(number, (int, float, np.number))
+            if isinstance(number, (int, float, np.number, np.bool_))
         }
+        if is_success is not None:
+            numbers["is_success"] = float(is_success)
         policy_idx: int | None = 0
         if self.policies is not None:
             policy_idx = self.policies.end(env if column is None else column, episode_return)
@@ -294,7 +297,8 @@ class EnvGroup(HostEnvGroup):
             if not rows.valid[env]:
                 continue
             length = self._num_rows - self._first_rows[env]
-            self._record_episode(env, returns[env], length, info.get("episode_extra_stats"))
+            extra_stats, is_success = info.get("episode_extra_stats"), info.get("is_success")
+            self._record_episode(env, returns[env], length, extra_stats, is_success=is_success)
             if has_terminated:
                 rows.terminated[env] = True
                 self._start(env, next_obs)

@@ -14,6 +14,7 @@ DISABLED    As SAME_STEP, but the group resets it, immediately: otherwise it cou
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,6 +65,23 @@ def row_flags(mode: AutoresetMode, holds_final_obs: Any, terminated: Any, trunca
     truncated = truncated & valid & ~terminated
     holds_final_obs = ended if mode == AutoresetMode.NEXT_STEP else truncated
     return RowFlags(valid, is_step, ended, terminated, truncated, holds_final_obs)
+
+
+def stats_of_ends(infos: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What a vectorized environment tells of episodes that end: `episode_extra_stats`, and `is_success`, by name.
+
+    In mode SAME_STEP Gymnasium puts it into `final_info`. Each is an array `[E]`, and one of the environments that have
+    the number, `[E] bool`, or None if all have it.
+    """
+    infos = infos.get("final_info", infos)
+    found = infos.get("episode_extra_stats", {}) if isinstance(infos, dict) else {}
+    if "is_success" in infos:
+        found = {**found, "is_success": infos["is_success"], "_is_success": infos.get("_is_success")}
+    return {
+        name: (values, found.get(f"_{name}"))
+        for name, values in found.items()
+        if not (name.startswith("_") and name[1:] in found)
+    }
 
 
 class VectorEnvGroup(HostEnvGroup):
@@ -119,8 +137,10 @@ class VectorEnvGroup(HostEnvGroup):
         self._num_rows += flags.valid
         self._holds_final_obs = flags.holds_final_obs
         if has_ended:
+            stats = stats_of_ends(infos)
             for env in map(int, np.flatnonzero(flags.ended)):
-                self._record_episode(env, float(self._returns[env]), int(self._lengths[env]))
+                own = {name: values[env] for name, (values, has) in stats.items() if has is None or has[env]}
+                self._record_episode(env, float(self._returns[env]), int(self._lengths[env]), own)
             self._returns[flags.ended] = 0.0
             self._lengths[flags.ended] = self._num_rows[flags.ended] = 0
         self._num_steps += 1

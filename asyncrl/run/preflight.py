@@ -24,6 +24,7 @@ from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.observers.loading import find_callback
+from asyncrl.observers.trackers import require_package
 from asyncrl.rollout.policy_mapping import choose_by_name
 from asyncrl.run import resuming
 from asyncrl.runtime import run_folder
@@ -159,6 +160,11 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
             find_callback(name)
         except Exception as error:
             problems.append(_of_user_code(("callbacks",), "importing a module", error))
+    for name in config.track:
+        try:
+            require_package(name)
+        except UsageError as error:
+            problems.append(Problem(("track",), str(error)))
     return config, problems
 
 

@@ -34,7 +34,8 @@ from asyncrl.observers.loading import load_callbacks
 from asyncrl.observers.monitor import Monitor
 from asyncrl.observers.observer import Observer, Run, StartPoint
 from asyncrl.observers.population import PopulationTraining
-from asyncrl.observers.writers import JsonLines, TensorBoard
+from asyncrl.observers.trackers import load_trackers
+from asyncrl.observers.writers import EpisodesCsv, JsonLines, TensorBoard
 from asyncrl.run import preflight, resuming
 from asyncrl.run.result import RunResult
 from asyncrl.runtime import run_folder
@@ -70,6 +71,7 @@ _SETTINGS_OF_OTHER_RANKS: dict[str, Any] = {
     "save_milestones_s": None,
     "init_from": None,
     "callbacks": [],
+    "track": [],
 }
 """Only rank 0 shows progress, evaluates, saves and initializes the weights of all ranks."""
 
@@ -196,9 +198,10 @@ class Session:
         if config.experiment is None:
             config = config.model_copy(update={"experiment": _unused_experiment(config)})
             self.loaded = dataclasses.replace(self.loaded, config=config)
-        if config.with_pbt:
-            self.run.add(PopulationTraining(config))
-        for observer in load_callbacks(config.callbacks):
+        own: list[Observer] = [PopulationTraining(config)] if config.with_pbt else []
+        if config.episodes_csv:
+            own.append(EpisodesCsv())
+        for observer in (*own, *load_callbacks(config.callbacks), *load_trackers(config.track)):
             self.run.add(observer)
         self._says_stopping = self.is_first_rank and not self._answers_signals
         is_silent = self._says_stopping or not self.is_first_rank

@@ -8,6 +8,8 @@ TRAIN_DIR/EXPERIMENT/
     checkpoints/
     self_play/          members of the pool, as checkpoints, and their ratings, in self-play
     logs/<role>.log
+    episodes/           every training episode as CSV, with --episodes_csv
+    trackers/           ids of the run in experiment trackers, with --track
     episodes.json       the last training episodes when the newest checkpoint was saved
     pbt.jsonl           the turns of population-based training, one a line
     summary.json        how the run ended

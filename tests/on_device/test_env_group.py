@@ -33,6 +33,13 @@ class NumberedSentinel(Sentinel):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         return super().reset()
 
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            odd = {"odd": 0.5} if self._number % 2 else {}
+            info = {"episode_extra_stats": {"number": self._number, **odd}, "is_success": self._number == 2}
+        return obs, reward, terminated, truncated, info
+
 
 def sentinels(mode: AutoresetMode) -> SyncVectorEnv:
     makers = [lambda number=number: NumberedSentinel(number) for number in range(NUM_ENVS)]
@@ -65,13 +72,20 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
                 np.testing.assert_array_equal(getattr(step, name).numpy(), getattr(expected, name))
             last_rows = step.next_rows.clone()
             np.testing.assert_array_equal(last_rows.numpy(), last)
-            tensors.record_episodes(step.episode_return[step.ended].tolist(), step.episode_length[step.ended].tolist())
+            stats = {name: values[step.ended].tolist() for name, values in step.extra_stats.items()}
+            ends = (step.episode_return[step.ended].tolist(), step.episode_length[step.ended].tolist())
+            tensors.record_episodes(*ends, stats)
     assert (num_begun > 0) == (mode != AutoresetMode.NEXT_STEP)
     found, wanted = tensors.take_episodes(), arrays.take_episodes()
     assert [episode.length for episode in found] == [episode.length for episode in wanted]
     np.testing.assert_allclose(
         [episode.episode_return for episode in found], [episode.episode_return for episode in wanted], atol=1e-5
     )
+    assert [episode.extra_stats for episode in found] == [episode.extra_stats for episode in wanted]
+    assert {tuple(episode.extra_stats) for episode in found} == {
+        ("number", "is_success"),
+        ("number", "odd", "is_success"),
+    }
     assert len(found) > 20
 
 

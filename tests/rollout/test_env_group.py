@@ -204,11 +204,12 @@ def test_discrete_choices_reach_the_environment_as_integers() -> None:
 
 
 def test_episodes_are_counted_in_the_environments_own_rewards_and_steps() -> None:
-    infos = [{}, {"episode_extra_stats": {"score": np.float32(1.5), "goals": 2, "map": "east"}}]
+    extra_stats = {"score": np.float32(1.5), "goals": 2, "map": "east", "won": np.True_}
+    infos = [{}, {"episode_extra_stats": extra_stats, "is_success": False}]
     env = ScriptedEnv(script(GO, TRUNCATED, GO, GO, TERMINATED, GO), infos=infos)
     run = Filled([env], rollout=7)
     assert run.group.take_episodes() == (
-        EpisodeRecord(30.0, 2, {"score": 1.5, "goals": 2.0}),
+        EpisodeRecord(30.0, 2, {"score": 1.5, "goals": 2.0, "won": 1.0, "is_success": 0.0}),
         EpisodeRecord(120.0, 3, {}),
     )
     assert run.group.take_episodes() == ()

@@ -145,8 +145,11 @@ class NumberedSentinel(Sentinel):
         return self._nest(obs), info
 
     def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        obs, *rest = super().step(action)
-        return self._nest(obs), *rest
+        obs, reward, terminated, truncated, info = super().step(action)
+        if terminated or truncated:
+            odd = {"odd": 0.5} if self._number % 2 else {}
+            info = {"episode_extra_stats": {"number": self._number, **odd}, "is_success": self._number == 2}
+        return self._nest(obs), reward, terminated, truncated, info
 
     def _end(self, reward: float) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         return np.full(3, NEVER_STORED, np.float32), reward, True, False, {}
@@ -304,16 +307,18 @@ def test_episodes_are_those_of_the_environments_lost_steps_included(
                 single.reset()
                 episode[:] = [0.0, 0, False]
                 continue
-            _, reward, terminated, truncated, _ = single.step(action)
+            _, reward, terminated, truncated, info = single.step(action)
             episode[:] = [episode[0] + reward, episode[1] + 1, terminated or truncated]
             if episode[2]:
-                expected.append((episode[0], episode[1]))
+                stats = {**info["episode_extra_stats"], "is_success": float(info["is_success"])}
+                expected.append((episode[0], episode[1], stats))
                 if mode != AutoresetMode.NEXT_STEP:
                     single.reset()
                     episode[:] = [0.0, 0, False]
     episodes = run.group.take_episodes()
-    assert [episode.length for episode in episodes] == [length for _, length in expected]
-    np.testing.assert_allclose([episode.episode_return for episode in episodes], [total for total, _ in expected])
+    assert [episode.length for episode in episodes] == [length for _, length, _ in expected]
+    np.testing.assert_allclose([episode.episode_return for episode in episodes], [total for total, _, _ in expected])
+    assert [episode.extra_stats for episode in episodes] == [stats for _, _, stats in expected]
 
 
 class Renewed:

@@ -1,0 +1,203 @@
+"""Trackers: what they hold of a run equals its records, and one that fails costs a warning and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import asyncrl
+from asyncrl import RunResult, TrainConfig, Trainer
+from asyncrl.config.errors import ConfigError
+from asyncrl.observers import trackers
+from asyncrl.observers.observer import Observer, Run
+from asyncrl.observers.trackers import TRACKERS, TrackedRunInfo, Tracker
+
+ROOT = Path(asyncrl.__file__).parents[1]
+SMALL: dict[str, Any] = {
+    "env": "CartPole-v1",
+    "experiment": "tracked",
+    "serial_mode": True,
+    "async_rl": False,
+    "num_workers": 1,
+    "num_envs_per_worker": 4,
+    "rollout": 16,
+    "batch_size": 64,
+    "num_batches_per_epoch": 2,
+    "num_epochs": 1,
+    "learner_threads": 1,
+    "encoder_mlp_layers": [8],
+    "report_every_s": 0.1,
+    "with_tensorboard": False,
+    "eval_every_env_steps": 1000,
+    "eval_episodes": 2,
+}
+OFFLINE = {
+    "wandb": {"WANDB_MODE": "offline"},
+    "mlflow": {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "MLFLOW_DISABLE_TELEMETRY": "true"},
+    "trackio": {"TRACKIO_DIR": "trackio"},
+}
+# Processes and threads of these libraries outlive a run, so each runs in a process of its own. A tracker's records are
+# read back in the same process, where its environment variables are set.
+TRAIN_TWICE = """
+import json, sys
+from asyncrl import TrainConfig, Trainer
+from monitoring_readers import READERS
+
+name, settings = sys.argv[1], json.loads(sys.argv[2])
+if __name__ == "__main__":
+    for steps in (2000, 4000):
+        Trainer(TrainConfig(**settings, track=[name], train_for_env_steps=steps), preset="none").run()
+    print(json.dumps(READERS[name]()))
+"""
+
+
+class FakeRun:
+    """A tracker that notes what it is told, and fails or waits in one of its calls."""
+
+    def __init__(self, fails_in: str = "", waits_in: str = "") -> None:
+        self.fails_in, self.waits_in = fails_in, waits_in
+        self.release = threading.Event()
+        self.id = "the-id"
+        self.ids: list[str | None] = []
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.saved: list[tuple[str, list[str]]] = []
+        self.ends: list[bool] = []
+
+    def connect(self, info: TrackedRunInfo, saved_id: str | None) -> FakeRun:
+        self.ids.append(saved_id)
+        self._act("connect")
+        return self
+
+    def log(self, env_steps: int, scalars: Mapping[str, float]) -> None:
+        self._act("log")
+        self.logged.append((env_steps, dict(scalars)))
+
+    def save(self, name: str, files: Sequence[Path]) -> None:
+        self._act("save")
+        self.saved.append((name, [file.name for file in files]))
+
+    def close(self, has_failed: bool) -> None:
+        self._act("close")
+        self.ends.append(has_failed)
+
+    def _act(self, call: str) -> None:
+        if call == self.waits_in:
+            self.release.wait(60.0)
+        if call == self.fails_in:
+            raise ConnectionError("no server")
+
+
+class Listens(Observer):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def on_message(self, run: Run, text: str) -> None:
+        self.said.append(text)
+
+
+def train(folder: Path, *callbacks: Observer, **settings: Any) -> RunResult:
+    config = TrainConfig(**{**SMALL, "train_dir": str(folder), "train_for_env_steps": 2000, **settings})
+    return Trainer(config, callbacks, preset="none").run()
+
+
+def records_in(metrics: Path) -> list[tuple[int, dict[str, float]]]:
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [(line.pop("env_steps"), {key: value for key, value in line.items() if value is not None}) for line in lines]
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN_TWICE, name, json.dumps(SMALL)],
+        cwd=tmp_path,
+        env={**os.environ, **OFFLINE[name], "PYTHONPATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is off" not in done.stderr
+    folder = tmp_path / "train_dir" / "tracked"
+    expected = records_in(folder / "metrics.jsonl")
+    assert any("eval/mean_reward" in scalars for _, scalars in expected)
+    (found,) = json.loads(done.stdout.splitlines()[-1])  # one run, although it was started twice
+    assert found["id"] == (folder / "trackers" / f"{name}_id").read_text().strip()
+    assert float(found["settings"]["learning_rate"]) == 3e-4
+    assert "model.safetensors" in found["files"]
+    if found["records"] is not None:
+        assert [(steps, scalars) for steps, scalars in found["records"]] == expected
+    else:  # only the history of each figure
+        names = {name for _, scalars in expected for name in scalars}
+        assert found["histories"] == {
+            name: [[steps, scalars[name]] for steps, scalars in expected if name in scalars] for name in names
+        }
+
+
+def test_a_tracker_gets_every_record_and_the_best_checkpoint_without_its_replay(tmp_path: Path) -> None:
+    fake = FakeRun()
+    sac = {"algo": "sac", "save_replay": True, "warmup_env_steps": 200, "updates_per_env_step": 0.1}
+    sac |= {"env": "Pendulum-v1", "train_for_env_steps": 1200}
+    left_out = ("rollout", "num_batches_per_epoch", "num_epochs", "async_rl")
+    settings = {name: value for name, value in SMALL.items() if name not in left_out}
+    config = TrainConfig(**{**settings, **sac, "train_dir": str(tmp_path)})
+    Trainer(config, [Tracker("fake", fake.connect)], preset="none").run()
+    folder = tmp_path / "tracked"
+    assert fake.logged == records_in(folder / "metrics.jsonl") and fake.logged
+    ((kind, files),) = fake.saved
+    assert kind == "best"
+    assert "model.safetensors" in files and "replay.safetensors" not in files
+    assert any((folder / "checkpoints").glob("*/replay.safetensors"))
+    assert fake.ends == [False]
+    Trainer(config.model_copy(update={"train_for_env_steps": 1500}), [Tracker("fake", fake.connect)]).run()
+    assert fake.ids == [None, "the-id"]
+
+
+@pytest.mark.parametrize("fails_in", ["connect", "log", "save", "close"])
+def test_a_tracker_that_fails_is_warned_about_once_and_training_completes(fails_in: str, tmp_path: Path) -> None:
+    fake, listens = FakeRun(fails_in), Listens()
+    result = train(tmp_path, Tracker("fake", fake.connect), listens)
+    assert result.status == "completed" and result.summary.env_steps >= 2000
+    (warning,) = listens.said
+    assert warning == "warning: --track=fake is off, training continues: ConnectionError: no server"
+    assert fake.ends == []
+
+
+@pytest.mark.parametrize("waits_in", ["connect", "log"])
+def test_a_tracker_that_does_not_answer_delays_only_the_end(waits_in: str, tmp_path: Path) -> None:
+    fake, listens = FakeRun(waits_in=waits_in), Listens()
+    try:
+        result = train(tmp_path, Tracker("fake", fake.connect, end_s=0.1), listens)
+    finally:
+        fake.release.set()
+    assert result.status == "completed"
+    assert listens.said == ["warning: --track=fake is off, training continues: not everything was sent within 0.1 s"]
+    assert len(result.records) > 1
+
+
+def test_a_tracker_that_is_far_behind_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "_MOST_WAITING_CALLS", 1)
+    fake, listens = FakeRun(waits_in="connect"), Listens()
+    try:
+        train(tmp_path, Tracker("fake", fake.connect), listens, report_every_s=0.01)
+    finally:
+        fake.release.set()
+    assert listens.said == ["warning: --track=fake is off, training continues: it is 1 records behind"]
+
+
+def test_a_missing_package_is_one_sentence_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as raised:
+        train(tmp_path, track=["wandb"])
+    assert str(raised.value) == (
+        '--track=wandb needs the package wandb, which is not installed: pip install -e ".[wandb]"'
+    )
+    assert not (tmp_path / "tracked").exists()
