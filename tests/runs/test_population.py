@@ -95,6 +95,8 @@ def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_
         carried_out = next(line for line in turns if line["turn"] == state["population_turn"])
         assert state["hyperparameters"] == pytest.approx(carried_out["after"])
         assert state["population_turn"] >= turns[-1]["turn"] - 1
+        taken = [turn for turn in turns[: state["population_turn"] + 1] if turn["action"] == "replaced"]
+        assert state["versions_left_out"] == len(taken) * (config.max_policy_lag + 1), "weights were taken over"
     # The jump in versions is no update: an update is a pass of one minibatch over 64 rows.
     records = [json.loads(line) for line in (result.folder / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["policy_1/train/n_updates"] < 4 * records[-1]["policy_1/time/total_agent_steps"] / 40
