@@ -118,9 +118,12 @@ class ReplayStripes:
         return action
 
     def publish(self, split_idx: int, num_steps: int) -> None:
-        """Completes the stripe's next row (worker); `num_steps` of its environments were stepped."""
-        self._env_steps[split_idx] += num_steps
+        """Completes the stripe's next row (worker); `num_steps` of its environments were stepped.
+
+        The row comes first: a learner that sees the last step of the run saves all rows.
+        """
         self.num_rows[split_idx] += 1
+        self._env_steps[split_idx] += num_steps
 
     def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
         """Returns the observations `[E, D]` of a (split, row)."""

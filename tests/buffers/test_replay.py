@@ -169,7 +169,7 @@ def test_rows_overwritten_while_they_are_saved_are_left_out(
     check_one_step(ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0).sample(1, 500)[0], GAMMA)
 
 
-def test_the_cursor_that_covers_a_row_moves_last() -> None:
+def test_steps_are_counted_after_the_cursor_covers_their_row() -> None:
     arena, stripes = new_replay(1, 2, 5)
     stored: list[str] = []
 
@@ -188,5 +188,5 @@ def test_the_cursor_that_covers_a_row_moves_last() -> None:
 
     recorded: Any = SimpleNamespace(array=arena.array, words=RecordedWords)
     ReplayStripes(recorded).publish(0, 2)
-    assert stored == ["replay.env_steps", "replay.rows"]
+    assert stored == ["replay.rows", "replay.env_steps"]
     assert (stripes.num_rows[0], stripes.total_env_steps()) == (1, 2)

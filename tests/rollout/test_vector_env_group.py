@@ -425,13 +425,13 @@ def test_an_action_mask_is_taken_where_no_action_meets_another_observations_mask
     def make_vectorized(num_envs: int) -> VectorEnv[Any, Any, Any]:
         return SyncVectorEnv([Masked] * num_envs, autoreset_mode=mode)
 
-    gymnasium.register("Masked-v0", Masked, vector_entry_point=make_vectorized)
+    gymnasium.register("MaskedVector-v0", Masked, vector_entry_point=make_vectorized)
     try:
-        obstacle, _ = check_vectorized("Masked-v0", {}, gymnasium.make("Masked-v0", disable_env_checker=True))
+        obstacle, _ = check_vectorized("MaskedVector-v0", {}, gymnasium.make("Masked-v0", disable_env_checker=True))
         assert (obstacle is None) == (mode == AutoresetMode.NEXT_STEP)
         assert obstacle is None or mode.name in obstacle
     finally:
-        del gymnasium.registry["Masked-v0"]
+        del gymnasium.registry["MaskedVector-v0"]
 
 
 def fail_to_step(env: CartPoleVectorEnv) -> None:
