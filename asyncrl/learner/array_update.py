@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import FloatArray, array_of
+from asyncrl.models.array_policy import FloatArray, array_of, columns_of
 from asyncrl.models.distributions import (
     FORBIDDEN,
     LOG_STD_RANGE,
@@ -166,63 +166,44 @@ class TrainedLayer(NamedTuple):
 
 
 class ArrayEncoder:
-    """The perceptrons of an observation's keys; their features are concatenated.
-
-    A backward pass belongs to the latest forward pass.
-    """
+    """The perceptron over the numbers of an observation. A backward pass belongs to the latest forward pass."""
 
     def __init__(self, encoder: ObservationEncoder, nonlinearity: str) -> None:
         """The encoder has no images; its parameters must be flat already (`FlatParameters`)."""
-        assert encoder.vector_keys is not None
-        self._keys = [(places, [_trained(*layer) for layer in layers]) for places, layers in encoder.vector_keys]
+        assert encoder.perceptron is not None
+        self._columns, layers = encoder.perceptron
+        self._layers = [_trained(*layer) for layer in layers]
         self._activate = _ACTIVATIONS[nonlinearity]
         self._activation_gradient = ACTIVATION_GRADIENTS[nonlinearity]
-        self._features: list[list[FloatArray]] = []  # by key, the inputs and the features of each layer
-        self._gradients: list[list[FloatArray]] = []
+        self._features: list[FloatArray] = []  # the inputs and the features of each layer
+        self._gradients: list[FloatArray] = []
         self._ones = np.empty(0, np.float32)
-        self._ends: list[int] = []
 
     def forward(self, floats: FloatArray) -> FloatArray:
         """From normalized numbers `[B, F]` to features `[B, out]`, which the next pass overwrites."""
-        num_samples = len(floats)
+        num_samples, layers = len(floats), self._layers
         if len(self._ones) != num_samples or not self._features:
             # Kept between passes: the kernel maps new arrays of this size page by page.
             self._ones = np.ones(num_samples, np.float32)
-            self._features = [
-                [floats, *(np.empty((num_samples, len(layer.bias)), np.float32) for layer in layers)]
-                for _, layers in self._keys
-            ]
-            self._gradients = [
-                [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in layers]
-                for _, layers in self._keys
-            ]
-        for (places, layers), features in zip(self._keys, self._features, strict=True):
-            columns = [floats[:, place] for place in places]
-            features[0] = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
-            for depth, layer in enumerate(layers):
-                outputs = np.dot(features[depth], layer.weight.T, out=features[depth + 1])
-                outputs += layer.bias
-                self._activate(outputs, outputs)
-        if len(self._keys) == 1:
-            return self._features[0][-1]
-        pieces = [features[-1] for features in self._features]
-        self._ends = np.cumsum([piece.shape[1] for piece in pieces])[:-1].tolist()
-        return np.concatenate(pieces, axis=1)
+            self._features = [floats, *(np.empty((num_samples, len(layer.bias)), np.float32) for layer in layers)]
+            self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in layers]
+        features = self._features
+        features[0] = columns_of(floats, self._columns)
+        for depth, layer in enumerate(layers):
+            outputs = np.dot(features[depth], layer.weight.T, out=features[depth + 1])
+            outputs += layer.bias
+            self._activate(outputs, outputs)
+        return features[-1]
 
     def backward(self, gradient: FloatArray) -> None:
         """Writes the parameters' gradients from that of the features, `[B, out]`, which is overwritten."""
-        pieces = [gradient] if len(self._keys) == 1 else np.split(gradient, self._ends, axis=1)
-        for piece, (_, layers), features, gradients in zip(
-            pieces, self._keys, self._features, self._gradients, strict=True
-        ):
-            gradient = piece
-            for depth in reversed(range(len(layers))):
-                layer = layers[depth]
-                self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(features[depth + 1]))
-                np.dot(gradient.T, features[depth], out=layer.weight_gradient)
-                np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
-                if depth > 0:
-                    gradient = np.dot(gradient, layer.weight, out=gradients[depth])
+        for depth in reversed(range(len(self._layers))):
+            layer, features = self._layers[depth], self._features
+            self._activation_gradient(torch.from_numpy(gradient), torch.from_numpy(features[depth + 1]))
+            np.dot(gradient.T, features[depth], out=layer.weight_gradient)
+            np.dot(self._ones, gradient, out=layer.bias_gradient)  # a sum, in a fifth of the time
+            if depth > 0:
+                gradient = np.dot(gradient, layer.weight, out=self._gradients[depth])
 
 
 def _relu(features: FloatArray, out: FloatArray) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 ARRAY_ACTIVATIONS: dict[str, Callable[[npt.NDArray[np.float32], npt.NDArray[np.float32]], Any]] = {
     "tanh": np.tanh,
-    "relu": partial(np.maximum, np.float32(0.0)),
+    "relu": lambda features, out: np.maximum(features, np.float32(0.0), out=out),
     "elu": _elu_array,
 }
 """The same in NumPy; call them with the array twice, as input and as output."""

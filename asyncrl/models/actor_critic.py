@@ -118,7 +118,7 @@ class ActorCritic(NormalizedModel):
     def runs_in_arrays(self) -> bool:
         """Whether `ArrayPolicy` can act with it: perceptrons over numbers, without a recurrent core."""
         encoders = [self.actor] if self.critic is None else [self.actor, self.critic]
-        are_known = all(type(encoder) is ObservationEncoder and encoder.vector_keys is not None for encoder in encoders)
+        are_known = all(type(encoder) is ObservationEncoder and encoder.perceptron is not None for encoder in encoders)
         return are_known and type(self) is ActorCritic and not self._state_sizes
 
     def inputs_of(self, rows: Tensor, normalize: bool = True) -> Inputs:

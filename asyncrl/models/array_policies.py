@@ -16,7 +16,7 @@ import numpy.typing as npt
 from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.models.activations import ARRAY_ACTIVATIONS
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import CLIP, FloatArray, array_of, encoder_of, weights_of
+from asyncrl.models.array_policy import CLIP, FloatArray, array_of, columns_of, encoder_of, weights_of
 from asyncrl.models.distributions import Joint
 
 Parts = Sequence[tuple[int, slice]]
@@ -42,14 +42,11 @@ class ArrayPolicies:
         self._return_mean, self._return_std = next(parameters), next(parameters)
         self._log_std = next(parameters) if model.log_std is not None else None
         self._policy_head, self._value_head = [_Layer(next(parameters), next(parameters)) for _ in range(2)]
-        self._encoders = [
-            [
-                (places, [_Layer(next(parameters), next(parameters)) for _ in layers])
-                for places, layers in encoder_of(encoder)
-            ]
-            for encoder in (model.actor, model.critic)
-            if encoder is not None
-        ]
+        self._encoders = []
+        for encoder in (model.actor, model.critic):
+            if encoder is not None:
+                columns, layers = encoder_of(encoder)
+                self._encoders.append((columns, [_Layer(next(parameters), next(parameters)) for _ in layers]))
         self._mask: slice | None = None
         if model.layout.num_mask:
             self._mask = slice(model.layout.num_features, model.layout.num_floats)
@@ -92,15 +89,12 @@ class ArrayPolicies:
         return ActorOutput(action, log_prob, value[:, 0], parameters, self._no_state)
 
     def _encode(self, encoder: int, obs: FloatArray, played: npt.NDArray[np.intp], parts: Parts) -> FloatArray:
-        """Features of all keys of the observation, concatenated."""
-        pieces = []
-        for places, layers in self._encoders[encoder]:
-            features = obs[:, places[0]] if len(places) == 1 else np.concatenate([obs[:, each] for each in places], 1)
-            for layer in layers:
-                features = layer.multiply(features, played, parts)
-                self._activate(features, features)
-            pieces.append(features)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+        columns, layers = self._encoders[encoder]
+        features = columns_of(obs, columns)
+        for layer in layers:
+            features = layer.multiply(features, played, parts)
+            self._activate(features, features)
+        return features
 
 
 class _Layer:
@@ -126,7 +120,7 @@ def _parameters_of(model: ActorCritic) -> list[FloatArray]:
     layers = weights_of(model.heads)
     for encoder in (model.actor, model.critic):
         if encoder is not None:
-            layers += [layer for _, own in encoder_of(encoder) for layer in own]
+            layers += encoder_of(encoder)[1]
     return [*found, *(array for layer in layers for array in layer)]
 
 

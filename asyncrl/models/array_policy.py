@@ -20,7 +20,7 @@ from asyncrl.models.sac import SacActor, limit_log_std_array
 
 FloatArray = npt.NDArray[np.float32]
 ArrayLayers = list[tuple[FloatArray, FloatArray]]
-Encoder = list[tuple[list[slice], ArrayLayers]]
+Encoder = tuple[list[slice], ArrayLayers]
 CLIP = np.float32(OBS_CLIP)
 
 
@@ -44,7 +44,7 @@ class ArrayPolicy:
         self._mask: slice | None = None
         if isinstance(model, SacActor):
             *hidden, self._policy_head = weights_of(model.array_layers)
-            self._actor: Encoder = [([slice(None)], hidden)]
+            self._actor: Encoder = ([slice(None)], hidden)
             self._is_sac_gaussian = model.is_gaussian
             return
         self._actor = encoder_of(model.actor)
@@ -82,16 +82,13 @@ class ArrayPolicy:
         return ActorOutput(action, log_prob, value, parameters, self._no_state)
 
     def _encode(self, encoder: Encoder, obs: FloatArray) -> FloatArray:
-        """Features of all keys of the observation, concatenated."""
-        pieces = []
-        for places, layers in encoder:
-            features = obs[:, places[0]] if len(places) == 1 else np.concatenate([obs[:, each] for each in places], 1)
-            for weight, bias in layers:
-                features = np.dot(features, weight)
-                features += bias
-                self._activate(features, features)
-            pieces.append(features)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis=1)
+        columns, layers = encoder
+        features = columns_of(obs, columns)
+        for weight, bias in layers:
+            features = np.dot(features, weight)
+            features += bias
+            self._activate(features, features)
+        return features
 
 
 def array_of(tensor: Tensor) -> FloatArray:
@@ -101,9 +98,15 @@ def array_of(tensor: Tensor) -> FloatArray:
 
 
 def encoder_of(encoder: ObservationEncoder) -> Encoder:
-    keys = encoder.vector_keys
-    assert keys is not None
-    return [(places, weights_of(layers)) for places, layers in keys]
+    perceptron = encoder.perceptron
+    assert perceptron is not None
+    columns, layers = perceptron
+    return columns, weights_of(layers)
+
+
+def columns_of(floats: FloatArray, columns: list[slice]) -> FloatArray:
+    """These columns of `[B, F]` numbers, a view if they are neighbours."""
+    return floats[:, columns[0]] if len(columns) == 1 else np.concatenate([floats[:, each] for each in columns], 1)
 
 
 def weights_of(layers: Layers) -> ArrayLayers:

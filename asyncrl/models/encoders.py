@@ -1,7 +1,8 @@
 """Encoders: from rows of observations to features.
 
-Every top-level key of an observation has a separate encoder: a multilayer perceptron over its numbers, and a stack of
-convolutions over each of its images. Their features are concatenated.
+Each image has a stack of convolutions. One multilayer perceptron takes the numbers of all keys and the features of all
+images together, because the best action may depend on several of them at once: heads are linear, so features of
+separate networks could only be added.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ _BYTE_SCALE = 1.0 / 255.0
 _SMALLEST_FOR_NATURE = 36
 _IMPALA_CHANNELS = (16, 32, 32)
 Layers = tuple[tuple[Tensor, Tensor], ...]
-_Key = tuple[list[slice], list[tuple[ObservationPart, slice]]]
 
 
 class Inputs(NamedTuple):
@@ -122,7 +122,9 @@ class ConvEncoder(nn.Module):
 
 
 class ObservationEncoder(nn.Module):
-    """The default encoder: the encoders of all keys.
+    """The default encoder: convolutions over each image, then a perceptron over all numbers and the images' features.
+
+    A single image without numbers has no perceptron but the layers after its convolutions.
 
     Attributes:
         output_size: features of an observation.
@@ -131,44 +133,46 @@ class ObservationEncoder(nn.Module):
     def __init__(self, layout: ObservationLayout, config: TrainConfig) -> None:
         super().__init__()
         self.encoders = nn.ModuleList()
-        self._sources: list[tuple[bool, list[slice]]] = []
-        self.output_size = 0
-        for columns, images in _keys_of(layout):
-            own: list[tuple[MlpEncoder | ConvEncoder, bool, list[slice]]] = []
-            if columns:
-                num_columns = sum(place.stop - place.start for place in columns)
-                own.append((MlpEncoder(num_columns, config.encoder_mlp_layers, config), False, columns))
-            own += [(ConvEncoder(part, config), part.kind == "image", [place]) for part, place in images]
-            for encoder, takes_bytes, places in own:
+        self._images: list[tuple[bool, slice]] = []
+        self._columns: list[slice] = []
+        num_features = 0
+        for part, place in zip(layout.parts, layout.places, strict=True):
+            if part.has_pixels:
+                encoder = ConvEncoder(part, config)
                 self.encoders.append(encoder)
-                self._sources.append((takes_bytes, places))
-                self.output_size += encoder.output_size
-        self._is_single = len(self.encoders) == 1 and not layout.num_mask and layout.num_pixels == 0
+                self._images.append((part.kind == "image", place))
+                num_features += encoder.output_size
+            elif part.kind != "mask":
+                if self._columns and self._columns[-1].stop == place.start:
+                    place = slice(self._columns.pop().start, place.stop)
+                self._columns.append(place)
+                num_features += part.size
+        if self._columns or len(self._images) > 1:
+            self.encoders.append(MlpEncoder(num_features, config.encoder_mlp_layers, config))
+        self.output_size: int = self.encoders[-1].output_size  # type: ignore[assignment]
+        self._is_single = not self._images and not layout.num_mask
 
     def forward(self, inputs: Inputs) -> Tensor:
         """Features `[B, output_size]`."""
         if self._is_single:
             return self.encoders[0](inputs.floats)  # type: ignore[no-any-return]
-        features = []
-        for encoder, (takes_bytes, places) in zip(self.encoders, self._sources, strict=True):
+        features = [inputs.floats[:, columns] for columns in self._columns]
+        for encoder, (takes_bytes, place) in zip(self.encoders, self._images, strict=False):
             if takes_bytes:
                 assert inputs.pixels is not None
-                own = inputs.pixels[:, places[0]].to(torch.float32).mul_(_BYTE_SCALE)
+                image = inputs.pixels[:, place].to(torch.float32).mul_(_BYTE_SCALE)
             else:
-                own = torch.cat([inputs.floats[:, place] for place in places], dim=1)
-            features.append(encoder(own))
-        return features[0] if len(features) == 1 else torch.cat(features, dim=1)
+                image = inputs.floats[:, place]
+            features.append(encoder(image))
+        together = features[0] if len(features) == 1 else torch.cat(features, dim=1)
+        has_perceptron = len(self.encoders) > len(self._images)
+        return self.encoders[-1](together) if has_perceptron else together
 
     @property
-    def vector_keys(self) -> list[tuple[list[slice], Layers]] | None:
-        """Columns of numbers and layers of each key, which `ArrayPolicy` runs in NumPy; None if there are images."""
-        if not all(isinstance(encoder, MlpEncoder) for encoder in self.encoders):
-            return None
-        return [
-            (places, encoder.layers)
-            for encoder, (_, places) in zip(self.encoders, self._sources, strict=True)
-            if isinstance(encoder, MlpEncoder)
-        ]
+    def perceptron(self) -> tuple[list[slice], Layers] | None:
+        """Columns of numbers and the layers over them, which `ArrayPolicy` runs in NumPy; None if there are images."""
+        own = self.encoders[0]
+        return (self._columns, own.layers) if isinstance(own, MlpEncoder) else None
 
 
 def initialize_orthogonal(module: nn.Module, gain: float) -> None:
@@ -181,22 +185,6 @@ def initialize_orthogonal(module: nn.Module, gain: float) -> None:
 
 def layers_of(modules: Any) -> Layers:
     return tuple((module.weight, module.bias) for module in modules)
-
-
-def _keys_of(layout: ObservationLayout) -> list[_Key]:
-    """Columns of numbers, and images, of each top-level key."""
-    keys: dict[Any, _Key] = {}
-    for part, place in zip(layout.parts, layout.places, strict=True):
-        if part.kind == "mask":
-            continue
-        columns, images = keys.setdefault(part.path[:1], ([], []))
-        if part.has_pixels:
-            images.append((part, place))
-        elif columns and columns[-1].stop == place.start:
-            columns[-1] = slice(columns[-1].start, place.stop)
-        else:
-            columns.append(place)
-    return list(keys.values())
 
 
 def _nature(channels: int) -> nn.Sequential:

@@ -19,7 +19,7 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
     """Parameters N of the model that acts (`asyncrl.models.factory.make_acting_model`)."""
     if not _is_one_perceptron(spec, config):
         return _count_parameters(spec, config)[0]
-    widths = [spec.observation_size, *config.encoder_mlp_layers]
+    widths = [spec.observation.num_features, *config.encoder_mlp_layers]
     num_encoder = sum((num_in + 1) * num_out for num_in, num_out in zip(widths[:-1], widths[1:], strict=True))
     if config.is_off_policy:
         return num_encoder + (widths[-1] + 1) * spec.action.num_parameters
@@ -30,15 +30,13 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 
 
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
-    """Whether all numbers are inputs of one perceptron; SAC's takes all keys of an observation, but no mask."""
+    """Whether the networks are one perceptron over all numbers, and heads."""
     observation = spec.observation
     if config.algorithm.make_model is not None:
         return False
     if config.encoder != "default" or config.model != "default" or config.use_rnn or observation.has_images:
         return False
-    if config.is_off_policy:
-        return observation.num_mask == 0
-    return len({part.path[:1] for part in observation.parts}) == 1
+    return not config.is_off_policy or observation.num_mask == 0  # with a mask, SAC has an encoder and a head
 
 
 def _count_parameters(spec: EnvSpec, config: TrainConfig) -> tuple[int, int]:
