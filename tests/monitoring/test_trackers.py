@@ -47,7 +47,7 @@ OFFLINE = {
 # Processes and threads of these libraries outlive a run, so each runs in a process of its own. A tracker's records are
 # read back in the same process, where its environment variables are set.
 TRAIN_TWICE = """
-import json, sys
+import json, sys, time
 from asyncrl import TrainConfig, Trainer
 from monitoring_readers import READERS
 
@@ -55,6 +55,7 @@ name, settings = sys.argv[1], json.loads(sys.argv[2])
 if __name__ == "__main__":
     for steps in (2000, 4000):
         Trainer(TrainConfig(**settings, track=[name], train_for_env_steps=steps), preset="none").run()
+        time.sleep(1.0)  # wandb names the folder of a start by the second
     print(json.dumps(READERS[name]()))
 """
 
