@@ -211,16 +211,17 @@ class Unlike(OwnBits):
     `wide` sees its bit as the last of three numbers, and names it by the first or the last of four choices.
     """
 
-    def __init__(self, wide_action: Any = None) -> None:
+    wide_spaces: tuple[Any, Any] = Box(-1.0, 1.0, (3,), np.float32), Discrete(4)
+
+    def __init__(self) -> None:
         super().__init__()
         self.possible_agents = ["narrow_0", "wide", "narrow_1"]
-        self._wide_action = Discrete(4) if wide_action is None else wide_action
 
     def observation_space(self, agent: str) -> gymnasium.Space[Any]:
-        return Box(-1.0, 1.0, (3,), np.float32) if agent == "wide" else BIT
+        return self.wide_spaces[0] if agent == "wide" else BIT
 
     def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        return self._wide_action if agent == "wide" else Discrete(2)
+        return self.wide_spaces[1] if agent == "wide" else Discrete(2)
 
     def _show(self) -> dict[str, Any]:
         super()._show()
@@ -232,13 +233,25 @@ class Unlike(OwnBits):
         return action == ((3 if agent == "wide" else 1) if self.bits[agent][0] > 0 else 0)
 
 
-def mixed_actions() -> Unlike:
-    """One of its agents chooses, another gives a number."""
-    return Unlike(Box(-1.0, 1.0, (2,), np.float32))
+class MixedActions(Unlike):
+    """One kind of agents chooses, the other gives numbers."""
+
+    wide_spaces = Unlike.wide_spaces[0], Box(-1.0, 1.0, (2,), np.float32)
 
 
-opposed, duel = Opposed, Duel
+class MixedObservations(Unlike):
+    """One kind of agents observes an image, the other does not."""
+
+    wide_spaces = Box(0, 255, (16, 16, 3), np.uint8), Discrete(4)
+
+
+opposed, duel, mixed_actions, mixed_observations = Opposed, Duel, MixedActions, MixedObservations
 own_bits, take_turns, come_and_go, listed, masked, unlike = OwnBits, TakeTurns, ComeAndGo, Listed, Masked, Unlike
+
+
+def sometimes_of_other_spaces(agent: str, env_idx: int, episode: int) -> int:
+    """A policy mapping for `Unlike` and four policies that is wrong from the third episode on."""
+    return (2 if agent == "wide" else 0) + episode
 
 
 def seldom_the_second(agent: str, env_idx: int, episode: int) -> int:

@@ -460,14 +460,20 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
 def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker]:
     """The roles that evaluate during training, one for each policy; one process serves all.
 
-    With `--policy_mapping=independent` each agent is played by its own policy. Otherwise the one evaluated plays all agents
-    of its spaces, and the first policy of their spaces plays the others.
+    With `--policy_mapping=independent` each agent is played by its own policy. Otherwise the one evaluated plays all
+    agents of its spaces, and the first policy of their spaces plays each of the others.
     """
     setups = [setup.of_policy(idx) for idx in range(setup.plan.num_policies)]
     policies = [PublishedPolicy(each.config, each.spec, WeightsChannel(each.arena)) for each in setups]
-    is_independent = setup.config.maps_policies == "independent"
     first = {agent: policy for policy in reversed(policies) for agent in policy.spec.own_agents}
-    plays = dict(enumerate(policies)) if is_independent and setup.plan.num_policies > 1 else first
+
+    def others_of(policy: PublishedPolicy) -> dict[int, PublishedPolicy]:
+        if setup.config.maps_policies == "independent":
+            players = dict(enumerate(policies))
+        else:
+            players = {**first, **dict.fromkeys(policy.spec.own_agents, policy)}
+        return {agent: player for agent, player in players.items() if player is not policy}
+
     return [
         EvaluationWorker(
             policy,
@@ -475,11 +481,7 @@ def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker]:
             each.checkpoints,
             setup.first_env_steps,
             policy_idx,
-            {
-                agent: other
-                for agent, other in sorted(plays.items())
-                if (other is not policy if is_independent else agent not in policy.spec.own_agents)
-            },
+            others_of(policy),
         )
         for policy_idx, (each, policy) in enumerate(zip(setups, policies, strict=True))
     ]

@@ -193,7 +193,7 @@ def test_agents_change_their_policy_where_a_slot_begins_with_the_reset_observati
 
 def test_random_draws_each_policy_equally_often_and_the_same_again_for_the_same_seed() -> None:
     def drawn(seed: int) -> list[int]:
-        choose = choose_by_name("random", 4, (), seed)
+        choose = choose_by_name("random", 4, BOX, seed)
         return [choose(SINGLE_AGENT, 0, episode) for episode in range(8000)]
 
     first = drawn(1)
@@ -207,17 +207,18 @@ def test_random_draws_each_policy_equally_often_and_the_same_again_for_the_same_
 
 def test_shared_is_policy_0_and_independent_the_agents_own() -> None:
     agents = ("first", "second", "third")
-    assert {choose_by_name("shared", 3, agents, 0)(agent, 1, 2) for agent in agents} == {0}
-    independent = choose_by_name("independent", 3, agents, 0)
+    spec = dataclasses.replace(BOX, agents=agents)
+    assert {choose_by_name("shared", 3, spec, 0)(agent, 1, 2) for agent in agents} == {0}
+    independent = choose_by_name("independent", 3, spec, 0)
     assert [independent(agent, 1, 2) for agent in agents] == [0, 1, 2]
     with pytest.raises(
         UsageError, match=r"the environment has 3 agents and the run has 2 policies: set --num_policies=3"
     ):
-        choose_by_name("independent", 2, agents, 0)
+        choose_by_name("independent", 2, spec, 0)
 
 
 def test_a_function_is_asked_with_agent_environment_and_episode() -> None:
-    mapping = PolicyMapping(choose_by_name("policy_envs:sum_of_all", 9, ("a", "bb"), 0), 9, ("a", "bb"), 2, 3)
+    mapping = PolicyMapping(choose_by_name("policy_envs:sum_of_all", 9, BOX, 0), 9, ("a", "bb"), 2, 3)
     mapping.begin(range(4))
     assert mapping.policy_idx.tolist() == [1 + 3, 2 + 3, 1 + 4, 2 + 4]
     mapping.begin([1])
@@ -234,7 +235,7 @@ def test_a_function_must_return_the_number_of_a_policy(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("mapping", "text"),
     [
-        ("randomly", "is not shared, independent, random or module:function"),
+        ("randomly", "is not shared, by_space, independent, random or module:function"),
         ("policy_envs:", "is not shared"),
         ("policy_envs:nothing", "has no function 'nothing'"),
         ("no_such_module_here:f", "no module"),
@@ -242,7 +243,7 @@ def test_a_function_must_return_the_number_of_a_policy(wrong: Any) -> None:
 )
 def test_what_names_no_mapping_is_refused(mapping: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        choose_by_name(mapping, 2, (), 0)
+        choose_by_name(mapping, 2, BOX, 0)
 
 
 def test_groups_of_a_run_draw_from_streams_of_their_own() -> None:
