@@ -25,7 +25,7 @@ from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
-from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name
+from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name, specs_of_policies
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.rollout.worker import LocalActions, Split
 
@@ -223,6 +223,21 @@ def test_a_function_is_asked_with_agent_environment_and_episode() -> None:
     assert mapping.policy_idx.tolist() == [1 + 3, 2 + 3, 1 + 4, 2 + 4]
     mapping.begin([1])
     assert mapping.policy_idx.tolist() == [4, 6, 5, 6]
+
+
+def test_by_space_draws_among_the_block_of_the_agents_spaces() -> None:
+    spec = read_spec(as_agents_env(agent_envs.Unlike(), "game"), "game")
+    assert [own.observation.row_size for own in specs_of_policies(spec, "by_space", 6)] == [1, 1, 1, 3, 3, 3]
+    assert [own.observation.row_size for own in specs_of_policies(spec, "independent", 3)] == [1, 3, 1]
+    choose = choose_by_name("by_space", 6, spec, 0)
+    drawn = {agent: [choose(agent, 0, episode) for episode in range(3000)] for agent in spec.agents}
+    assert np.bincount(drawn["narrow_1"]).min() > 900 and max(drawn["narrow_1"]) == 2
+    assert np.bincount(drawn["wide"])[3:].min() > 900 and min(drawn["wide"]) == 3
+
+
+def test_by_space_is_random_if_all_agents_have_the_same_spaces() -> None:
+    by_space, at_random = (choose_by_name(mapping, 3, BOX, 5) for mapping in ("by_space", "random"))
+    assert [by_space(SINGLE_AGENT, 0, 0) for _ in range(99)] == [at_random(SINGLE_AGENT, 0, 0) for _ in range(99)]
 
 
 @pytest.mark.parametrize("wrong", [7, -1, "1", None, 1.0])
