@@ -150,13 +150,12 @@ def load_players(policy: Policy, checkpoint: Path, device: str, seed: int) -> li
     """
     kinds, run = policy.spec.kinds, run_of(checkpoint)
     found = {kinds.index(policy.spec): policy}
-    for policy_idx in itertools.count() if run is not None and len(kinds) > 1 else ():
-        folder = policy_folder(run / "checkpoints", policy_idx)
-        if not folder.is_dir():
+    for policy_idx in itertools.count():
+        if run is None or not policy_folder(run / "checkpoints", policy_idx).is_dir():
             break
-        newest = checkpoints.latest(folder)
+        newest = checkpoints.latest(policy_folder(run / "checkpoints", policy_idx))
         spec = None if newest is None else EnvSpec.from_data(checkpoints.load_state(newest)["spec"])
-        if spec in kinds and kinds.index(spec) not in found:
+        if newest is not None and spec in kinds and kinds.index(spec) not in found:
             found[kinds.index(spec)] = load_policy(newest, device=device, seed=seed + 1 + policy_idx)
     absent = [
         policy.spec.agents[agent] for agent in range(policy.spec.num_agents) if policy.spec.kind_of(agent) not in found

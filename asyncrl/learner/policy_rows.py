@@ -144,10 +144,9 @@ class PolicyRows:
         self._num_columns = columns_per_dataset
         self._sources = {item.name: getattr(slots, item.name) for item in fields(Dataset)}
         own = row_shapes or {}
+        beginnings = {name: (..., *map(slice, shape)) for name, shape in own.items()}
         self._sources = {
-            name: array[(..., *map(slice, own.get(name, ())))]
-            for name, array in self._sources.items()
-            if array is not None
+            name: array[beginnings.get(name, ...)] for name, array in self._sources.items() if array is not None
         }
         num_rows = {
             "rnn_state": self._rollout // self._recurrence,

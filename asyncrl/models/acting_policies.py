@@ -139,7 +139,8 @@ class ActingPolicies:
             size = model.rnn_state_size
             own = policy.act(obs[rows, : model.layout.row_size], state[rows, :size])
             for target, field in zip(self._results[:-1], own[:-1], strict=True):
-                target[(rows, *map(slice, field.shape[1:]))] = field
+                beginnings = (rows, *map(slice, field.shape[1:]))
+                target[beginnings] = field
             if size > 0:
                 self._results.rnn_state[rows, :size] = own.rnn_state
         return self._results

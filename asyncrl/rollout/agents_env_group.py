@@ -152,7 +152,7 @@ class AgentsEnvGroup(HostEnvGroup):
             if last > first:
                 slots.truncated[slot, last - 1, column] = True
 
-    def _to_env(self, actions: npt.NDArray[Any]) -> Sequence[Any]:
+    def _to_env(self, actions: npt.NDArray[Any]) -> Any:
         """The environments' actions, by column."""
         of_kinds = [kind.to_env(actions) for kind in self._kinds]
         if len(of_kinds) == 1:

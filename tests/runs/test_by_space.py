@@ -65,16 +65,13 @@ def check_ratios(finished: FinishedRun) -> None:
 @pytest.mark.parametrize("use_rnn", [False, True])
 def test_each_policy_trains_on_rows_of_its_own_agents(tmp_path: Path, use_rnn: bool) -> None:
     memory = {"use_rnn": use_rnn, "rnn_size": 8, "train_for_env_steps": 1500}
-    finished = run(tmp_path, "sync-local", GAME, recorded=True, num_policies=4, **{**SETTINGS, **memory})
+    finished = run(tmp_path, "serial", GAME, recorded=True, num_policies=4, **{**SETTINGS, **memory})
     check_ratios(finished)
     steps = {report.policy_idx: report.agent_steps for report in finished.learner_reports}
     assert 1.6 < (steps[0] + steps[1]) / (steps[2] + steps[3]) < 2.4  # two narrow agents, one wide one
     assert 0.7 < steps[0] / steps[1] < 1.4 and 0.7 < steps[2] / steps[3] < 1.4
-    datasets: list[dict[str, np.ndarray]] = []
-    for folder in (finished.folder / "checkpoints", finished.folder):
-        datasets += [dict(np.load(path)) for path in sorted((folder / "datasets").glob("*.npz"))]
     sizes = set()
-    for dataset in datasets:
+    for dataset in finished.datasets:
         obs, valid = dataset["obs"][:-1], dataset["valid"]
         row_size, num_choices = obs.shape[-1], dataset["action_parameters"].shape[-1]
         sizes.add((row_size, num_choices))
