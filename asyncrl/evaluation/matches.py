@@ -151,9 +151,12 @@ def load_players(policy: Policy, checkpoint: Path, device: str, seed: int) -> li
     kinds, run = policy.spec.kinds, run_of(checkpoint)
     found = {kinds.index(policy.spec): policy}
     for policy_idx in itertools.count():
-        if run is None or not policy_folder(run / "checkpoints", policy_idx).is_dir():
+        if len(found) == len(kinds) or run is None:
             break
-        newest = checkpoints.latest(policy_folder(run / "checkpoints", policy_idx))
+        folder = policy_folder(run / "checkpoints", policy_idx)
+        if not folder.is_dir():
+            break
+        newest = checkpoints.latest(folder)
         spec = None if newest is None else EnvSpec.from_data(checkpoints.load_state(newest)["spec"])
         if newest is not None and spec in kinds and kinds.index(spec) not in found:
             found[kinds.index(spec)] = load_policy(newest, device=device, seed=seed + 1 + policy_idx)
