@@ -105,10 +105,13 @@ def _evaluate(options: _Options) -> EvaluationResult:
     import torch
 
     from asyncrl.evaluation.episodes import evaluate
+    from asyncrl.evaluation.matches import load_players
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)  # a few observations are too little work for more threads
     policy = load_policy(path, device=options.device, seed=options.seed)
+    spec = policy.spec
+    players = load_players(policy, path, options.device, options.seed) if spec.spaces else []
     print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
     recorded_before = _recordings(options.video)
     result = evaluate(
@@ -119,7 +122,11 @@ def _evaluate(options: _Options) -> EvaluationResult:
         deterministic=options.deterministic,
         report=lambda done, steps: print(f"{done} of {options.episodes} episodes, {steps:,} steps", file=sys.stderr),
         make=_env_factory(policy.config, options),
+        others=players,
+        choose=lambda agent, _: 1 + spec.kind_of(agent) if spec.spaces else 0,
     )
+    if spec.spaces:
+        result = result.of_agents([spec.agents[agent] for agent in spec.own_agents])
     if options.video is not None:
         recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
         shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
@@ -140,24 +147,26 @@ def _play_matches(options: _Options) -> _Matches:
     import torch
 
     from asyncrl.evaluation.episodes import Player
-    from asyncrl.evaluation.matches import RandomPlayer, play_matches, same_spaces
+    from asyncrl.evaluation.matches import RandomPlayer, load_players, play_matches, same_spaces
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)
     policy = load_policy(path, device=options.device, seed=options.seed)
     if not policy.spec.agents:
         raise UsageError(f"--opponents needs an environment of several agents, and {policy.config.env} has one.")
-    opponents: dict[str, Player] = {}
+    opponents: dict[str, Sequence[Player]] = {}
     for number, (name, checkpoint) in enumerate(found.items(), start=1):
         if checkpoint is None:
-            opponents[name] = RandomPlayer(policy, options.seed + number)
+            config, seed = policy.config, options.seed + number
+            opponents[name] = [RandomPlayer(kind, config, seed + idx) for idx, kind in enumerate(policy.spec.kinds)]
             continue
         opponent = load_policy(checkpoint, device=options.device, seed=options.seed + number)
         if not same_spaces(opponent.spec, policy.spec):
             raise UsageError(f"--opponents: {checkpoint} was trained in {opponent.spec.env_id}, with other spaces.")
-        opponents[name] = opponent
+        opponents[name] = load_players(opponent, checkpoint, options.device, options.seed + number)
     agents = len(policy.spec.agents)
-    print(f"{policy.config.env}: {path}, {options.episodes} episodes as each of {agents} agents", flush=True)
+    seats = f"all its {len(policy.spec.own_agents)}" if policy.spec.spaces else "each"
+    print(f"{policy.config.env}: {path}, {options.episodes} episodes as {seats} of {agents} agents", flush=True)
     return _Matches(
         play_matches(
             policy,

@@ -50,10 +50,14 @@ class OwnBits(_Game):
         self.bits = {agent: self._draw() for agent in self.agents}
         return self.bits
 
+    def _is_right(self, agent: str, action: int) -> bool:
+        return bool((action == 1) == (self.bits[agent][0] > 0))
+
     def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
         assert set(actions) == set(self.agents)
-        reward = {agent: float((actions[agent] == 1) == (self.bits[agent][0] > 0)) for agent in self.agents}
-        reward["agent_0"] *= 2.0
+        reward = {agent: float(self._is_right(agent, actions[agent])) for agent in self.agents}
+        if "agent_0" in reward:
+            reward["agent_0"] *= 2.0
         self.num_steps += 1
         agents, is_over = self.agents, self.num_steps == 5
         obs = self._show()
@@ -202,14 +206,52 @@ class Masked(TakeTurns):
 
 
 class Unlike(OwnBits):
-    """Agents with different spaces."""
+    """Agents with different spaces, each paid for naming its own bit.
+
+    `wide` sees its bit as the last of three numbers, and names it by the first or the last of four choices.
+    """
+
+    wide_spaces: tuple[Any, Any] = Box(-1.0, 1.0, (3,), np.float32), Discrete(4)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.possible_agents = ["narrow_0", "wide", "narrow_1"]
+
+    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
+        return self.wide_spaces[0] if agent == "wide" else BIT
 
     def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        return Discrete(2 if agent == "agent_0" else 3)
+        return self.wide_spaces[1] if agent == "wide" else Discrete(2)
+
+    def _show(self) -> dict[str, Any]:
+        super()._show()
+        shown = {agent: [0.5, -0.5, *bit] if agent == "wide" else bit for agent, bit in self.bits.items()}
+        return {agent: np.array(numbers, np.float32) for agent, numbers in shown.items()}
+
+    def _is_right(self, agent: str, action: int) -> bool:
+        assert self.action_space(agent).contains(action)
+        return action == ((3 if agent == "wide" else 1) if self.bits[agent][0] > 0 else 0)
 
 
-opposed, duel = Opposed, Duel
+class MixedActions(Unlike):
+    """One kind of agents chooses, the other gives numbers."""
+
+    wide_spaces = Unlike.wide_spaces[0], Box(-1.0, 1.0, (2,), np.float32)
+
+
+class MixedObservations(Unlike):
+    """One kind of agents observes an image, the other does not."""
+
+    wide_spaces = Box(0, 255, (16, 16, 3), np.uint8), Discrete(4)
+
+
+opposed, duel, mixed_actions, mixed_observations = Opposed, Duel, MixedActions, MixedObservations
 own_bits, take_turns, come_and_go, listed, masked, unlike = OwnBits, TakeTurns, ComeAndGo, Listed, Masked, Unlike
+
+
+def sometimes_of_other_spaces(agent: str, env_idx: int, episode: int) -> int:
+    """A policy mapping for `Unlike` and four policies that is wrong from the third episode on."""
+    return (2 if agent == "wide" else 0) + episode
 
 
 def seldom_the_second(agent: str, env_idx: int, episode: int) -> int:

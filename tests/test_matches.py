@@ -84,7 +84,7 @@ def test_the_policy_plays_all_members_of_its_runs_pool(tmp_path: Path, capsys: p
 def test_who_plays_the_other_agents_changes_their_returns_only(good: Path, bad: Path) -> None:
     from asyncrl.policy import load_policy
 
-    (result, _) = play_matches(load_policy(bad), {"good": load_policy(good)}, episodes=5)
+    (result, _) = play_matches(load_policy(bad), {"good": [load_policy(good)]}, episodes=5)
     assert result.returns == (0.0,) * 5 and result.best_of_others == (2.0,) * 5
     assert (result.won, result.drawn, result.lost) == (0, 0, 5)
 
@@ -93,7 +93,7 @@ def test_random_players_keep_to_the_mask() -> None:
     env = "agent_envs:masked"
     spec, config = read_spec(make_env(env), env), TrainConfig(env=env, encoder_mlp_layers=[])
     policy = Policy(ActorCritic(spec, config), spec, config)
-    (first, _) = play_matches(policy, {"random": RandomPlayer(policy, 0)}, episodes=5)
+    (first, _) = play_matches(policy, {"random": [RandomPlayer(spec, config, 0)]}, episodes=5)
     assert first.returns == (3.0,) * 5  # the game raises at a forbidden action
 
 

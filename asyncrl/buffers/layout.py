@@ -46,7 +46,7 @@ class FieldSpec:
 
 
 def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec, ...]:
-    """Fields with a row for every column: `[slots, T or T+1, columns, *row_shape]`."""
+    """Fields with a row for every column of a policy of this spec: `[slots, T or T+1, columns, *row_shape]`."""
     fields = (
         FieldSpec("obs", spec.observation.row_dtype, (spec.observation.row_size,), has_extra_row=True),
         FieldSpec("rnn_state", "float32", (rnn_state_size,), has_extra_row=True),
@@ -65,7 +65,11 @@ def trajectory_fields(spec: EnvSpec, rnn_state_size: int = 0) -> tuple[FieldSpec
 
 
 def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
-    """Arrays of all slots: the trajectory fields, the policy version and time of each row, the words of each slot."""
+    """Arrays of all slots: the trajectory fields, the policy version and time of each row, the words of each slot.
+
+    If agents have different spaces, rows have the widest of their fields, and each policy uses the beginning.
+    """
+    of_kinds = [trajectory_fields(kind, plan.rnn_state_size) for kind in spec.kinds]
     num_slots, rollout, num_columns = plan.num_slots, plan.rollout, plan.columns_per_split
     specs = [
         ArraySpec(
@@ -73,7 +77,7 @@ def slot_specs(spec: EnvSpec, plan: ResourcePlan) -> list[ArraySpec]:
             field.dtype,
             (num_slots, rollout + int(field.has_extra_row), num_columns, *field.row_shape),
         )
-        for field in trajectory_fields(spec, plan.rnn_state_size)
+        for field in (max(fields, key=lambda field: field.row_shape) for fields in zip(*of_kinds, strict=True))
     ]
     versions: tuple[int, ...] = (num_slots, rollout + 1)
     if plan.has_slot_pools:

@@ -397,8 +397,8 @@ class TrainConfig(BaseModel):
     policy_mapping: str = _policies(
         "auto",
         "the policy that plays an agent for an episode: always the first (shared); policy i for agent i (independent); "
-        "one drawn for each agent and episode (random); or MODULE:function of the agent's name, the environment's "
-        "number and the episode's. auto is shared for one policy, else random",
+        "one drawn for each agent and episode, of all (random) or of those with the agent's spaces (by_space, auto); "
+        "or MODULE:function of the agent's name, the environment's number and the episode's",
     )
     policies: dict[NonNegativeInt, dict[str, Any]] = _policies(
         {},
@@ -543,9 +543,7 @@ class TrainConfig(BaseModel):
     @property
     def maps_policies(self) -> str:
         """`policy_mapping`, with auto resolved."""
-        if self.policy_mapping != "auto":
-            return self.policy_mapping
-        return "random" if self.num_policies > 1 else "shared"
+        return "by_space" if self.policy_mapping == "auto" else self.policy_mapping
 
     @property
     def best_metric(self) -> Literal["none", "eval", "train"]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -51,18 +51,21 @@ class AgentsState:
 class AgentsEnv(gymnasium.Env[AgentsState, Sequence[Any]]):
     """An environment of several agents as a `gymnasium.Env`, so that Gymnasium's wrappers can record it.
 
-    Its spaces are those of one agent. What it returns as the observation is the `AgentsState`; `terminated` says that
-    the environment is over.
+    Its spaces are those of the first agent. What it returns as the observation is the `AgentsState`; `terminated` says
+    that the environment is over.
 
     Attributes:
         agents: names of the agents, in the order of their places.
+        spaces: observation and action space of each agent.
         resets_itself: whether the observation after an episode's end is the first of the next episode.
     """
 
     resets_itself = False
 
-    def __init__(self, agents: Sequence[str], env: Any) -> None:
+    def __init__(self, agents: Sequence[str], env: Any, spaces: Sequence[tuple[Any, Any]]) -> None:
         self.agents = tuple(agents)
+        self.spaces = tuple(spaces)
+        self.observation_space, self.action_space = self.spaces[0]
         self.env = env
         self.metadata = getattr(env, "metadata", {})
         self.render_mode = getattr(env, "render_mode", None)
@@ -94,8 +97,8 @@ class ParallelAgents(AgentsEnv):
     """A parallel environment of PettingZoo: all of its agents move at the same time."""
 
     def __init__(self, env: Any, env_id: str) -> None:
-        super().__init__(_possible_agents(env, env_id), env)
-        self.observation_space, self.action_space = _common_spaces(env, self.agents, env_id)
+        agents = _possible_agents(env, env_id)
+        super().__init__(agents, env, [(env.observation_space(agent), env.action_space(agent)) for agent in agents])
         self._live: set[str] = set()
 
     def _start(self, seed: int | None) -> AgentsState:
@@ -136,8 +139,8 @@ class TurnAgents(AgentsEnv):
     """An AEC environment of PettingZoo: one agent after the other moves, the others wait."""
 
     def __init__(self, env: Any, env_id: str) -> None:
-        super().__init__(_possible_agents(env, env_id), env)
-        self.observation_space, self.action_space = _common_spaces(env, self.agents, env_id)
+        agents = _possible_agents(env, env_id)
+        super().__init__(agents, env, [(env.observation_space(agent), env.action_space(agent)) for agent in agents])
         self._place = {agent: place for place, agent in enumerate(self.agents)}
 
     def _start(self, seed: int | None) -> AgentsState:
@@ -188,9 +191,9 @@ class ListedAgents(AgentsEnv):
     resets_itself = True
 
     def __init__(self, env: Any, env_id: str) -> None:
-        super().__init__([f"agent_{place}" for place in range(env.num_agents)], env)
+        spaces = [(env.observation_space, env.action_space)] * env.num_agents
+        super().__init__([f"agent_{place}" for place in range(env.num_agents)], env, spaces)
         self.env_id = env_id
-        self.observation_space, self.action_space = env.observation_space, env.action_space
 
     def _start(self, seed: int | None) -> AgentsState:
         result = self.env.reset(seed=seed)
@@ -288,21 +291,6 @@ def _possible_agents(env: Any, env_id: str) -> list[str]:
     if not agents:
         raise UsageError(f"{env_id} has no possible_agents: the agents that may appear must be known beforehand.")
     return list(agents)
-
-
-def _common_spaces(env: Any, agents: Iterable[str], env_id: str) -> tuple[Any, Any]:
-    found = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
-    for agent, spaces in zip(agents, found, strict=True):
-        if spaces != found[0]:
-            raise UsageError(
-                f"The agents of {env_id} have different spaces, which one policy cannot serve: {next(iter(agents))} "
-                f"has {_described(found[0])}; {agent} has {_described(spaces)}."
-            )
-    return found[0]
-
-
-def _described(spaces: tuple[Any, Any]) -> str:
-    return f"observations {spaces[0]} and actions {spaces[1]}"
 
 
 def _extra_stats(info: Mapping[str, Any] | None) -> Mapping[str, Any]:

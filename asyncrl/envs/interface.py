@@ -116,7 +116,7 @@ def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], 
     check_observation(observation, spec, "reset()")
     started = time.monotonic()
     for _ in range(_STEPS):
-        action = _allowed_action(inner, observation)
+        action = _allowed_action((inner.observation_space, inner.action_space), observation)
         if action is None:
             return
         enter("step()")
@@ -131,19 +131,21 @@ def try_out(env: gymnasium.Env[Any, Any], spec: EnvSpec, enter: Callable[[str], 
 
 
 def _try_out_agents(env: AgentsEnv, spec: EnvSpec, enter: Callable[[str], None]) -> None:
-    space, started = env.action_space, time.monotonic()
-    space.seed(0)
+    started = time.monotonic()
+    for _, action_space in env.spaces:
+        action_space.seed(0)
     enter("reset()")
     state = env.reset(seed=0)[0]
     if not any(state.moves):
         raise UsageError(f"{spec.env_id}: no agent is to move after reset().")
     source = "reset()"
     for _ in range(_STEPS):
-        for obs in state.obs:
+        for agent, obs in enumerate(state.obs):
             if obs is not None:
-                check_observation(obs, spec, source)
+                check_observation(obs, spec.kinds[spec.kind_of(agent)], source)
         actions = [
-            _allowed_action(env, obs) if moves else None for obs, moves in zip(state.obs, state.moves, strict=True)
+            _allowed_action(spaces, obs) if moves else None
+            for spaces, obs, moves in zip(env.spaces, state.obs, state.moves, strict=True)
         ]
         if time.monotonic() - started > _STEPPING_S or any(
             moves and action is None for moves, action in zip(state.moves, actions, strict=True)
@@ -180,10 +182,10 @@ def checker_findings(env: gymnasium.Env[Any, Any]) -> list[str]:
     return [text for text in dict.fromkeys(plain) if not any(part in text for part in _HANDLED)]
 
 
-def _allowed_action(env: gymnasium.Env[Any, Any], observation: Any) -> Any:
+def _allowed_action(spaces: tuple[Any, Any], observation: Any) -> Any:
     """A random action that the mask in the observation allows; None if the space cannot sample with a mask."""
-    space = env.action_space
-    if not has_action_mask(env.observation_space):
+    observation_space, space = spaces
+    if not has_action_mask(observation_space):
         return space.sample()
     if isinstance(space, gymnasium.spaces.Discrete):
         return space.sample(mask=np.asarray(observation[ACTION_MASK], dtype=np.int8).reshape(-1))

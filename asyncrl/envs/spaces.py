@@ -16,6 +16,7 @@ from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import (
     Action,
+    AgentSpaces,
     BoxAction,
     DiscreteAction,
     EnvSpec,
@@ -27,6 +28,7 @@ from asyncrl.envs.spec import (
     TreeAction,
     find_channels,
     has_shape_of_image,
+    stored_action,
 )
 
 ACTION_MASK = "action_mask"
@@ -40,11 +42,38 @@ def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageCh
     """The spaces of `env`.
 
     Raises:
-        UsageError: a space that is not supported.
+        UsageError: a space that is not supported, or agents with spaces that cannot be in one run.
     """
     limit = None if env.spec is None else env.spec.max_episode_steps
     spec = spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels)
-    return dataclasses.replace(spec, agents=env.agents) if isinstance(env, AgentsEnv) else spec
+    return _with_agents(spec, env, image_channels) if isinstance(env, AgentsEnv) else spec
+
+
+def _with_agents(spec: EnvSpec, env: AgentsEnv, image_channels: ImageChannels) -> EnvSpec:
+    of_agents = [
+        AgentSpaces(found.observation, found.action)
+        for own in env.spaces
+        for found in [spec_of_spaces(*own, spec.env_id, spec.max_episode_steps, image_channels)]
+    ]
+    distinct = tuple(dict.fromkeys(of_agents))
+    spec = dataclasses.replace(spec, agents=env.agents)
+    if len(distinct) == 1:
+        return spec
+    first = distinct[0]
+    for own in distinct:
+        agents = f"{env.agents[0]} has {{}}, {env.agents[of_agents.index(own)]} has {{}}"
+        if own.observation.row_dtype != first.observation.row_dtype:
+            found = agents.format(first.observation, own.observation)
+            raise UsageError(
+                f"Agents of {spec.env_id} observe images and others do not, which is not supported: {found}."
+            )
+        if stored_action(own.action)[0] != stored_action(first.action)[0]:
+            found = agents.format(first.action, own.action)
+            raise UsageError(
+                f"Agents of {spec.env_id} make a single choice and others have actions of another kind, which is not "
+                f"supported: {found}."
+            )
+    return dataclasses.replace(spec, spaces=distinct, of_agents=tuple(map(distinct.index, of_agents)))
 
 
 def spec_of_spaces(

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 PathKey = str | int
 Path = tuple[PathKey, ...]
@@ -299,9 +299,18 @@ def stored_action(action: Action) -> tuple[str, tuple[int, ...]]:
     return "float32", (action.size,)
 
 
+class AgentSpaces(NamedTuple):
+    """The observations and actions of an agent."""
+
+    observation: ObservationLayout
+    action: Action
+
+
 @dataclass(frozen=True)
 class EnvSpec:
     """Spaces and limits of one environment.
+
+    If its agents differ in their spaces, a policy has a spec with the spaces of the agents that it plays (`kinds`).
 
     Attributes:
         env_id: the id in the settings.
@@ -311,7 +320,9 @@ class EnvSpec:
         is_vectorized: whether a vectorized implementation is used.
         resets_within_step: whether it resets before the step after an episode's end (Gymnasium's autoreset modes
             SAME_STEP and DISABLED), so the first step after a truncation is lost to training.
-        agents: names of the agents that an environment may have, all with these spaces; empty for a single one.
+        agents: names of the agents that an environment may have; empty for a single one.
+        spaces: the different spaces of the agents, in the order in which they first appear; empty if all have the same.
+        of_agents: index in `spaces`, for each agent; empty if all have the same.
     """
 
     env_id: str
@@ -321,6 +332,24 @@ class EnvSpec:
     is_vectorized: bool = False
     resets_within_step: bool = False
     agents: tuple[str, ...] = ()
+    spaces: tuple[AgentSpaces, ...] = ()
+    of_agents: tuple[int, ...] = ()
+
+    @cached_property
+    def kinds(self) -> tuple[EnvSpec, ...]:
+        """The specs of policies for each of `spaces`; this spec alone if all agents have the same."""
+        found = [dataclasses.replace(self, observation=own.observation, action=own.action) for own in self.spaces]
+        return tuple(found) or (self,)
+
+    def kind_of(self, agent: int) -> int:
+        """Index in `kinds` of an agent, by its number."""
+        return self.of_agents[agent] if self.of_agents else 0
+
+    @property
+    def own_agents(self) -> list[int]:
+        """Numbers of the agents that a policy of this spec can play."""
+        own = self.kinds.index(self)
+        return [agent for agent in range(self.num_agents) if self.kind_of(agent) == own]
 
     @property
     def num_agents(self) -> int:
@@ -333,17 +362,23 @@ class EnvSpec:
         return self.observation.num_floats
 
     def __str__(self) -> str:
-        row = self.observation
-        size = row.row_size * (1 if row.num_pixels else FLOAT_BYTES)
         vectorized = ", vectorized" if self.is_vectorized else ""
         agents = f" of {len(self.agents)} agents" if self.agents else ""
-        return f"{self.env_id}{vectorized}{agents}; observations: {row} ({size} bytes each); actions: {self.action}"
+        kinds = [f"observations: {_row_text(kind.observation)}; actions: {kind.action}" for kind in self.kinds]
+        if self.spaces:
+            names = (", ".join(self.agents[agent] for agent in kind.own_agents) for kind in self.kinds)
+            kinds = [f"{of_kind}: {text}" for of_kind, text in zip(names, kinds, strict=True)]
+        return "; ".join([f"{self.env_id}{vectorized}{agents}", *kinds])
 
     def to_data(self) -> dict[str, Any]:
         """JSON values of all fields; infinite bounds become Python's `Infinity`."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         data["observation"] = [dataclasses.asdict(part) for part in self.observation.parts]
         data["action"] = _action_to_data(self.action)
+        data["spaces"] = [
+            ([dataclasses.asdict(part) for part in own.observation.parts], _action_to_data(own.action))
+            for own in self.spaces
+        ]
         return data
 
     @classmethod
@@ -351,8 +386,18 @@ class EnvSpec:
         """The inverse of `to_data`; tuples may have become lists."""
         values = dict(data)
         parts = tuple(_part_from_data(part) for part in values.pop("observation"))
-        values["agents"] = tuple(values.get("agents", ()))
+        for name in ("agents", "of_agents"):
+            values[name] = tuple(values.get(name, ()))
+        values["spaces"] = tuple(
+            AgentSpaces(ObservationLayout(tuple(map(_part_from_data, of_parts))), _action_from_data(action))
+            for of_parts, action in values.get("spaces", ())
+        )
         return cls(observation=ObservationLayout(parts), action=_action_from_data(values.pop("action")), **values)
+
+
+def _row_text(row: ObservationLayout) -> str:
+    size = row.row_size * (1 if row.num_pixels else FLOAT_BYTES)
+    return f"{row} ({size} bytes each)"
 
 
 def _part_from_data(data: Mapping[str, Any]) -> ObservationPart:

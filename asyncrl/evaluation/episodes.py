@@ -152,8 +152,8 @@ def evaluate(
             ends the evaluation.
         report_every_s: seconds between two calls of `report`.
         make: makes the environment of an index; None makes those of the policy's run.
-        others: further players of agents, of the same spaces.
-        choose: which of `(policy, *others)` plays an agent in an episode.
+        others: further players of agents.
+        choose: which of `(policy, *others)` plays an agent in an episode; each plays agents with one kind of spaces.
 
     Raises:
         EnvironmentFailed: the environment's own code raised.
@@ -168,13 +168,15 @@ def evaluate(
             make_lane = _AgentsLane if spec.agents else _Lane
             lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes)), choose))
         size = spec.num_agents
-        obs = np.zeros((num_lanes * size, spec.observation.row_size), dtype=spec.observation.row_dtype)
+        row_sizes = [spec.kinds[spec.kind_of(agent)].observation.row_size for agent in range(size)]
+        obs = np.zeros((num_lanes * size, max(row_sizes)), dtype=spec.observation.row_dtype)
         states = [player.initial_state(len(obs)) for player in players]
         for row, lane in enumerate(lanes):
             lane.reset(obs[row * size : (row + 1) * size])
         playing, reported_at = list(lanes), time.monotonic()
         while playing:
-            actions = _act(players, [each for lane in playing for each in lane.players], obs, states, deterministic)
+            chosen = [each for lane in playing for each in lane.players]
+            actions = _act(players, chosen, obs, row_sizes, states, deterministic)
             for row, lane in enumerate(playing):
                 columns = slice(row * size, (row + 1) * size)
                 begins = lane.step(actions[columns], obs[columns])
@@ -200,10 +202,14 @@ def _act(
     players: Sequence[Player],
     chosen: Sequence[int],
     obs: npt.NDArray[Any],
+    row_sizes: Sequence[int],
     states: list[npt.NDArray[np.float32]],
     deterministic: bool,
 ) -> Any:
-    """The actions of the chosen player of each row `[B]`; the players' states `[B, S]` move on."""
+    """The actions of the chosen player of each row `[B]`; the players' states `[B, S]` move on.
+
+    `row_sizes` are those of one environment's agents; a player gets the beginnings of the rows.
+    """
     if len(players) == 1:
         actions, states[0] = players[0].step(obs, states[0], deterministic)
         return actions
@@ -211,7 +217,8 @@ def _act(
     for idx, player in enumerate(players):
         rows = np.flatnonzero(np.asarray(chosen) == idx)
         if len(rows) > 0:
-            actions, states[idx][rows] = player.step(obs[rows], states[idx][rows], deterministic)
+            own = obs[rows, : row_sizes[rows[0] % len(row_sizes)]]
+            actions, states[idx][rows] = player.step(own, states[idx][rows], deterministic)
             for row, action in zip(rows.tolist(), actions, strict=True):
                 mixed[row] = action
     return mixed
@@ -238,7 +245,8 @@ class _Lane:
         self.finished: dict[int, tuple[tuple[float, ...], int]] = {}
         """By episode: the return of each agent, and the steps."""
         self.num_steps = 0
-        self._codec = ObservationCodec(spec.observation)
+        kinds = [spec.kinds[spec.kind_of(agent)].observation for agent in range(spec.num_agents)]
+        self._codecs = [(ObservationCodec(layout), layout.row_size) for layout in kinds]
         self._seed = seed
         self._returns, self._length = [0.0] * spec.num_agents, 0
 
@@ -280,7 +288,7 @@ class _Lane:
             raise EnvironmentFailed(text) from error
 
     def _write_rows(self, obs: Any, rows: npt.NDArray[Any]) -> None:
-        self._codec.write(obs, rows[0])
+        self._codecs[0][0].write(obs, rows[0])
 
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
@@ -321,9 +329,9 @@ class _AgentsLane(_Lane):
         return begins
 
     def _write_rows(self, obs: AgentsState, rows: npt.NDArray[Any]) -> None:
-        for row, of_agent in zip(rows, obs.obs, strict=True):
+        for row, of_agent, (codec, row_size) in zip(rows, obs.obs, self._codecs, strict=True):
             if of_agent is not None:
-                self._codec.write(of_agent, row)
+                codec.write(of_agent, row[:row_size])
 
 
 def student_t_975(degrees_of_freedom: int) -> float:

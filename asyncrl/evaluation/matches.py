@@ -1,24 +1,33 @@
-"""Matches: a policy as one agent of an environment, and an opponent as all the others."""
+"""Matches: a policy as one agent of an environment, and an opponent as all the others.
+
+If agents have different spaces, the policy plays all agents of its spaces, and the opponent the others.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.evaluation.episodes import Player, evaluate
 from asyncrl.models.distributions import make_distribution
 from asyncrl.models.uniform import UniformPolicy
-from asyncrl.policy import Policy
+from asyncrl.policy import Policy, load_policy
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.locating import policy_folder, run_of
 
 _Z_975 = 1.959964
 
@@ -26,9 +35,8 @@ _Z_975 = 1.959964
 class RandomPlayer:
     """Draws its actions uniformly from those that are allowed."""
 
-    def __init__(self, policy: Policy, seed: int) -> None:
-        """Plays in the environment of `policy`."""
-        spec, config = policy.spec, policy.config
+    def __init__(self, spec: EnvSpec, config: TrainConfig, seed: int) -> None:
+        """Plays agents with the spaces of `spec`, in the environment of a run with these settings."""
         distribution = make_distribution(spec.action, config.squashes)
         self._uniform = UniformPolicy(distribution, seed, spec.observation)
         self._adapter = ActionAdapter(spec, config.action_mapping)
@@ -48,8 +56,8 @@ class MatchResult:
 
     Attributes:
         opponent: its name.
-        agent: the agent that the policy played; the opponent played all others.
-        returns: the policy's return in each episode.
+        agent: the agent that the policy played, or the agents; the opponent played all others.
+        returns: the policy's return in each episode, the mean over its agents.
         best_of_others: the largest return of any other agent in each episode.
     """
 
@@ -92,7 +100,7 @@ class MatchResult:
 
 def play_matches(
     policy: Policy,
-    opponents: dict[str, Player],
+    opponents: dict[str, Sequence[Player]],
     *,
     episodes: int,
     num_envs: int = 8,
@@ -104,16 +112,17 @@ def play_matches(
 
     Args:
         policy: the policy.
-        opponents: by name; they may be copies of the policy.
-        episodes: of each agent and opponent.
+        opponents: by name, the player of each of the `kinds` of spaces; they may be copies of the policy.
+        episodes: of each agent and opponent; of all agents of the policy's spaces together, if there are several kinds.
         num_envs: see `evaluate`.
         seed: see `evaluate`; the same for each agent and opponent.
         deterministic: see `evaluate`.
         make: see `evaluate`.
     """
-    results, agents = [], policy.spec.agents
-    for name, opponent in opponents.items():
-        for seat, agent in enumerate(agents):
+    results, spec = [], policy.spec
+    seats = [spec.own_agents] if spec.spaces else [[agent] for agent in spec.own_agents]
+    for name, players in opponents.items():
+        for seat in seats:
             played = evaluate(
                 policy,
                 episodes=episodes,
@@ -121,16 +130,48 @@ def play_matches(
                 seed=seed,
                 deterministic=deterministic,
                 make=make,
-                others=[opponent],
-                choose=lambda place, _, seat=seat: int(place != seat),  # type: ignore[misc]
-            ).returns_by_agent
-            others = zip(*(returns for other, returns in played.items() if other != agent), strict=True)
-            results.append(MatchResult(name, agent, played[agent], tuple(map(max, others))))
+                others=players,
+                choose=lambda place, _, seat=seat: 0 if place in seat else 1 + spec.kind_of(place),  # type: ignore[misc]
+            )
+            names = [spec.agents[place] for place in seat]
+            others = zip(*(own for name, own in played.returns_by_agent.items() if name not in names), strict=True)
+            own_returns = played.of_agents(names).returns
+            results.append(MatchResult(name, ", ".join(names), own_returns, tuple(map(max, others))))
     return results
 
 
+def load_players(policy: Policy, checkpoint: Path, device: str, seed: int) -> list[Policy]:
+    """The policies that play all agents together, one for each of the environment's `kinds` of spaces.
+
+    They are `policy`, loaded from `checkpoint`, and for other spaces the first policy of its run that has them.
+
+    Raises:
+        UsageError: the checkpoint is in no run's folder, or the run has no checkpoint of such a policy.
+    """
+    kinds, run = policy.spec.kinds, run_of(checkpoint)
+    found = {kinds.index(policy.spec): policy}
+    for policy_idx in itertools.count():
+        if len(found) == len(kinds) or run is None:
+            break
+        folder = policy_folder(run / "checkpoints", policy_idx)
+        if not folder.is_dir():
+            break
+        newest = checkpoints.latest(folder)
+        spec = None if newest is None else EnvSpec.from_data(checkpoints.load_state(newest)["spec"])
+        if newest is not None and spec in kinds and kinds.index(spec) not in found:
+            found[kinds.index(spec)] = load_policy(newest, device=device, seed=seed + 1 + policy_idx)
+    absent = [
+        policy.spec.agents[agent] for agent in range(policy.spec.num_agents) if policy.spec.kind_of(agent) not in found
+    ]
+    if absent:
+        where = "is in no run's folder" if run is None else f"is in {run}, which has no checkpoint of one that can"
+        raise UsageError(
+            f"The policy of {checkpoint} cannot play {', '.join(absent)}, which have other spaces, and it {where}."
+        )
+    return [found[kind] for kind in range(len(kinds))]
+
+
 def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
-    """Whether a policy of one environment can play in the other."""
-    return dataclasses.replace(one, env_id="", max_episode_steps=None) == dataclasses.replace(
-        other, env_id="", max_episode_steps=None
-    )
+    """Whether policies of one environment can play in the other."""
+    first, second = (dataclasses.replace(spec.kinds[0], env_id="", max_episode_steps=None) for spec in (one, other))
+    return first == second

@@ -15,6 +15,7 @@ begins with another state begins at row 0 of a column.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
@@ -116,6 +117,7 @@ class PolicyRows:
         recurrence: int | None = None,
         max_policy_lag: int = 0,
         steady_lag_bound: int = 0,
+        row_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """Allocates the staging buffers.
 
@@ -127,6 +129,8 @@ class PolicyRows:
             recurrence: steps between two recurrent states that are copied; None for a whole trajectory.
             max_policy_lag: older rows are dropped.
             steady_lag_bound: the largest lag that the plan expects while workers keep pace.
+            row_shapes: the policy's own row of each field, which is the beginning of that in the slots; None if all
+                policies have the same spaces.
         """
         self._policy_idx, self._slots = policy_idx, slots
         self._max_policy_lag, self._steady_lag_bound = max_policy_lag, steady_lag_bound
@@ -139,7 +143,11 @@ class PolicyRows:
             num_buffers = max(num_datasets, -(-_most_columns(num_columns) // columns_per_dataset)) + 1
         self._num_columns = columns_per_dataset
         self._sources = {item.name: getattr(slots, item.name) for item in fields(Dataset)}
-        self._sources = {name: array for name, array in self._sources.items() if array is not None}
+        own = row_shapes or {}
+        beginnings = {name: (..., *map(slice, shape)) for name, shape in own.items()}
+        self._sources = {
+            name: array[beginnings.get(name, ...)] for name, array in self._sources.items() if array is not None
+        }
         num_rows = {
             "rnn_state": self._rollout // self._recurrence,
             **dict.fromkeys(_WITH_NEXT_ROW, self._rollout + 1),

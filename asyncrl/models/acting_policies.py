@@ -134,11 +134,13 @@ class ActingPolicies:
             self._results = self._room(len(obs))
         for policy_idx, rows in parts:
             policy = self._policies[policy_idx]
-            # Policies may have recurrent states of different sizes; each uses the first numbers of the row.
-            size = self._models[policy_idx].rnn_state_size
-            own = policy.act(obs[rows], state[rows, :size])
+            # Policies may have spaces and recurrent states of different sizes; each uses the beginning of the row.
+            model = self._models[policy_idx]
+            size = model.rnn_state_size
+            own = policy.act(obs[rows, : model.layout.row_size], state[rows, :size])
             for target, field in zip(self._results[:-1], own[:-1], strict=True):
-                target[rows] = field
+                beginnings = (rows, *map(slice, field.shape[1:]))
+                target[beginnings] = field
             if size > 0:
                 self._results.rnn_state[rows, :size] = own.rnn_state
         return self._results

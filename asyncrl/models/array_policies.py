@@ -53,7 +53,7 @@ class ArrayPolicies:
 
     @staticmethod
     def can_run(models: Sequence[ActorCritic]) -> bool:
-        """Whether these models, of the same spaces, are on the CPU and have one architecture that NumPy can run."""
+        """Whether these models are on the CPU and have the same spaces and one architecture that NumPy can run."""
         if not all(model.runs_in_arrays and model.statistics.device.type == "cpu" for model in models):
             return False
         return len({_architecture(model) for model in models}) == 1
@@ -128,4 +128,5 @@ def _architecture(model: ActorCritic) -> tuple[object, ...]:
     distribution = model.distribution
     parts = distribution.parts if isinstance(distribution, Joint) else [distribution]
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
-    return shapes, tuple(map(type, parts)), model.nonlinearity, model.normalizes_obs
+    kinds = tuple((type(part), part.num_parameters, part.num_actions) for part in parts)
+    return shapes, model.layout, kinds, model.nonlinearity, model.normalizes_obs

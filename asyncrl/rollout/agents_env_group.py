@@ -28,11 +28,35 @@ from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.agents import AgentsEnv, AgentsState
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.rollout.env_group import HostEnvGroup, ObsArray, is_surely_finite
 from asyncrl.rollout.failures import EnvironmentTrouble, LostStep, NotFinite, Recovery
 
 _MOST_NAMED_AGENTS = 32
+
+
+class _Kind:
+    """The agents with the same spaces: how their observations and actions are converted.
+
+    Attributes:
+        agents: their numbers, or all.
+        row_size: size of their rows of observations, which are the beginnings of the rows of the slots.
+        codec: writes their observations.
+    """
+
+    def __init__(self, spec: EnvSpec, kind: int, mapping: ActionMapping, num_envs: int) -> None:
+        own = spec.kinds[kind]
+        agents = own.own_agents
+        self.agents: Any = agents if spec.spaces else slice(None)
+        self.row_size = own.observation.row_size
+        self.codec = ObservationCodec(own.observation)
+        self._adapter = ActionAdapter(own, mapping)
+        columns = [env * spec.num_agents + agent for env in range(num_envs) for agent in agents]
+        self._actions = (columns if spec.spaces else slice(None), *map(slice, stored_action(own.action)[1]))
+
+    def to_env(self, actions: npt.NDArray[Any]) -> Any:
+        """The environment's actions of these agents, from those of all columns."""
+        return self._adapter.to_env_batch(actions[self._actions])
 
 
 class AgentsEnvGroup(HostEnvGroup):
@@ -53,9 +77,11 @@ class AgentsEnvGroup(HostEnvGroup):
         super().__init__(envs, seeds, first_env_idx, recovery)
         self._names = spec.agents
         num_columns = len(envs) * len(self._names)
-        self._adapter = ActionAdapter(spec, mapping)
-        self._codec = ObservationCodec(spec.observation)
-        self._obs = np.zeros((num_columns, spec.observation.row_size), dtype=spec.observation.row_dtype)
+        self._kinds = [_Kind(spec, kind, mapping, len(envs)) for kind in range(len(spec.kinds))]
+        self._kind_of = len(envs) * [spec.kind_of(agent) for agent in range(len(self._names))]  # of each column
+        row_size = max(kind.row_size for kind in self._kinds)
+        self._obs = np.zeros((num_columns, row_size), dtype=spec.observation.row_dtype)
+        self._own_rows = [row[: self._kinds[kind].row_size] for row, kind in zip(self._obs, self._kind_of, strict=True)]
         self._is_present = np.zeros(num_columns, dtype=np.bool_)
         self._moves = np.zeros(num_columns, dtype=np.bool_)
         self._is_over = [False] * len(envs)  # the present row holds final observations, and the environment is over
@@ -78,7 +104,7 @@ class AgentsEnvGroup(HostEnvGroup):
         np.logical_and(self._is_present, self._moves, out=rows.valid)
         np.logical_and(self._is_present, ~self._moves, out=rows.idle)
         is_counted = self._is_present if self.policies is None else self._is_present & self.policies.is_trained
-        env_actions = self._adapter.to_env_batch(actions)
+        env_actions = self._to_env(actions)
         num_agents, num_steps = len(self._names), 0
         for env_idx, env in enumerate(self._envs):
             first = env_idx * num_agents
@@ -125,6 +151,14 @@ class AgentsEnvGroup(HostEnvGroup):
             slots.valid[slot, last, column] = False
             if last > first:
                 slots.truncated[slot, last - 1, column] = True
+
+    def _to_env(self, actions: npt.NDArray[Any]) -> Any:
+        """The environments' actions, by column."""
+        of_kinds = [kind.to_env(actions) for kind in self._kinds]
+        if len(of_kinds) == 1:
+            return of_kinds[0]
+        each = list(map(iter, of_kinds))
+        return [next(each[kind]) for kind in self._kind_of]
 
     def _advance(self, env_idx: int, env: AgentsEnv, actions: Sequence[Any]) -> AgentsState:
         try:
@@ -203,16 +237,20 @@ class AgentsEnvGroup(HostEnvGroup):
         try:
             for place, obs in enumerate(state.obs):
                 if obs is not None:
-                    self._codec.write(obs, rows[place])
+                    self._kinds[self._kind_of[place]].codec.write(obs, self._own_rows[first + place])
         except ObservationMismatch as error:
             raise self._wrong_observation(env_idx, call, error) from None
-        floats, rewards = self._codec.floats(rows), np.asarray(state.reward, dtype=np.float32)
-        if is_surely_finite(rewards) and is_surely_finite(floats):
+        rewards = np.asarray(state.reward, dtype=np.float32)
+        floats = [kind.codec.floats(rows[kind.agents]) for kind in self._kinds]
+        if is_surely_finite(rewards) and all(map(is_surely_finite, floats)):
             return
-        is_finite = np.isfinite(rewards) & np.isfinite(floats).all(1)
+        is_finite = np.isfinite(rewards)
+        for kind, numbers in zip(self._kinds, floats, strict=True):
+            is_finite[kind.agents] &= np.isfinite(numbers).all(1)
         if not is_finite.all():
             place = int(np.argmin(is_finite))
-            trouble = self._not_finite(env_idx, floats[place].copy(), state.reward[place])
+            numbers = self._kinds[self._kind_of[place]].codec.floats(rows[place, np.newaxis])[0]
+            trouble = self._not_finite(env_idx, numbers.copy(), state.reward[place])
             rows[~is_finite] = 0
             raise trouble
 

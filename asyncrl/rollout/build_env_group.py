@@ -14,7 +14,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
-from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name
+from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name, specs_of_policies
 from asyncrl.rollout.self_play_mapping import SelfPlayMapping
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.runtime.seeding import Stream, derive_seed
@@ -46,9 +46,10 @@ def build_env_group(
         share = config.self_play_pool_share
         group.policies = SelfPlayMapping(opponents, share, spec.agents, plan.envs_per_split, seed)
     else:
-        choose = choose_by_name(policy_mapping, plan.num_policies, spec.agents, seed)
+        choose = choose_by_name(policy_mapping, plan.num_policies, spec, seed)
         agents = spec.agents or (SINGLE_AGENT,)
-        group.policies = PolicyMapping(choose, plan.num_policies, agents, plan.envs_per_split, first_env)
+        specs = specs_of_policies(spec, policy_mapping, plan.num_policies) if spec.spaces else ()
+        group.policies = PolicyMapping(choose, plan.num_policies, agents, plan.envs_per_split, first_env, specs)
     return group
 
 

@@ -1,9 +1,12 @@
 """Which of several policies plays each agent of each environment, chosen for each of its episodes.
 
 shared           policy 0 plays all agents
+by_space         each policy of the agent's spaces is equally likely
 independent      agent i has policy i
 random           each policy is equally likely
 module:function  the user's `function(agent: str, env_idx: int, episode: int) -> int`
+
+If agents have different spaces, each policy has the spaces of some of them (`specs_of_policies`) and plays no others.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy.typing as npt
 from asyncrl.config.env_maker import find_callable
 from asyncrl.config.errors import UsageError
 from asyncrl.config.user_modules import import_user_module
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import MatchRecord
 
 SINGLE_AGENT = "agent_0"
@@ -37,11 +41,21 @@ class PolicyMapping:
     """
 
     def __init__(
-        self, choose: ChoosePolicy, num_policies: int, agents: Sequence[str], num_envs: int, first_env_idx: int
+        self,
+        choose: ChoosePolicy,
+        num_policies: int,
+        agents: Sequence[str],
+        num_envs: int,
+        first_env_idx: int,
+        specs: Sequence[EnvSpec] = (),
     ) -> None:
-        """Takes the agents of one environment, and the environments of the split, numbered from `first_env_idx`."""
+        """Takes the agents of one environment, and the environments of the split, numbered from `first_env_idx`.
+
+        `specs` are those of the policies, for agents with different spaces.
+        """
         self._choose = choose
         self._num_policies = num_policies
+        self._agents_of = [{agents[agent] for agent in spec.own_agents} for spec in specs]
         self._columns = [(agent, first_env_idx + env) for env in range(num_envs) for agent in agents]
         self._episodes = [0] * len(self._columns)
         self.policy_idx = np.zeros(len(self._columns), dtype=np.int16)
@@ -61,7 +75,7 @@ class PolicyMapping:
         """Chooses the policies of columns in which an episode begins.
 
         Raises:
-            UsageError: the function returned what is not the number of a policy.
+            UsageError: the function returned what is not the number of a policy, or that of one with other spaces.
         """
         for column in columns:
             (agent, env_idx), episode = self._columns[column], self._episodes[column]
@@ -76,37 +90,66 @@ class PolicyMapping:
                     f"--policy_mapping: the function returned {chosen!r} for agent {agent!r} in environment {env_idx}, "
                     f"episode {episode}; expected the number of a policy, from 0 to {self._num_policies - 1}."
                 )
+            if self._agents_of and agent not in self._agents_of[policy_idx]:
+                fitting = [str(idx) for idx, names in enumerate(self._agents_of) if agent in names]
+                raise UsageError(
+                    f"--policy_mapping: the function returned {policy_idx} for agent {agent!r} in environment "
+                    f"{env_idx}, episode {episode}, but policy {policy_idx} has the spaces of "
+                    f"{', '.join(sorted(self._agents_of[policy_idx]))}; those of {agent} have: {', '.join(fitting)}."
+                )
             self.policy_idx[column] = policy_idx
 
 
-def choose_by_name(mapping: str, num_policies: int, agents: Sequence[str], seed: int) -> ChoosePolicy:
+def specs_of_policies(spec: EnvSpec, mapping: str, num_policies: int) -> list[EnvSpec]:
+    """The spec of each policy: that of its agent (independent), otherwise the kinds in equal blocks, in their order."""
+    if mapping == "independent" and len(spec.of_agents) == num_policies:
+        return [spec.kinds[kind] for kind in spec.of_agents]
+    return [spec.kinds[idx * len(spec.kinds) // num_policies] for idx in range(num_policies)]
+
+
+def choose_by_name(mapping: str, num_policies: int, spec: EnvSpec, seed: int) -> ChoosePolicy:
     """The function behind a value of `--policy_mapping`.
 
     Args:
         mapping: one of the module's table.
         num_policies: policies of the run, P.
-        agents: agents of each environment; empty for a single one.
-        seed: of the draws of `random`.
+        spec: spaces of the agents.
+        seed: of the draws of `random` and `by_space`.
 
     Raises:
-        UsageError: there is no such function, or `independent` has not one policy for each agent.
+        UsageError: there is no such function, or the number of policies does not fit the agents or their spaces.
     """
-    if mapping == "shared":
-        return lambda agent, env_idx, episode: 0
-    if mapping == "random":
-        generator = np.random.default_rng(seed)
-        return lambda agent, env_idx, episode: int(generator.integers(num_policies))
+    names, num_kinds = spec.agents or (SINGLE_AGENT,), len(spec.kinds)
+    if mapping in ("shared", "random"):
+        if num_kinds > 1:
+            raise UsageError(
+                f"--policy_mapping={mapping} gives agents to policies of other spaces: {spec.env_id} has agents with "
+                f"{num_kinds} different spaces, so set --policy_mapping=by_space."
+            )
+        if mapping == "shared":
+            return lambda agent, env_idx, episode: 0
     if mapping == "independent":
-        names = list(agents) or [SINGLE_AGENT]
         if len(names) != num_policies:
             raise UsageError(
                 f"--policy_mapping=independent needs one policy for each agent, but the environment has {len(names)} "
                 f"agents and the run has {num_policies} policies: set --num_policies={len(names)}."
             )
         return lambda agent, env_idx, episode: names.index(agent)
+    if num_policies % num_kinds != 0:
+        nearest = max(1, (2 * num_policies + num_kinds) // (2 * num_kinds)) * num_kinds
+        raise UsageError(
+            f"{spec.env_id} has agents with {num_kinds} different spaces, each with as many policies, and "
+            f"--num_policies={num_policies} is no multiple of that: set --num_policies={nearest}."
+        )
+    if mapping in ("random", "by_space"):
+        specs, generator = specs_of_policies(spec, mapping, num_policies), np.random.default_rng(seed)
+        fitting = {
+            name: [idx for idx, own in enumerate(specs) if agent in own.own_agents] for agent, name in enumerate(names)
+        }
+        return lambda agent, env_idx, episode: fitting[agent][int(generator.integers(len(fitting[agent])))]
     module, _, name = mapping.partition(":")
     if not module or not name:
-        raise UsageError(f"--policy_mapping={mapping} is not shared, independent, random or module:function.")
+        raise UsageError(f"--policy_mapping={mapping} is not shared, by_space, independent, random or module:function.")
     import_user_module(module)
     function = find_callable(module, name)
     if function is None:

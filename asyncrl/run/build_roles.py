@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.buffers.control import FROM_FILE, TAKEOVER_FILE, TrainedSteps
-from asyncrl.buffers.layout import policy_prefix
+from asyncrl.buffers.layout import policy_prefix, trajectory_fields
 from asyncrl.buffers.messages import IndexRing, RequestTable, Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayLimits, ReplayStripes
 from asyncrl.buffers.slot_pool import SlotPool
@@ -214,6 +214,7 @@ def build_learner(
 def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Sequence[Waker]) -> PolicySource:
     arena, plan = setup.arena, setup.plan
     assert slots.filled is not None
+    own_rows = {field.name: field.row_shape for field in trajectory_fields(setup.spec, plan.rnn_state_size)}
     rows = PolicyRows(
         policy_idx=setup.policy_idx or 0,
         slots=slots,
@@ -222,6 +223,7 @@ def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Seque
         recurrence=plan.recurrence,
         max_policy_lag=plan.max_policy_lag,
         steady_lag_bound=plan.steady_lag_bound,
+        row_shapes=own_rows,
     )
     return PolicySource(
         rows=rows,
@@ -458,11 +460,20 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
 def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker]:
     """The roles that evaluate during training, one for each policy; one process serves all.
 
-    With `--policy_mapping=independent` each agent is played by its own policy, otherwise all by the one evaluated.
+    With `--policy_mapping=independent` each agent is played by its own policy. Otherwise the one evaluated plays all
+    agents of its spaces, and the first policy of their spaces plays each of the others.
     """
     setups = [setup.of_policy(idx) for idx in range(setup.plan.num_policies)]
     policies = [PublishedPolicy(each.config, each.spec, WeightsChannel(each.arena)) for each in setups]
-    is_independent = setup.config.maps_policies == "independent"
+    first = {agent: policy for policy in reversed(policies) for agent in policy.spec.own_agents}
+
+    def others_of(policy: PublishedPolicy) -> dict[int, PublishedPolicy]:
+        if setup.config.maps_policies == "independent":
+            players = dict(enumerate(policies))
+        else:
+            players = {**first, **dict.fromkeys(policy.spec.own_agents, policy)}
+        return {agent: player for agent, player in players.items() if player is not policy}
+
     return [
         EvaluationWorker(
             policy,
@@ -470,7 +481,7 @@ def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker]:
             each.checkpoints,
             setup.first_env_steps,
             policy_idx,
-            {agent: other for agent, other in enumerate(policies) if is_independent and agent != policy_idx},
+            others_of(policy),
         )
         for policy_idx, (each, policy) in enumerate(zip(setups, policies, strict=True))
     ]

@@ -25,7 +25,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.observers.loading import find_callback
 from asyncrl.observers.trackers import require_package
-from asyncrl.rollout.policy_mapping import choose_by_name
+from asyncrl.rollout.policy_mapping import choose_by_name, specs_of_policies
 from asyncrl.run import resuming
 from asyncrl.runtime import run_folder
 from asyncrl.runtime.memory import available_bytes
@@ -102,16 +102,18 @@ def run(
             problems.append(Problem(("env",), str(error)))
     needed, free = None, available_bytes()
     if spec is not None:
-        plan = resolve(config, machine, spec.observation.has_images, spec.num_agents)
+        has_images = any(kind.observation.has_images for kind in spec.kinds)
+        plan = resolve(config, machine, has_images, spec.num_agents)
         if spec.agents:
             of_agents = [problem for problem in find_problems(config, plan, machine) if problem not in found]
             problems += [*_unaffected(of_agents, loaded.problems), *_agents_problems(config, spec)]
         elif config.self_play:
             text = f"--self_play=True needs an environment of several agents, and {spec.env_id} has one."
             problems.append(Problem(("self_play", "env"), text, ("--self_play=False",)))
-        if plan.num_policies > 1:
+        if plan.num_policies > 1 or spec.spaces:
             problems += _mapping_problems(config, spec)
-        problems += _action_problems(config, spec)
+        for kind in spec.kinds:
+            problems += _action_problems(config, kind)
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
         if not of_resuming:
@@ -121,7 +123,9 @@ def run(
             shared = None if plan.hogwild is None else shared_sizes(spec, config)
             has_own = "policies" not in _names(of_names) | _names(found)
             policies = [config.of_policy(idx) if has_own else config for idx in range(plan.num_policies)]
-            of_one_rank = arena_bytes(spec, plan, [weights_block_size(spec, each) for each in policies], shared)
+            specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
+            sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
+            of_one_rank = arena_bytes(spec, plan, sizes, shared)
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
             if not of_the_user:
@@ -215,8 +219,14 @@ def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
 
 
 def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    for name in ("self_play", "with_pbt") if spec.spaces else ():
+        if getattr(config, name):
+            text = f"--{name}=True needs agents with the same spaces: those of {spec.env_id} differ."
+            fitting = f"--{name}=False --num_policies={len(spec.kinds)} --policy_mapping=by_space"
+            yield Problem((name, "env"), text, (fitting,))
+            return
     try:
-        choose_by_name(config.maps_policies, config.num_policies, spec.agents, config.seed)
+        choose_by_name(config.maps_policies, config.num_policies, spec, config.seed)
     except UsageError as error:
         yield Problem(("policy_mapping", "num_policies"), str(error))
     except Exception as error:
@@ -250,7 +260,8 @@ def _env_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Ite
         is_not_chosen = config.save_best_metric == "auto" and evaluate
         text += ", and no best checkpoint is chosen by them." if is_not_chosen else "."
         yield Problem(("env_backend", "use_rnn", "save_best_metric"), text, (*evaluate, "--env_backend=gym"))
-    has_convolutions = spec.observation.has_images and config.encoder == config.model == "default"
+    has_images = any(kind.observation.has_images for kind in spec.kinds)
+    has_convolutions = has_images and config.encoder == config.model == "default"
     rate, usual = config.learning_rate, TrainConfig.model_fields["learning_rate"].default
     if has_convolutions and not config.is_off_policy and rate >= _LARGE_LEARNING_RATE_OF_CONVOLUTIONS:
         text = (

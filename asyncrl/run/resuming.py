@@ -20,6 +20,7 @@ from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.rollout.policy_mapping import specs_of_policies
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
@@ -112,13 +113,14 @@ def find_problems_of_checkpoint(config: TrainConfig, plan: ResourcePlan, spec: E
     return []
 
 
-def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Resumption | None:
+def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan, mapping: str = "shared") -> Resumption | None:
     """Finds the newest checkpoint that can be used, of each policy; None if the run has saved none.
 
     Args:
         checkpoints: the run's folder of checkpoints.
         spec: the environment of the run now.
         plan: the plan of the run now; a saved replay must have its workers and environments.
+        mapping: which policy plays which agents.
 
     Raises:
         CheckpointError: there are checkpoints, and none of them can be read.
@@ -127,7 +129,8 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Res
     folders = checkpoint_folders(checkpoints, plan.num_policies)
     if len(folders) == 1:
         return _find_checkpoint(checkpoints, spec, plan)
-    found = [_find_checkpoint(folder, spec, plan) for folder in folders]
+    specs = specs_of_policies(spec, mapping, plan.num_policies)
+    found = [_find_checkpoint(folder, own, plan) for folder, own in zip(folders, specs, strict=True)]
     usable = [each for each in found if each is not None]
     if not usable:
         return None
@@ -195,7 +198,8 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     try:
         content = checkpoint.load(path)
         before = TrainConfig.from_saved(content.state["config"])
-        _check_spaces(EnvSpec.from_data(content.state["spec"]), spec, path)
+        for own in spec.kinds:
+            _check_spaces(EnvSpec.from_data(content.state["spec"]), own, path)
     except (checkpoint.CheckpointError, UsageError) as error:
         return [Problem(("init_from",), f"--init_from: {error}")]
     except (KeyError, TypeError, ValueError) as error:

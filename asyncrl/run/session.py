@@ -240,7 +240,7 @@ class Session:
         self.summary = None
         run.config, run.plan, run.spec, run.folder = config, plan, spec, folder.path
         if self.is_first_rank:
-            resumption = resuming.find_checkpoint(folder.checkpoints, spec, plan)
+            resumption = resuming.find_checkpoint(folder.checkpoints, spec, plan, config.maps_policies)
             for sentence in () if resumption is None else resumption.skipped:
                 run.say(f"warning: {sentence}")
             if resumption is not None:

@@ -18,6 +18,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.sizes import shared_sizes, weights_block_size
+from asyncrl.rollout.policy_mapping import specs_of_policies
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.locating import policy_folder
 from asyncrl.runtime.seeding import rank_seed
@@ -88,10 +89,9 @@ class RunSetup:
         if first_env_steps is None:
             first_env_steps = 0 if resume_from is None else checkpoint.saved_env_steps(resume_from)
         shared = None if plan.hogwild is None else shared_sizes(spec, config)
-        policies = range(plan.num_policies)
-        arena = Arena.create(
-            arena_specs(spec, plan, [weights_block_size(spec, config.of_policy(idx)) for idx in policies], shared)
-        )
+        specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
+        sizes = [weights_block_size(own, config.of_policy(idx)) for idx, own in enumerate(specs)]
+        arena = Arena.create(arena_specs(spec, plan, sizes, shared))
         # Hogwild workers have private slots and replays.
         if plan.num_slots > 0:
             TrajectorySlots(arena).reset()
@@ -110,13 +110,14 @@ class RunSetup:
         return dataclasses.replace(setup, starts_of_policies=starts, hyperparameters_of_policies=changes)
 
     def of_policy(self, policy_idx: int) -> RunSetup:
-        """The setup of the roles of one policy: its settings, its part of the arena, its checkpoints."""
+        """The setup of the roles of one policy: its settings and spaces, its part of the arena, its checkpoints."""
         if self.plan.num_policies == 1:
             return dataclasses.replace(self, policy_idx=0) if self.plan.num_opponents > 0 else self
         resume_from, env_steps = self.starts_of_policies[policy_idx]
         return dataclasses.replace(
             self,
             config=self.config.of_policy(policy_idx),
+            spec=specs_of_policies(self.spec, self.config.maps_policies, self.plan.num_policies)[policy_idx],
             arena=self.arena.scoped(f"policy.{policy_idx}."),
             checkpoints=policy_folder(self.checkpoints, policy_idx),
             resume_from=resume_from,

@@ -110,13 +110,18 @@ def find_checkpoint_of(run: Path, name: str, policy_idx: int = 0) -> Path:
     )
 
 
+def run_of(checkpoint: Path) -> Path | None:
+    """The folder of the run that has this checkpoint; None if no run has it."""
+    return next((folder for folder in checkpoint.resolve().parents if (folder / MARKER).is_file()), None)
+
+
 def find_pool(checkpoint: Path) -> list[Path]:
     """Returns the members of the self-play pool of the run that has this checkpoint, the newest first.
 
     Raises:
         UsageError: no run has it, or the run has no pool.
     """
-    run = next((folder for folder in checkpoint.resolve().parents if (folder / MARKER).is_file()), None)
+    run = run_of(checkpoint)
     if run is None:
         raise UsageError(f"{checkpoint} is in no run's folder, so there is no pool of self-play.")
     found = checkpoints.newest_first(run / SELF_PLAY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,27 @@ def test_a_state_of_turns() -> None:
     assert state.is_over and state.terminated == [True, True] and state.is_present == [False, False]
 
 
-def test_agents_with_different_spaces_need_several_policies() -> None:
-    with pytest.raises(UsageError, match=r"different spaces.*agent_0 has .*Discrete\(2\).*agent_1 has .*Discrete\(3\)"):
-        make_env("agent_envs:unlike")
+def test_the_probe_finds_the_spaces_of_agents_that_differ() -> None:
+    spec = probe("agent_envs:unlike")
+    assert spec.of_agents == (0, 1, 0)
+    assert [kind.own_agents for kind in spec.kinds] == [[0, 2], [1]]
+    assert [(kind.observation.row_size, str(kind.action)) for kind in spec.kinds] == [(1, "one of 2"), (3, "one of 4")]
+    assert "; narrow_0, narrow_1: observations" in str(spec) and "; wide: observations" in str(spec)
+    for each in (spec, *spec.kinds):
+        assert type(spec).from_data(json.loads(json.dumps(each.to_data()))) == each
+    assert probe("agent_envs:own_bits").kinds == (probe("agent_envs:own_bits"),)
+
+
+@pytest.mark.parametrize(
+    ("env", "text"),
+    [
+        ("agent_envs:mixed_actions", "narrow_0 has one of 2, wide has Box"),
+        ("agent_envs:mixed_observations", "narrow_0 has numbers .* wide has image"),
+    ],
+)
+def test_spaces_that_cannot_be_in_one_row_are_refused(env: str, text: str) -> None:
+    with pytest.raises(UsageError, match=f"which is not supported: {text}"):
+        probe(env)
 
 
 def test_agents_must_be_known_beforehand() -> None:

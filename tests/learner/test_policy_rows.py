@@ -51,6 +51,18 @@ def copied(dataset: Dataset) -> Dataset:
     return Dataset(**{name: tensor.clone() for name, tensor in dataset.tensors().items()})
 
 
+def test_a_policy_with_narrower_rows_gets_their_beginnings() -> None:
+    slots = empty_slots(1, 2)
+    slots.valid[:] = True
+    slots.obs[:] = np.random.default_rng(0).normal(size=slots.obs.shape)
+    slots.action[:] = np.random.default_rng(1).normal(size=slots.action.shape)
+    own = {"obs": (2,), "action": (1,), "action_parameters": (3,), "log_prob": ()}
+    (dataset,) = collect(PolicyRows(0, slots, None, 1, None, NO_LIMIT, row_shapes=own), slots)
+    np.testing.assert_array_equal(dataset.obs.numpy(), slots.obs[0, :, :, :2])
+    np.testing.assert_array_equal(dataset.action.numpy(), slots.action[0, :, :, :1])
+    assert dataset.action_parameters.shape == (T, 2, 3) and dataset.log_prob.shape == (T, 2)
+
+
 def live(rows: Any) -> Any:
     return rows.valid if rows.idle is None else rows.valid | rows.idle
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete, Tuple
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple
 from small_runs import BOX, CHOICE, CountingWaker, planned, small_arena
 
 from asyncrl.buffers.control import WorkerDeaths
@@ -17,7 +17,7 @@ from asyncrl.buffers.messages import IndexRing, RequestTable
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import AgentSpaces, EnvSpec
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
@@ -38,13 +38,14 @@ class Acting:
     def __init__(self, settings: list[dict[str, Any]], spec: EnvSpec = BOX) -> None:
         self.models, made = [], []
         for number, own in enumerate(settings):
-            model = ActorCritic(spec, TrainConfig(**{**SMALL, **own}))
+            of_policy = spec.kinds[number % len(spec.kinds)]
+            model = ActorCritic(of_policy, TrainConfig(**{**SMALL, **own}))
             generator = torch.Generator().manual_seed(number)
             flat = FlatParameters(model, with_grad=False)
             flat.data.copy_(0.4 * torch.randn(flat.size, generator=generator))
             model.statistics.copy_(torch.rand(model.statistics.shape, generator=generator) + 0.5)
             self.models.append((model, flat))
-            made.append(ActorCritic(spec, TrainConfig(**{**SMALL, **own})))
+            made.append(ActorCritic(of_policy, TrainConfig(**{**SMALL, **own})))
         plan = dataclasses.replace(PLAN, rnn_state_size=max(model.rnn_state_size for model in made))
         self.arena, self.slots = small_arena(plan, spec, [block_size(model) for model in made])
         generator = np.random.default_rng(0)
@@ -69,14 +70,17 @@ class Acting:
             at = (*place, column)
             model = self.models[policy_idx][0]
             state = torch.from_numpy(slots.rnn_state[at][None, : model.rnn_state_size])
-            expected = model.act(torch.from_numpy(slots.obs[at][None]), torch.Generator(), state)
+            obs = torch.from_numpy(slots.obs[at][None, : model.layout.row_size])
+            expected = model.act(obs, torch.Generator(), state)
             assert slots.policy_version[at] == versions[policy_idx]
             np.testing.assert_allclose(slots.value[at], expected.value[0], rtol=1e-4, atol=1e-5)
             if place[1] == slots.rollout:
                 continue
-            stored = torch.from_numpy(slots.action_parameters[at][None])
+            stored = torch.from_numpy(slots.action_parameters[at][None, : model.distribution.num_parameters])
             torch.testing.assert_close(stored, expected.action_parameters, rtol=1e-4, atol=1e-5)
-            log_prob = model.distribution.log_prob(stored, torch.from_numpy(np.asarray(slots.action[at])[None]))
+            action = np.asarray(slots.action[at])
+            action = action if action.ndim == 0 else action[: model.distribution.num_actions]
+            log_prob = model.distribution.log_prob(stored, torch.from_numpy(action[None]))
             torch.testing.assert_close(torch.tensor(slots.log_prob[at]), log_prob[0], rtol=1e-4, atol=1e-5)
             after = slots.rnn_state[place[0], place[1] + 1, column, : model.rnn_state_size]
             np.testing.assert_allclose(after, expected.rnn_state[0], rtol=1e-4, atol=1e-5)
@@ -89,6 +93,16 @@ JOINT = spec_of_spaces(
     "Joint",
     max_episode_steps=None,
 )
+
+
+def of_kinds(*spaces: tuple[Any, Any]) -> EnvSpec:
+    found = [spec_of_spaces(observation, action, "Kinds", None) for observation, action in spaces]
+    distinct = tuple(AgentSpaces(spec.observation, spec.action) for spec in found)
+    agents = tuple(f"agent_{number}" for number in range(len(found)))
+    return dataclasses.replace(found[0], agents=agents, spaces=distinct, of_agents=tuple(range(len(found))))
+
+
+NARROW, WIDE = (Box(-1.0, 1.0, (size,), np.float32) for size in (2, 5))
 CASES: dict[str, tuple[list[dict[str, Any]], EnvSpec, bool]] = {
     "box": (ALIKE, BOX, True),
     "choice": (ALIKE, CHOICE, True),
@@ -97,6 +111,9 @@ CASES: dict[str, tuple[list[dict[str, Any]], EnvSpec, bool]] = {
     "unnormalized": ([{"normalize_input": False, "adaptive_stddev": True}] * NUM_POLICIES, BOX, True),
     "squashed": ([{"squash_actions": True}] * NUM_POLICIES, BOX, True),
     "unlike": ([{}, {"encoder_mlp_layers": [5, 6]}, {"nonlinearity": "relu"}], BOX, False),
+    "kinds": (ALIKE, of_kinds((NARROW, Discrete(3)), (WIDE, Discrete(2)), (NARROW, Discrete(6))), False),
+    "kinds_of_boxes": (ALIKE, of_kinds(*((WIDE, Box(-1.0, 1.0, (size,), np.float32)) for size in (1, 3, 2))), False),
+    "kinds_of_equal_size": (ALIKE, of_kinds(*((WIDE, MultiDiscrete(each)) for each in ((2, 3), (3, 2)))), False),
     "recurrent": ([{"use_rnn": True, "rnn_size": 6}, {}, {"use_rnn": True, "rnn_size": 4}], CHOICE, False),
 }
 

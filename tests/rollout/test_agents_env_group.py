@@ -181,3 +181,27 @@ def test_without_recovery_a_failure_is_raised() -> None:
         Filled([Failing()], rollout=6)
     with pytest.raises(NotFinite, match="reward that is not finite"):
         Filled([Failing(float("inf"))], rollout=6)
+
+
+class UnlikeUntilNan(agent_envs.Unlike):
+    """The wide agent's second number is not finite after two steps."""
+
+    def _show(self) -> dict[str, Any]:
+        shown = super()._show()
+        if getattr(self, "num_steps", 0) == 2:
+            shown["wide"][1] = np.nan
+        return shown
+
+
+def test_agents_with_different_spaces_use_the_beginnings_of_rows() -> None:
+    filled = Filled([agent_envs.Unlike(), agent_envs.Unlike()], rollout=4)
+    slots = filled.slots
+    assert slots.obs.shape[-1] == 3 and slots.action_parameters.shape[-1] == 4
+    narrow, wide = slots.obs[0][:, [0, 2, 3, 5]], slots.obs[0][:, [1, 4]]
+    assert (np.abs(narrow[..., 0]) == 1.0).all() and (narrow[..., 1:] == 0.0).all()
+    assert (wide[..., :2] == [0.5, -0.5]).all() and (np.abs(wide[..., 2]) == 1.0).all()
+
+
+def test_a_number_that_is_not_finite_is_found_in_the_rows_of_its_own_agent() -> None:
+    with pytest.raises(NotFinite, match="element 1 is nan"):
+        Filled([UnlikeUntilNan()], rollout=4)

@@ -25,7 +25,7 @@ from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
-from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name
+from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name, specs_of_policies
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.rollout.worker import LocalActions, Split
 
@@ -193,7 +193,7 @@ def test_agents_change_their_policy_where_a_slot_begins_with_the_reset_observati
 
 def test_random_draws_each_policy_equally_often_and_the_same_again_for_the_same_seed() -> None:
     def drawn(seed: int) -> list[int]:
-        choose = choose_by_name("random", 4, (), seed)
+        choose = choose_by_name("random", 4, BOX, seed)
         return [choose(SINGLE_AGENT, 0, episode) for episode in range(8000)]
 
     first = drawn(1)
@@ -207,21 +207,37 @@ def test_random_draws_each_policy_equally_often_and_the_same_again_for_the_same_
 
 def test_shared_is_policy_0_and_independent_the_agents_own() -> None:
     agents = ("first", "second", "third")
-    assert {choose_by_name("shared", 3, agents, 0)(agent, 1, 2) for agent in agents} == {0}
-    independent = choose_by_name("independent", 3, agents, 0)
+    spec = dataclasses.replace(BOX, agents=agents)
+    assert {choose_by_name("shared", 3, spec, 0)(agent, 1, 2) for agent in agents} == {0}
+    independent = choose_by_name("independent", 3, spec, 0)
     assert [independent(agent, 1, 2) for agent in agents] == [0, 1, 2]
     with pytest.raises(
         UsageError, match=r"the environment has 3 agents and the run has 2 policies: set --num_policies=3"
     ):
-        choose_by_name("independent", 2, agents, 0)
+        choose_by_name("independent", 2, spec, 0)
 
 
 def test_a_function_is_asked_with_agent_environment_and_episode() -> None:
-    mapping = PolicyMapping(choose_by_name("policy_envs:sum_of_all", 9, ("a", "bb"), 0), 9, ("a", "bb"), 2, 3)
+    mapping = PolicyMapping(choose_by_name("policy_envs:sum_of_all", 9, BOX, 0), 9, ("a", "bb"), 2, 3)
     mapping.begin(range(4))
     assert mapping.policy_idx.tolist() == [1 + 3, 2 + 3, 1 + 4, 2 + 4]
     mapping.begin([1])
     assert mapping.policy_idx.tolist() == [4, 6, 5, 6]
+
+
+def test_by_space_draws_among_the_block_of_the_agents_spaces() -> None:
+    spec = read_spec(as_agents_env(agent_envs.Unlike(), "game"), "game")
+    assert [own.observation.row_size for own in specs_of_policies(spec, "by_space", 6)] == [1, 1, 1, 3, 3, 3]
+    assert [own.observation.row_size for own in specs_of_policies(spec, "independent", 3)] == [1, 3, 1]
+    choose = choose_by_name("by_space", 6, spec, 0)
+    drawn = {agent: [choose(agent, 0, episode) for episode in range(3000)] for agent in spec.agents}
+    assert np.bincount(drawn["narrow_1"]).min() > 900 and max(drawn["narrow_1"]) == 2
+    assert np.bincount(drawn["wide"])[3:].min() > 900 and min(drawn["wide"]) == 3
+
+
+def test_by_space_is_random_if_all_agents_have_the_same_spaces() -> None:
+    by_space, at_random = (choose_by_name(mapping, 3, BOX, 5) for mapping in ("by_space", "random"))
+    assert [by_space(SINGLE_AGENT, 0, 0) for _ in range(99)] == [at_random(SINGLE_AGENT, 0, 0) for _ in range(99)]
 
 
 @pytest.mark.parametrize("wrong", [7, -1, "1", None, 1.0])
@@ -234,7 +250,7 @@ def test_a_function_must_return_the_number_of_a_policy(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("mapping", "text"),
     [
-        ("randomly", "is not shared, independent, random or module:function"),
+        ("randomly", "is not shared, by_space, independent, random or module:function"),
         ("policy_envs:", "is not shared"),
         ("policy_envs:nothing", "has no function 'nothing'"),
         ("no_such_module_here:f", "no module"),
@@ -242,7 +258,7 @@ def test_a_function_must_return_the_number_of_a_policy(wrong: Any) -> None:
 )
 def test_what_names_no_mapping_is_refused(mapping: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        choose_by_name(mapping, 2, (), 0)
+        choose_by_name(mapping, 2, BOX, 0)
 
 
 def test_groups_of_a_run_draw_from_streams_of_their_own() -> None:

@@ -210,7 +210,7 @@ def test_the_death_of_one_policys_learner_ends_the_run_and_names_it(start: Calla
         (("--policy.2.gamma=0.9",), "there is no policy 2, they are 0 to 1"),
         (("--policy.1.gamma=3",), "--policy.1.gamma=3 is not possible: expected a number at least 0 and at most 1"),
         (("--policy_mapping=independent",), "independent needs one policy for each agent"),
-        (("--policy_mapping=nothing",), "is not shared, independent, random or module:function"),
+        (("--policy_mapping=nothing",), "is not shared, by_space, independent, random or module:function"),
     ],
 )
 def test_mistakes_are_one_sentence(capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], text: str) -> None:
