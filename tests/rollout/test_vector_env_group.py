@@ -427,7 +427,9 @@ def test_an_action_mask_is_taken_where_no_action_meets_another_observations_mask
 
     gymnasium.register("MaskedVector-v0", Masked, vector_entry_point=make_vectorized)
     try:
-        obstacle, _ = check_vectorized("MaskedVector-v0", {}, gymnasium.make("MaskedVector-v0", disable_env_checker=True))
+        obstacle, _ = check_vectorized(
+            "MaskedVector-v0", {}, gymnasium.make("MaskedVector-v0", disable_env_checker=True)
+        )
         assert (obstacle is None) == (mode == AutoresetMode.NEXT_STEP)
         assert obstacle is None or mode.name in obstacle
     finally:
