@@ -183,7 +183,14 @@ def test_without_recovery_a_failure_is_raised() -> None:
         Filled([Failing(float("inf"))], rollout=6)
 
 
-class UnlikeUntilNan(agent_envs.Unlike):
+class PaysNothing(agent_envs.Unlike):
+    """Any number is an action."""
+
+    def _is_right(self, agent: str, action: int) -> bool:
+        return False
+
+
+class UnlikeUntilNan(PaysNothing):
     """The wide agent's second number is not finite after two steps."""
 
     def _show(self) -> dict[str, Any]:
@@ -194,7 +201,7 @@ class UnlikeUntilNan(agent_envs.Unlike):
 
 
 def test_agents_with_different_spaces_use_the_beginnings_of_rows() -> None:
-    filled = Filled([agent_envs.Unlike(), agent_envs.Unlike()], rollout=4)
+    filled = Filled([PaysNothing(), PaysNothing()], rollout=4)
     slots = filled.slots
     assert slots.obs.shape[-1] == 3 and slots.action_parameters.shape[-1] == 4
     narrow, wide = slots.obs[0][:, [0, 2, 3, 5]], slots.obs[0][:, [1, 4]]
