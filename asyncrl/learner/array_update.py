@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import FloatArray, array_of, columns_of
+from asyncrl.models.array_policy import FloatArray, array_of
 from asyncrl.models.distributions import (
     FORBIDDEN,
     LOG_STD_RANGE,
@@ -188,7 +188,7 @@ class ArrayEncoder:
             self._features = [floats, *(np.empty((num_samples, len(layer.bias)), np.float32) for layer in layers)]
             self._gradients = [np.empty((num_samples, layer.weight.shape[1]), np.float32) for layer in layers]
         features = self._features
-        features[0] = columns_of(floats, self._columns)
+        features[0] = floats[:, self._columns]
         for depth, layer in enumerate(layers):
             outputs = np.dot(features[depth], layer.weight.T, out=features[depth + 1])
             outputs += layer.bias

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.models.activations import ARRAY_ACTIVATIONS
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import CLIP, FloatArray, array_of, columns_of, encoder_of, weights_of
+from asyncrl.models.array_policy import CLIP, FloatArray, array_of, encoder_of, weights_of
 from asyncrl.models.distributions import Joint
 
 Parts = Sequence[tuple[int, slice]]
@@ -90,7 +90,7 @@ class ArrayPolicies:
 
     def _encode(self, encoder: int, obs: FloatArray, played: npt.NDArray[np.intp], parts: Parts) -> FloatArray:
         columns, layers = self._encoders[encoder]
-        features = columns_of(obs, columns)
+        features = obs[:, columns]
         for layer in layers:
             features = layer.multiply(features, played, parts)
             self._activate(features, features)

@@ -20,7 +20,7 @@ from asyncrl.models.sac import SacActor, limit_log_std_array
 
 FloatArray = npt.NDArray[np.float32]
 ArrayLayers = list[tuple[FloatArray, FloatArray]]
-Encoder = tuple[list[slice], ArrayLayers]
+Encoder = tuple[slice, ArrayLayers]
 CLIP = np.float32(OBS_CLIP)
 
 
@@ -44,7 +44,7 @@ class ArrayPolicy:
         self._mask: slice | None = None
         if isinstance(model, SacActor):
             *hidden, self._policy_head = weights_of(model.array_layers)
-            self._actor: Encoder = ([slice(None)], hidden)
+            self._actor: Encoder = (slice(None), hidden)
             self._is_sac_gaussian = model.is_gaussian
             return
         self._actor = encoder_of(model.actor)
@@ -83,7 +83,7 @@ class ArrayPolicy:
 
     def _encode(self, encoder: Encoder, obs: FloatArray) -> FloatArray:
         columns, layers = encoder
-        features = columns_of(obs, columns)
+        features = obs[:, columns]
         for weight, bias in layers:
             features = np.dot(features, weight)
             features += bias
@@ -102,11 +102,6 @@ def encoder_of(encoder: ObservationEncoder) -> Encoder:
     assert perceptron is not None
     columns, layers = perceptron
     return columns, weights_of(layers)
-
-
-def columns_of(floats: FloatArray, columns: list[slice]) -> FloatArray:
-    """These columns of `[B, F]` numbers, a view if they are neighbours."""
-    return floats[:, columns[0]] if len(columns) == 1 else np.concatenate([floats[:, each] for each in columns], 1)
 
 
 def weights_of(layers: Layers) -> ArrayLayers:

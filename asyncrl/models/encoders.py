@@ -169,10 +169,10 @@ class ObservationEncoder(nn.Module):
         return self.encoders[-1](together) if has_perceptron else together
 
     @property
-    def perceptron(self) -> tuple[list[slice], Layers] | None:
+    def perceptron(self) -> tuple[slice, Layers] | None:
         """Columns of numbers and the layers over them, which `ArrayPolicy` runs in NumPy; None if there are images."""
         own = self.encoders[0]
-        return (self._columns, own.layers) if isinstance(own, MlpEncoder) else None
+        return (self._columns[0], own.layers) if isinstance(own, MlpEncoder) else None
 
 
 def initialize_orthogonal(module: nn.Module, gain: float) -> None:
