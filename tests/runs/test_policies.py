@@ -22,6 +22,7 @@ from asyncrl.runtime.locating import policy_folder
 from asyncrl.validate import main as validate
 
 GAMES: dict[str, Any] = {
+    "ppo_objective": "clip",  # ratios to the policy that acted, which `first_ratios` checks
     "num_envs_per_worker": 4,
     "rollout": 8,
     "num_batches_per_epoch": 1,
