@@ -140,14 +140,16 @@ def rate_after(progress: Path, warm_up_s: float) -> float:
     return float((last_steps - first_steps) / (last_s - first_s))
 
 
-def run_peer(system: System, peer: Peer, task: str, options: argparse.Namespace, round_idx: int) -> float:
+def run_peer(
+    system: System, peer: Peer, task: str, options: argparse.Namespace, round_idx: int, num_policies: int = 1
+) -> float:
     """Returns environment steps per second of a run of another library.
 
     Raises:
         TaskFailed: the measurement failed.
     """
     folder = options.work_dir.resolve()
-    name = f"{system.name}_{task}_{round_idx}"
+    name = f"{system.name}_{task}_{num_policies}_{round_idx}"
     progress, log = folder / f"{name}.progress.jsonl", folder / f"{name}.log"
     progress.unlink(missing_ok=True)
     settings: dict[str, Any] = {
@@ -158,6 +160,7 @@ def run_peer(system: System, peer: Peer, task: str, options: argparse.Namespace,
         "num_workers": options.num_workers,
         "num_envs_per_worker": options.num_envs_per_worker,
         "num_envs": 16,
+        "num_policies": num_policies,
         "seed": round_idx,
     }
     driver = (str(python_of(peer, folder)), str(DRIVERS / peer.driver))

@@ -72,6 +72,28 @@ class OwnBits(_Game):
         )
 
 
+class Shaped(OwnBits):
+    """Pays each agent its bonus in every step instead, whatever it does. Its true objective is that of its policy."""
+
+    def __init__(self, num_agents: int = 1) -> None:
+        super().__init__(num_agents)
+        self.bonus = [1.0] * num_agents
+
+    def get_default_reward_shaping(self) -> dict[str, float]:
+        return {"bonus": 1.0}
+
+    def set_reward_shaping(self, shaping: dict[str, float], agent: int) -> None:
+        self.bonus[agent] = shaping["bonus"]
+
+    def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+        agents = self.agents
+        obs, _, terminated, truncated, infos = super().step(actions)
+        bonus = dict(zip(self.possible_agents, self.bonus, strict=True))
+        for agent in agents:
+            infos[agent] = {"episode_extra_stats": {"true_objective": 1.0}}
+        return obs, {agent: bonus[agent] for agent in agents}, terminated, truncated, infos
+
+
 class TakeTurns(_Game):
     """Two players in turn name their bits; a player learns its reward only when the other one moves.
 
@@ -245,7 +267,7 @@ class MixedObservations(Unlike):
     wide_spaces = Box(0, 255, (16, 16, 3), np.uint8), Discrete(4)
 
 
-opposed, duel, mixed_actions, mixed_observations = Opposed, Duel, MixedActions, MixedObservations
+shaped, opposed, duel, mixed_actions, mixed_observations = Shaped, Opposed, Duel, MixedActions, MixedObservations
 own_bits, take_turns, come_and_go, listed, masked, unlike = OwnBits, TakeTurns, ComeAndGo, Listed, Masked, Unlike
 
 

@@ -33,6 +33,20 @@ _STEPS, _FIRST_STEP_NS, _TURNS = range(3)
 Value = TypeVar("Value", bool, int)
 
 
+class TrainingInfo(NamedTuple):
+    """What the runner tells the environments.
+
+    Attributes:
+        of_observers: the newest dict of an observer, for `set_training_info`; None if there was none.
+        num_of_observers: dicts of observers so far.
+        reward_shaping: of each policy, for `set_reward_shaping`; empty if nothing is to change it.
+    """
+
+    of_observers: Mapping[str, Any] | None = None
+    num_of_observers: int = 0
+    reward_shaping: tuple[Mapping[str, float], ...] = ()
+
+
 def control_specs() -> list[ArraySpec]:
     """Arrays of `RunControl` without the progress words of the workers."""
     return [
@@ -101,7 +115,7 @@ class RunControl:
         num_best, num_saves, num_evaluations: requests for a best policy, a checkpoint, an evaluation (runner).
         num_changes, num_changes_taken: changes of hyperparameters or weights that were sent (runner) and taken
             (learner).
-        num_training_infos: dicts that were sent to the environments (runner).
+        num_training_infos: messages to the environments, `TrainingInfo` (runner).
     """
 
     stop_requested = _Word(bool, 0)
@@ -173,14 +187,14 @@ class RunControl:
         return change
 
     @staticmethod
-    def pack_training_info(info: Mapping[str, Any]) -> bytes:
-        """Returns a dict for environments as bytes, for `send_training_info`.
+    def pack_training_info(info: TrainingInfo) -> bytes:
+        """Returns what the environments are told as bytes, for `send_training_info`.
 
         Raises:
             UsageError: it cannot be pickled, or is too large.
         """
         try:
-            content = pickle.dumps(dict(info))
+            content = pickle.dumps(tuple(info))
         except Exception as error:
             raise UsageError(f"The training info cannot be pickled: {type(error).__name__}: {error}.") from error
         if len(content) > _TRAINING_INFO_BYTES:
@@ -190,24 +204,24 @@ class RunControl:
         return content
 
     def send_training_info(self, content: bytes) -> None:
-        """Sends a packed dict to all environments (runner). Two buffers alternate, as those of the weights do."""
+        """Sends packed bytes to all environments (runner). Two buffers alternate, as those of the weights do."""
         count = self.num_training_infos + 1
         self._training_info_bytes[count % 2, : len(content)] = np.frombuffer(content, np.uint8)
         self._training_info_sizes[count % 2] = len(content)
         self.num_training_infos = count
 
     @property
-    def newest_training_info(self) -> Mapping[str, Any] | None:
-        """The dict that new environments get before their first reset; None if none was sent."""
+    def newest_training_info(self) -> TrainingInfo | None:
+        """What new environments are told before their first reset; None if nothing was sent."""
         return self.read_training_info()[1] if self.num_training_infos > 0 else None
 
-    def read_training_info(self) -> tuple[int, Any]:
-        """Returns the number of the newest dict, at least 1, and the dict."""
+    def read_training_info(self) -> tuple[int, TrainingInfo]:
+        """Returns the number of the newest message, at least 1, and the message."""
         while True:
             count = self.num_training_infos
             content = self._training_info_bytes[count % 2, : self._training_info_sizes[count % 2]].tobytes()
             if self.num_training_infos == count:
-                return count, pickle.loads(content)
+                return count, TrainingInfo(*pickle.loads(content))
 
     def note_minibatch(self, num_done: int, num_total: int) -> None:
         """Notes the progress of the current update (learner).

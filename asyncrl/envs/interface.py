@@ -22,6 +22,7 @@ _STEPS, _STEPPING_S = 10, 1.0
 _STEP_RETURNS = ("observation", "reward", "terminated", "truncated", "info")
 _OF_PACKAGES = ("gymnasium", "ale_py", "asyncrl")  # environments and adapters that a user cannot correct
 _TAKES_INFO = "set_training_info"
+_DEFAULT_SHAPING, _TAKES_SHAPING = "get_default_reward_shaping", "set_reward_shaping"
 _HANDLED = ("infinity", "symmetric and normalized")  # remarks on spaces that training handles
 
 
@@ -40,12 +41,38 @@ def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any
 
 def give_training_info(env: Any, info: Mapping[str, Any]) -> None:
     """Calls `set_training_info` of a single or vectorized environment, if it or one of its wrappers has this method."""
-    if isinstance(env, gymnasium.Env):
-        method = env.get_wrapper_attr(_TAKES_INFO) if env.has_wrapper_attr(_TAKES_INFO) else None
-    else:
-        method = getattr(env, _TAKES_INFO, None) or getattr(env.unwrapped, _TAKES_INFO, None)
-    if method is not None:
+    if (method := _find_method(env, _TAKES_INFO)) is not None:
         method(dict(info))
+
+
+def give_reward_shaping(env: Any, shaping: Mapping[str, float], agent: int) -> None:
+    """Gives an environment the factors of its reward for one agent, or for one of a vectorized environment's."""
+    if (method := _find_method(env, _TAKES_SHAPING)) is not None:
+        method(dict(shaping), agent)
+
+
+def default_reward_shaping(env: Any, env_id: str) -> tuple[tuple[str, float], ...]:
+    """Names and values of what `set_reward_shaping` of an environment takes; empty if it has no such method.
+
+    Raises:
+        UsageError: `get_default_reward_shaping` did not return numbers by name.
+    """
+    method = _find_method(env, _DEFAULT_SHAPING)
+    found = None if method is None or _find_method(env, _TAKES_SHAPING) is None else method()
+    if found is None:
+        return ()
+    if not isinstance(found, Mapping) or not all(isinstance(each, (int, float)) for each in found.values()):
+        raise UsageError(f"{env_id}: {_DEFAULT_SHAPING}() returned {found!r}; expected a dict of numbers by name.")
+    return tuple((str(name), float(value)) for name, value in found.items())
+
+
+def _find_method(env: Any, name: str) -> Any:
+    """A method of an environment of any kind, or of one of its wrappers; None if there is none."""
+    if isinstance(env, gymnasium.Env):
+        if env.has_wrapper_attr(name):
+            return env.get_wrapper_attr(name)
+        return _find_method(env.unwrapped.env, name) if isinstance(env.unwrapped, AgentsEnv) else None
+    return getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
 
 
 def first_observation(env: gymnasium.Env[Any, Any], env_id: str) -> Any:

@@ -323,6 +323,7 @@ class EnvSpec:
         agents: names of the agents that an environment may have; empty for a single one.
         spaces: the different spaces of the agents, in the order in which they first appear; empty if all have the same.
         of_agents: index in `spaces`, for each agent; empty if all have the same.
+        reward_shaping: names and default values of the factors of its reward that `set_reward_shaping` changes.
     """
 
     env_id: str
@@ -334,6 +335,7 @@ class EnvSpec:
     agents: tuple[str, ...] = ()
     spaces: tuple[AgentSpaces, ...] = ()
     of_agents: tuple[int, ...] = ()
+    reward_shaping: tuple[tuple[str, float], ...] = ()
 
     @cached_property
     def kinds(self) -> tuple[EnvSpec, ...]:
@@ -388,6 +390,7 @@ class EnvSpec:
         parts = tuple(_part_from_data(part) for part in values.pop("observation"))
         for name in ("agents", "of_agents"):
             values[name] = tuple(values.get(name, ()))
+        values["reward_shaping"] = tuple((name, value) for name, value in values.get("reward_shaping", ()))
         values["spaces"] = tuple(
             AgentSpaces(ObservationLayout(tuple(map(_part_from_data, of_parts))), _action_from_data(action))
             for of_parts, action in values.get("spaces", ())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
-from asyncrl.buffers.control import PolicyChange, RunControl
+from asyncrl.buffers.control import PolicyChange, RunControl, TrainingInfo
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters
@@ -111,7 +111,7 @@ class Run:
         is_stopping: whether an observer has stopped the run or has raised an exception.
         failure: error with which the run ends because an observer raised; the exception is its cause.
         time_table: lines of text that say where the time of all roles went; known in `on_end`.
-        training_info: the newest dict for environments, pickled.
+        training_info: the newest message to environments, pickled.
         configs_of_policies: the same as `config` of each of several policies.
         weights: in population-based training the published weights of each policy, while the roles run.
     """
@@ -131,6 +131,7 @@ class Run:
         self.time_table = ""
         self.training_info: bytes | None = None
         self._sent_info: bytes | None = None
+        self._told = TrainingInfo()
         self._observers = list(observers)
         self._listeners: dict[str, tuple[Observer, ...]] = {}
         self.configs_of_policies: list[TrainConfig] = []
@@ -215,7 +216,31 @@ class Run:
         Raises:
             UsageError: the dict cannot be pickled, or has more than 32 KiB.
         """
+        self._tell(self._told._replace(of_observers=dict(info), num_of_observers=self._told.num_of_observers + 1))
+
+    def set_reward_shaping(self, policy_idx: int, shaping: Mapping[str, float]) -> None:
+        """Changes the factors of the reward of a policy, for each agent from its next episode on.
+
+        They go to all environments that have a method `set_reward_shaping`.
+
+        Args:
+            policy_idx: number of the policy, 0 with one.
+            shaping: values by the names of `spec.reward_shaping`; others keep their defaults.
+
+        Raises:
+            UsageError: the environment has no such factor.
+        """
+        defaults = dict(self.spec.reward_shaping)
+        if unknown := [name for name in shaping if name not in defaults]:
+            text = f"{self.spec.env_id} has no reward shaping {', '.join(map(repr, unknown))}"
+            raise UsageError(f"{text}; it has: {', '.join(defaults) or 'none'}.")
+        shapings = list(self._told.reward_shaping) or [defaults] * max(1, len(self.configs_of_policies))
+        shapings[policy_idx] = {**defaults, **shaping}
+        self._tell(self._told._replace(reward_shaping=tuple(shapings)))
+
+    def _tell(self, info: TrainingInfo) -> None:
         self.training_info = RunControl.pack_training_info(info)
+        self._told = info
 
     def add(self, observer: Observer) -> None:
         """Adds an observer, which gets all later events."""

@@ -28,7 +28,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Observer, Run
-from asyncrl.observers.population_rules import Member, PopulationRules, Turn
+from asyncrl.observers.population_rules import SHAPING, Member, PopulationRules, Turn
 from asyncrl.observers.shared_population import SharedFolder
 from asyncrl.runtime.checkpoint import load_state
 from asyncrl.runtime.run_folder import RunFolder, write_text_atomically
@@ -52,7 +52,7 @@ class PopulationTraining(Observer):
         Raises:
             UsageError: the shared folder cannot be used.
         """
-        self._config, self._rules = config, PopulationRules(config)
+        self._config = config
         self._folder: SharedFolder | None = None
         if config.pbt_shared_dir is not None:
             self._folder = SharedFolder(Path(config.pbt_shared_dir).expanduser(), config)
@@ -60,6 +60,7 @@ class PopulationTraining(Observer):
     def on_start(self, run: Run) -> None:
         """Reads the turns that were carried out before the checkpoint; policies without any get their first values."""
         self._path = RunFolder(run.folder).population
+        self._rules = PopulationRules(self._config, run.spec.reward_shaping)
         run.withdraw_turns()
         num_policies = run.plan.num_policies
         self._prefixes = [f"policy_{idx}/" for idx in range(num_policies)] if num_policies > 1 else [""]
@@ -73,8 +74,10 @@ class PopulationTraining(Observer):
         self._said: set[str] = set()
         self._is_off = False
         for idx in range(num_policies):
-            if idx not in self._last_lines:
-                values = self._rules.values_of(run.config_of(idx))
+            if idx in self._last_lines:
+                _give_reward_shaping(run, idx, self._last_lines[idx]["after"])
+            else:
+                values = self._values_of(run, idx)
                 if idx > 0:  # the first begins with the run's settings
                     given = run.config.policies.get(idx, {})
                     values = self._rules.mutate(values, self._random(idx, 0), fixed=given)
@@ -98,8 +101,7 @@ class PopulationTraining(Observer):
             if len(known) < len(objectives):
                 return
             own = {
-                self._names[each]: Member(objective, self._rules.values_of(run.config_of(each)))
-                for each, objective in enumerate(known)
+                self._names[each]: Member(objective, self._values_of(run, each)) for each, objective in enumerate(known)
             }
             members: Mapping[str, Member] | None = own
             if self._folder is not None:
@@ -116,6 +118,9 @@ class PopulationTraining(Observer):
         if found is None and prefix + _RETURN in scalars:
             if name == _DEFAULT_OBJECTIVE:
                 found = scalars[prefix + _RETURN]
+                if run.spec.reward_shaping:
+                    text = 'the objective is a return that the reward shaping changes; no episode has "true_objective"'
+                    self._say_once(run, f'{text} in info["episode_extra_stats"]')
             else:
                 self._say_once(run, f'no episode has {name!r} in info["episode_extra_stats"] (--pbt_target_objective)')
         return found if found is not None and math.isfinite(found) else None
@@ -154,7 +159,7 @@ class PopulationTraining(Observer):
             "action": turn.action,
             "source": turn.source,
             "objectives": {name: member.objective for name, member in members.items()},
-            "before": self._rules.values_of(run.config_of(policy_idx)),
+            "before": self._values_of(run, policy_idx),
             "after": turn.values,
         }
         source: int | None = None
@@ -171,12 +176,24 @@ class PopulationTraining(Observer):
             self._say_once(run, f"it has ended, training continues: {error}")
             return
         self._last_lines[policy_idx] = line
-        run.change_policy(policy_idx, PolicyChange(Hyperparameters(**turn.values), source, line["turn"]))
+        of_learner = {name: value for name, value in turn.values.items() if not name.startswith(SHAPING)}
+        run.change_policy(policy_idx, PolicyChange(Hyperparameters(**of_learner), source, line["turn"]))
+        _give_reward_shaping(run, policy_idx, turn.values)
+
+    def _values_of(self, run: Run, policy_idx: int) -> dict[str, float]:
+        last = self._last_lines.get(policy_idx, {"after": {}})
+        return self._rules.values_of(run.config_of(policy_idx), last["after"])
 
     def _say_once(self, run: Run, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             run.say(f"Population-based training: {text}.")
+
+
+def _give_reward_shaping(run: Run, policy_idx: int, values: Mapping[str, float]) -> None:
+    shaping = {name.removeprefix(SHAPING): value for name, value in values.items() if name.startswith(SHAPING)}
+    if shaping:
+        run.set_reward_shaping(policy_idx, shaping)
 
 
 def _as_text(line: Mapping[str, Any]) -> str:

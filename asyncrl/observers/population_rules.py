@@ -23,7 +23,9 @@ _GAMMA_FACTORS = 1.01, 1.2
 _EPS = 1e-8
 
 Values = Mapping[str, float]
-"""Hyperparameters by name."""
+"""Hyperparameters by name; those of the reward shaping begin with `SHAPING`."""
+
+SHAPING = "reward_shaping."
 
 
 class Member(NamedTuple):
@@ -53,18 +55,22 @@ class PopulationRules:
 
     Attributes:
         defaults: the values of the run's settings, by the names of the hyperparameters that are changed: those that
-            the algorithm reads and that are not 0.
+            the algorithm reads and that are not 0, and likewise those of the environment's reward shaping.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: TrainConfig, reward_shaping: Iterable[tuple[str, float]] = ()) -> None:
         self._config = config
         names = (*_TUNED, *(("gamma",) if config.pbt_optimize_gamma else ()))
         found = {name: getattr(config, name) for name in names if missing_for(name, config) is None}
+        found |= {SHAPING + name: value for name, value in reward_shaping}
         self.defaults: dict[str, float] = {name: value for name, value in found.items() if value}
 
-    def values_of(self, config: TrainConfig) -> dict[str, float]:
-        """The values of a member with these settings."""
-        values = {name: getattr(config, name) for name in self.defaults}
+    def values_of(self, config: TrainConfig, last: Values) -> dict[str, float]:
+        """The values of a member with these settings; those of its reward shaping are in its `last` values."""
+        values = {
+            name: last.get(name, default) if name.startswith(SHAPING) else getattr(config, name)
+            for name, default in self.defaults.items()
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     def take_turn(

@@ -76,7 +76,8 @@ class AgentsEnvGroup(HostEnvGroup):
     ) -> None:
         super().__init__(envs, seeds, first_env_idx, recovery)
         self._names = spec.agents
-        num_columns = len(envs) * len(self._names)
+        self.columns_of_one = len(self._names)
+        num_columns = len(envs) * self.columns_of_one
         self._kinds = [_Kind(spec, kind, mapping, len(envs)) for kind in range(len(spec.kinds))]
         self._kind_of = len(envs) * [spec.kind_of(agent) for agent in range(len(self._names))]  # of each column
         row_size = max(kind.row_size for kind in self._kinds)
@@ -194,8 +195,8 @@ class AgentsEnvGroup(HostEnvGroup):
                     begun.append(column)
             self._is_present[column] = state.is_present[place]
             self._moves[column] = state.moves[place]
-        if begun and self.policies is not None:
-            self.policies.begin(begun)
+        if begun and (self.policies is not None or self._training_info.reward_shaping):
+            self._begin_episodes(begun)
 
     def _end_episode(self, env_idx: int, column: int, name: str, extra_stats: Any) -> None:
         numbers = dict(extra_stats)
@@ -227,8 +228,8 @@ class AgentsEnvGroup(HostEnvGroup):
         self._is_present[columns] = state.is_present
         self._moves[columns] = state.moves
         self._returns[columns] = self._lengths[columns] = self._num_rows[columns] = 0
-        if self.policies is not None:
-            self.policies.begin(first + place for place, is_present in enumerate(state.is_present) if is_present)
+        if self.policies is not None or self._training_info.reward_shaping:
+            self._begin_episodes(first + place for place, is_present in enumerate(state.is_present) if is_present)
 
     def _store(self, env_idx: int, state: AgentsState, call: str) -> None:
         """Writes the observations that there are; raises if one of them or a reward cannot be used."""

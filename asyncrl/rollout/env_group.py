@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.interface import give_training_info, without_bookkeeping
+from asyncrl.envs.interface import give_reward_shaping, give_training_info, without_bookkeeping
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.monitoring.reports import EpisodeRecord
@@ -47,7 +48,10 @@ class EnvironmentGroup(ABC):
         lost: steps that failed or were dropped, until `take_lost`.
         policies: which policy plays each column, set before the first reset; None with one policy.
         failures: of all groups of a worker; None without `recovery`.
+        columns_of_one: columns of one of `envs`.
     """
+
+    columns_of_one = 1
 
     def __init__(
         self, envs: Sequence[Any], seeds: Sequence[int], first_env_idx: int = 0, recovery: Recovery | None = None
@@ -61,7 +65,7 @@ class EnvironmentGroup(ABC):
         self.failures = None if recovery is None else recovery.failures
         self._num_recreated = 0
         self._episodes: list[EpisodeRecord] = []
-        self._training_info: Mapping[str, Any] | None = None
+        self._training_info = TrainingInfo()
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""
@@ -78,12 +82,17 @@ class EnvironmentGroup(ABC):
         if self.failures is not None:
             self.failures.note_dropped(num_samples)
 
-    def set_training_info(self, info: Mapping[str, Any]) -> None:
-        """Calls `set_training_info` of the environments that have it, and of those that are recreated later."""
-        self._training_info = info
+    def set_training_info(self, info: TrainingInfo) -> None:
+        """Calls `set_training_info` of the environments that have it, and of those that are recreated later.
+
+        An agent's reward shaping changes when its next episode begins.
+        """
+        before, self._training_info = self._training_info, info
+        if info.of_observers is None or info.num_of_observers == before.num_of_observers:
+            return
         for position, env in enumerate(self._envs):
             try:
-                give_training_info(env, info)
+                give_training_info(env, info.of_observers)
             except Exception as error:
                 raise self._call_failed(position, "set_training_info", error) from error
 
@@ -101,12 +110,28 @@ class EnvironmentGroup(ABC):
             self._envs[position].close()
         try:
             self._envs[position] = self._recovery.make()
-            if self._training_info is not None:
-                give_training_info(self._envs[position], self._training_info)
+            if self._training_info.of_observers is not None:
+                give_training_info(self._envs[position], self._training_info.of_observers)
         except Exception as error:
             raise self._call_failed(position, "being recreated", error) from error
         steps = self._steps_made(position) + self._num_recreated
         self._seeds[position] = self._recovery.seed(self._first_env_idx + position, steps)
+
+    def _begin_episodes(self, columns: Iterable[int]) -> None:
+        """Chooses the policies of columns in which an episode begins, and gives environments their reward shaping."""
+        columns = list(columns)
+        if self.policies is not None:
+            self.policies.begin(columns)
+        shaping = self._training_info.reward_shaping
+        for column in columns if shaping else ():
+            position, agent = divmod(column, self.columns_of_one)
+            policy_idx = 0 if self.policies is None else int(self.policies.policy_idx[column])
+            if policy_idx >= len(shaping):  # an opponent, which does not train
+                continue
+            try:
+                give_reward_shaping(self._envs[position], shaping[policy_idx], agent)
+            except Exception as error:
+                raise self._call_failed(position, "set_reward_shaping", error) from error
 
     def _record_episode(
         self,
@@ -355,8 +380,8 @@ class EnvGroup(HostEnvGroup):
         self._returns[env] = 0.0
         self._first_rows[env] = self._num_rows
         self._last_rows[env] = self._num_rows + self._time_limits[env] - 1
-        if self.policies is not None:
-            self.policies.begin((env,))
+        if self.policies is not None or self._training_info.reward_shaping:
+            self._begin_episodes((env,))
 
     def _store_obs(self, env: int, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:

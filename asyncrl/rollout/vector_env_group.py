@@ -107,6 +107,7 @@ class VectorEnvGroup(HostEnvGroup):
         self._holds_final_obs = np.zeros(env.num_envs, dtype=np.bool_)
         self._reset_obs = np.zeros((env.num_envs, spec.observation.row_size), dtype=spec.observation.row_dtype)
         self._returns = np.zeros(env.num_envs)
+        self.columns_of_one = env.num_envs
         self._lengths = np.zeros(env.num_envs, dtype=np.int64)
         self._num_rows = np.zeros(env.num_envs, dtype=np.int64)  # valid rows of the present episodes
         self._num_steps = 0
@@ -144,8 +145,8 @@ class VectorEnvGroup(HostEnvGroup):
             self._returns[flags.ended] = 0.0
             self._lengths[flags.ended] = self._num_rows[flags.ended] = 0
         self._num_steps += 1
-        if self.policies is not None:
-            self.policies.begin(np.flatnonzero(self._begins(flags)).tolist())
+        if self.policies is not None or self._training_info.reward_shaping:
+            self._begin_episodes(np.flatnonzero(self._begins(flags)).tolist())
         return int(flags.valid.sum())
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
@@ -156,8 +157,8 @@ class VectorEnvGroup(HostEnvGroup):
         restarted = np.flatnonzero(self._holds_final_obs)
         first_obs[restarted] = self._reset_obs[restarted]
         self._holds_final_obs[:] = False
-        if self.policies is not None:
-            self.policies.begin(restarted.tolist())
+        if self.policies is not None or self._training_info.reward_shaping:
+            self._begin_episodes(restarted.tolist())
         return [int(env) for env in restarted]
 
     def _begins(self, flags: RowFlags) -> npt.NDArray[np.bool_]:
@@ -221,8 +222,8 @@ class VectorEnvGroup(HostEnvGroup):
         self._reset_obs[:] = 0
         self._returns[:] = 0.0
         self._lengths[:] = self._num_rows[:] = 0
-        if self.policies is not None:
-            self.policies.begin(range(len(self._returns)))
+        if self.policies is not None or self._training_info.reward_shaping:
+            self._begin_episodes(range(len(self._returns)))
 
     def _store_obs(self, obs: Any, obs_rows: ObsArray, call: str) -> None:
         try:

@@ -77,7 +77,7 @@ class RolloutWorkerBase:
         self._skipped_steps = skipped_steps
 
     def take_training_info(self) -> None:
-        """Passes a dict that an observer has sent since the last call to the environments."""
+        """Passes what the runner has sent since the last call on to the environments."""
         if self._control.num_training_infos != self._num_training_infos:
             self._num_training_infos, info = self._control.read_training_info()
             for group in self._groups:

@@ -1,7 +1,8 @@
 """Trains with Sample Factory for some seconds and records its progress. Runs in a separate virtual environment.
 
 Usage: sample_factory_run.py PROGRESS_FILE TRAIN_DIR OPTIONS, the last one JSON: task, mode, seconds, num_workers,
-num_envs_per_worker, seed. Each line of the progress file is one trained dataset: {"time_s": ..., "env_steps": ...}.
+num_envs_per_worker, num_policies, seed. Each line of the progress file is one trained dataset:
+{"time_s": ..., "env_steps": ...}.
 """
 
 import json
@@ -43,6 +44,7 @@ def flags(options: dict, train_dir: str) -> list[str]:
         f"--async_rl={options['mode'] == 'async'}",
         f"--num_workers={options['num_workers']}",
         f"--num_envs_per_worker={options['num_envs_per_worker']}",
+        f"--num_policies={options['num_policies']}",
         "--worker_num_splits=2",
         "--rollout=64",
         "--batch_size=1024",

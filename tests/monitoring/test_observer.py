@@ -65,10 +65,10 @@ def test_the_newest_dict_is_what_environments_get_and_a_run_that_starts_again_se
         run.set_training_info({"stage": stage, "name": "x" * stage})
         run.carry_out_requests(control)
         run.carry_out_requests(control)
-        assert control.read_training_info() == (stage + 1, {"stage": stage, "name": "x" * stage})
+        assert control.read_training_info() == (stage + 1, ({"stage": stage, "name": "x" * stage}, stage + 1, ()))
     again = RunControl(Arena.create(control_specs()), num_workers=0)
     run.carry_out_requests(again)
-    assert again.read_training_info() == (1, {"stage": 2, "name": "xx"})
+    assert again.read_training_info() == (1, ({"stage": 2, "name": "xx"}, 3, ()))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ import dataclasses
 import json
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pytest
+from small_runs import CHOICE
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import FROM_FILE, TAKEOVER_FILE, PoliciesControl, PolicyChange, RunControl, control_specs
@@ -44,7 +46,12 @@ class Population:
     """A run of three policies without roles, with population-based training."""
 
     def __init__(
-        self, folder: Path, turns: Sequence[int] | None = None, own: Sequence[dict[str, float]] = (), **settings: Any
+        self,
+        folder: Path,
+        turns: Sequence[int] | None = None,
+        own: Sequence[dict[str, float]] = (),
+        reward_shaping: Mapping[str, float] = MappingProxyType({}),
+        **settings: Any,
     ) -> None:
         """Starts at step 0, or resumes from checkpoints with these last turns and hyperparameters."""
         given = {"env": "CartPole-v1", "train_dir": str(folder), "experiment": "run", "num_policies": 3, **PBT}
@@ -52,6 +59,7 @@ class Population:
         self.training, self.messages = PopulationTraining(config), Messages()
         self.run = run = Run([self.training, self.messages])
         run.config, run.plan, run.folder = config, resolve(config, Machine(cores=2)), folder / config.experiment
+        run.spec = dataclasses.replace(CHOICE, reward_shaping=tuple(reward_shaping.items()))
         (run.folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         count = config.num_policies
         specs = [*control_specs(), *weights_specs(2)]
@@ -99,6 +107,13 @@ class _Control(PoliciesControl):
     def __init__(self, of_policy: Sequence[RunControl]) -> None:
         self.of_policy = of_policy
 
+    def send_training_info(self, content: bytes) -> None:
+        self.of_policy[0].send_training_info(content)
+
+    @property
+    def num_training_infos(self) -> int:  # type: ignore[override]
+        return self.of_policy[0].num_training_infos
+
 
 def _under(prefix: str, specs: Any) -> list[Any]:
     return [dataclasses.replace(spec, name=prefix + spec.name) for spec in specs]
@@ -122,6 +137,37 @@ def test_the_first_policy_begins_with_the_settings_and_others_mutate_what_they_w
     assert [change.new_values.changes() for change in asked if change] == [line["after"] for line in started.lines]
     assert [change.turn for change in asked if change] == [0, 0, 0]
     assert started.run.config_of(2).ppo_clip_ratio == third["after"]["ppo_clip_ratio"]
+
+
+def test_the_reward_shaping_of_the_environment_is_changed_and_taken_over_and_known_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    shaping = {"bonus": 2.0, "cost": -0.5, "unused": 0.0}
+    found = Population(tmp_path, reward_shaping=shaping, pbt_mutation_rate=1.0)
+
+    def told() -> list[dict[str, float]]:
+        found.changes()
+        return list(found.controls[0].read_training_info()[1].reward_shaping)
+
+    first, second, _ = found.lines
+    assert first["after"]["reward_shaping.bonus"] == 2.0 and "reward_shaping.unused" not in first["after"]
+    assert second["after"]["reward_shaping.cost"] < 0.0 and second["after"]["reward_shaping.cost"] != -0.5
+    assert [each["unused"] for each in told()] == [0.0] * 3
+    assert [each["bonus"] for each in told()] == [line["after"]["reward_shaping.bonus"] for line in found.lines]
+
+    found.record((520, 200, 510), (9.0, 5.0, 1.0), "episode_extra_stats/true_objective")
+    replaced = found.lines[-1]
+    assert (replaced["policy"], replaced["source"]) == (2, "policy_0")
+    factor = replaced["after"]["reward_shaping.bonus"] / 2.0
+    assert 1.1 <= max(factor, 1.0 / factor) <= 1.5, "that of the first policy, mutated"
+    assert told()[2]["bonus"] == replaced["after"]["reward_shaping.bonus"]
+    assert not found.messages.texts
+
+    before = told()
+    found = Population(tmp_path, reward_shaping=shaping, turns=[1, 0, 1])
+    assert told() == before
+    found.record((800, 800, 800), (9.0, 5.0, 1.0))
+    assert "a return that the reward shaping changes" in found.messages.texts[0]
 
 
 def test_each_policy_has_its_turn_after_its_own_steps(tmp_path: Path) -> None:

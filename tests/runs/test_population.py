@@ -103,6 +103,37 @@ def test_policies_with_a_useless_learning_rate_take_over_from_the_one_that_mean_
     assert records[-1]["policy_1/hyperparameters/learning_rate"] == 0.01
 
 
+class Returns(asyncrl.Observer):
+    """Keeps the returns of each policy's episodes, and stops after some of the second one's."""
+
+    def __init__(self) -> None:
+        self.of_policies: tuple[set[float], set[float]] = (set(), set())
+        self.count = 0
+
+    def on_episode(self, run: asyncrl.Run, episode: Any) -> None:
+        self.of_policies[episode.policy_idx].add(round(episode.episode_return / 5, 4))
+        self.count += episode.policy_idx
+        if self.count > 100:
+            run.stop()
+
+
+def test_each_policy_has_the_reward_shaping_of_its_line_in_the_environment(tmp_path: Path) -> None:
+    config = asyncrl.TrainConfig(
+        env="agent_envs:shaped",
+        num_policies=2,
+        train_for_env_steps=10**6,
+        train_dir=str(tmp_path),
+        experiment="run",
+        **{**GAMES, "pbt_mutation_rate": 1.0, "pbt_start_mutation": 10**6},
+    )
+    returns = Returns()
+    result = asyncrl.Trainer(config, callbacks=[returns]).run()
+    first, second = (line["after"]["reward_shaping.bonus"] for line in lines(result.folder))
+    assert first == 1.0 != second
+    assert returns.of_policies[0] == {1.0}
+    assert round(second, 4) in returns.of_policies[1] <= {1.0, round(second, 4)}  # 1 is that of the first episodes
+
+
 @pytest.mark.parametrize("mode", ["serial", "sync", "async"])
 def test_a_run_takes_over_weights_from_the_shared_folder(tmp_path: Path, mode: str) -> None:
     modes = {"serial": {"serial_mode": True, "async_rl": False}, "sync": {"async_rl": False}, "async": {}}

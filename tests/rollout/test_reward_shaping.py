@@ -1,0 +1,142 @@
+"""Reward shaping: each episode has that of the policy that plays it, from the episode's beginning on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from agent_envs import Shaped
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from policy_envs import MarkingPolicies
+from small_runs import planned, small_arena
+
+from asyncrl.buffers.control import TrainingInfo
+from asyncrl.config.errors import UsageError
+from asyncrl.envs.agents import as_agents_env
+from asyncrl.envs.interface import default_reward_shaping, give_training_info
+from asyncrl.envs.spaces import read_spec
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.rollout.agents_env_group import AgentsEnvGroup
+from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
+from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping
+from asyncrl.rollout.vector_env_group import VectorEnvGroup
+from asyncrl.rollout.worker import LocalActions, Split
+
+ROLLOUT = 20
+OF_POLICIES = ({"bonus": 10.0}, {"bonus": 20.0})
+
+
+class Bonus(gymnasium.Env[Any, Any]):
+    """Pays its bonus in each of the three steps of an episode."""
+
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,))
+
+    def __init__(self) -> None:
+        self.bonus, self.agents, self.steps = 1.0, set[int](), 0
+
+    def get_default_reward_shaping(self) -> dict[str, float]:
+        return {"bonus": 1.0}
+
+    def set_reward_shaping(self, shaping: Mapping[str, float], agent: int) -> None:
+        self.bonus = shaping["bonus"]
+        self.agents.add(agent)
+
+    def reset(self, **arguments: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**arguments)
+        self.steps = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return np.zeros(2, np.float32), self.bonus, self.steps == 3, False, {}
+
+
+class BonusVector(SyncVectorEnv):
+    """Two of them, vectorized."""
+
+    def __init__(self) -> None:
+        super().__init__([Bonus, Bonus], autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def set_reward_shaping(self, shaping: Mapping[str, float], agent: int) -> None:
+        self.envs[agent].unwrapped.set_reward_shaping(shaping, 0)
+
+
+def single() -> tuple[HostEnvGroup, EnvSpec]:
+    envs = [Bonus(), Bonus()]
+    spec = read_spec(envs[0], "Bonus")
+    return EnvGroup(envs, range(2), 0, spec, "raw"), spec
+
+
+def vectorized() -> tuple[HostEnvGroup, EnvSpec]:
+    spec = dataclasses.replace(read_spec(Bonus(), "Bonus"), is_vectorized=True)
+    return VectorEnvGroup(BonusVector(), 0, 0, spec, "raw"), spec
+
+
+def of_agents() -> tuple[HostEnvGroup, EnvSpec]:
+    env = as_agents_env(Shaped(num_agents=2), "Shaped")
+    assert env is not None
+    spec = read_spec(env, "Shaped")
+    return AgentsEnvGroup([env], [0], 0, spec, "raw"), spec
+
+
+@pytest.mark.parametrize("make", [single, vectorized, of_agents])
+def test_an_episode_has_the_shaping_of_its_policy_from_its_beginning_on(make: Any) -> None:
+    group, spec = make()
+    num_envs = 2 // spec.num_agents
+    sizes = {"num_workers": 1, "num_envs_per_worker": num_envs, "batch_size": 2 * ROLLOUT}
+    plan = planned(rollout=ROLLOUT, async_rl=False, **sizes)
+    plan = dataclasses.replace(plan, num_agents=spec.num_agents, num_policies=2)
+    _, slots = small_arena(plan, spec)
+    agents = spec.agents or (SINGLE_AGENT,)
+    group.policies = PolicyMapping(lambda agent, env_idx, episode: episode % 2, 2, agents, num_envs, 0)
+    split = Split(0, group, slots, LocalActions(MarkingPolicies(slots)))  # type: ignore[arg-type]
+    slots.refill(0, 0)
+    split.begin(0)
+    split.advance()  # the first episode has begun with the default
+    group.set_training_info(TrainingInfo(reward_shaping=OF_POLICIES))
+    while split.slot is not None:
+        split.advance()
+    assert slots.policy_idx is not None
+    for column in range(2):
+        valid = slots.valid[0, :, column]
+        paid = slots.reward[0, valid, column].tolist()
+        played_by = slots.policy_idx[0, :-1, column][valid]
+        first = paid.index(20.0)  # the second episode is that of policy 1
+        assert paid[:first] == [1.0] * (5 if spec.agents else 3)
+        expected = [OF_POLICIES[policy]["bonus"] for policy in played_by[first:].tolist()]
+        assert paid[first:] == expected and {10.0, 20.0} <= set(expected)
+
+
+def test_one_policy_has_the_first_shaping_and_a_recreated_environment_gets_it_again() -> None:
+    group, _ = single()
+    group.set_training_info(TrainingInfo(reward_shaping=({"bonus": 5.0},)))
+    group.reset(np.zeros((2, 2), np.float32))
+    assert [env.bonus for env in group._envs] == [5.0, 5.0]
+    assert group._envs[0].agents == {0}
+
+
+def test_a_dict_of_an_observer_is_given_once_and_reaches_environments_with_several_agents() -> None:
+    given: list[Any] = []
+    env = as_agents_env(Shaped(num_agents=2), "Shaped")
+    assert env is not None
+    env.env.set_training_info = given.append
+    group = AgentsEnvGroup([env], [0], 0, read_spec(env, "Shaped"), "raw")
+    group.set_training_info(TrainingInfo({"stage": 1}, 1))
+    group.set_training_info(TrainingInfo({"stage": 1}, 1, OF_POLICIES))
+    assert given == [{"stage": 1}]
+    give_training_info(env, {"stage": 2})
+    assert given[1:] == [{"stage": 2}]
+
+
+def test_what_an_environment_offers_is_read_and_what_are_no_numbers_refused() -> None:
+    env = Bonus()
+    assert default_reward_shaping(env, "Bonus") == (("bonus", 1.0),)
+    assert default_reward_shaping(gymnasium.make("CartPole-v1"), "CartPole-v1") == ()
+    env.get_default_reward_shaping = lambda: {"bonus": "much"}  # type: ignore[assignment, return-value]
+    with pytest.raises(UsageError, match="expected a dict of numbers by name"):
+        default_reward_shaping(env, "Bonus")
