@@ -76,7 +76,9 @@ def make_agents(env: str, num_envs: int) -> VecEnv:
 
     module = importlib.import_module(env.replace(":", "."))
     agents = supersuit.pettingzoo_env_to_vec_env_v1(module.parallel_env())
-    return VecMonitor(supersuit.concat_vec_envs_v1(agents, num_envs, num_cpus=1, base_class="stable_baselines3"))
+    envs = supersuit.concat_vec_envs_v1(agents, num_envs, num_cpus=1, base_class="stable_baselines3")
+    envs.venv.seed = lambda seed: envs.venv.reset(seed=seed)  # Stable-Baselines3 calls it, and supersuit has none
+    return VecMonitor(envs)
 
 
 def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: bool) -> VecEnv:
