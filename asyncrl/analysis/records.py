@@ -24,7 +24,16 @@ _OF_WORKER = re.compile(r"worker/(\d+)/(ep_rew_mean|env_steps)")
 
 # Settings that may differ between runs of one experiment.
 _MAY_DIFFER = frozenset(
-    {"seed", "experiment", "train_dir", "train_for_env_steps", "train_for_seconds", "restart_behavior", "quiet"}
+    {
+        "seed",
+        "experiment",
+        "train_dir",
+        "train_for_env_steps",
+        "train_for_seconds",
+        "restart_behavior",
+        "quiet",
+        "progress",
+    }
 )
 
 Record = Mapping[str, Any]

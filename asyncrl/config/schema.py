@@ -60,10 +60,12 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
+Progress = Literal["auto", "dashboard", "live", "lines"]
+
 ATARI_FRAMESKIP = 4
 """Frames of a game for which an action is repeated, unless `env_kwargs` has another number."""
 
-OF_ONE_START = ("train_dir", "experiment", "restart_behavior", "train_for_seconds", "quiet", "profile")
+OF_ONE_START = ("train_dir", "experiment", "restart_behavior", "train_for_seconds", "quiet", "progress", "profile")
 """Settings of one start of the program: config.yaml does not contain them, and a resumed run does not inherit them."""
 
 _BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw", "ppo_objective": "clip", "target_kl": None}
@@ -474,6 +476,11 @@ class TrainConfig(BaseModel):
     )
     profile: bool = _output(False, "show where each role's time goes: a table at the end and profile/* in the records")
     quiet: bool = _output(False, "print no progress")
+    progress: Progress = _output(
+        "auto",
+        "how progress is shown: dashboard (the key d changes to one line and back), live (one line, drawn again), "
+        "lines (one after the other); auto is the dashboard on a terminal, and lines elsewhere and in serial mode",
+    )
     track: list[Literal["wandb", "mlflow", "trackio"]] = _output(
         [],
         "pass settings, records and the best checkpoint on to these experiment trackers, too: wandb, mlflow, trackio; "

@@ -493,6 +493,7 @@ class Monitor:
         if self._interval.is_empty:
             return
         learner, episodes = self._learner, self._episodes
+        self._run.phase_shares = self._interval.phase_shares()
         named: dict[str, float | None] = {
             **self._interval.scalars(with_phases=self._config.profile),
             "rollout/ep_rew_mean": episodes.mean_return,

@@ -26,7 +26,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import CheckpointReport, EpisodeRecord, EvaluationReport
+from asyncrl.monitoring.reports import CheckpointReport, EpisodeRecord, EvaluationReport, Phase
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import ResumedTotals, Summary
 from asyncrl.runtime.processes import RunFailed
@@ -110,6 +110,8 @@ class Run:
         stop_reason: reason with which an observer stopped the run; None if none did.
         is_stopping: whether an observer has stopped the run or has raised an exception.
         failure: error with which the run ends because an observer raised; the exception is its cause.
+        phase_shares: share of each role's time that it spent in each phase, by role and phase, of the last record.
+        draws_on_terminal: whether an observer draws there, so that messages must go through `say`.
         time_table: lines of text that say where the time of all roles went; known in `on_end`.
         training_info: the newest message to environments, pickled.
         configs_of_policies: the same as `config` of each of several policies.
@@ -128,7 +130,9 @@ class Run:
         self.stop_reason: str | None = None
         self.is_stopping = False
         self.failure: RunFailed | None = None
+        self.phase_shares: Mapping[tuple[str, Phase], float] = {}
         self.time_table = ""
+        self.draws_on_terminal = False
         self.training_info: bytes | None = None
         self._sent_info: bytes | None = None
         self._told = TrainingInfo()

@@ -1,14 +1,17 @@
-"""Progress of a run for a person: one live line on a terminal, otherwise a plain line every few seconds."""
+"""Progress of a run for a person: a dashboard or one live line on a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from asyncrl.config.schema import Progress
 from asyncrl.monitoring.reports import EvaluationReport
-from asyncrl.monitoring.status import Status
+from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import Summary
+from asyncrl.observers.keys import Keys
 from asyncrl.observers.observer import Observer, Run
 
 if TYPE_CHECKING:
@@ -16,16 +19,21 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-Mode = Literal["live", "lines", "quiet"]
+    from asyncrl.observers.dashboard import Board
+
+Mode = Literal["dashboard", "live", "lines", "quiet"]
 
 _BAR_WIDTHS = (8, 24)
+_BOARD_EVERY_S = 1.0
+_KEY = "d"
 
 
 class ProgressBar(Observer):
     """Shows what `python -m asyncrl.train` shows while a run trains: progress, evaluations and messages.
 
     The modes:
-        live: one line at the bottom of the terminal, drawn again for each status.
+        dashboard: a table of the run's figures, drawn again each second. The key d changes to the live line and back.
+        live: one line at the bottom of the terminal, drawn again for each status. The key d changes to the dashboard.
         lines: a line every `report_every_s`, for log files, pipes and CI.
         quiet: messages only.
     """
@@ -36,27 +44,44 @@ class ProgressBar(Observer):
         """Creates the observer.
 
         Args:
-            mode: None chooses a mode when the run begins, by the setting `quiet` and by where standard output goes.
-            console: terminal for the live line; standard output if None.
+            mode: None chooses a mode when the run begins, by the settings `quiet` and `progress` and by where standard
+                output goes.
+            console: terminal for dashboard and live line; standard output if None.
             stream: for lines and messages; standard output and standard error if None.
         """
         self._given_mode, self._mode = mode, mode or "quiet"
         self._console, self._stream = console, stream
         self._live: Live | None = None
+        self._keys: Keys | None = None
+        self._board: Board | None = None
+        self._board_drawn_at = 0.0
+        self._last_line: Text | None = None
 
     def on_start(self, run: Run) -> None:
-        self._mode = self._given_mode or choose_mode(run.config.quiet, run.plan.serial_mode)
+        self._mode = self._given_mode or choose_mode(run.config.progress, run.config.quiet, run.plan.serial_mode)
+        if self._mode in ("dashboard", "live"):
+            from asyncrl.observers.dashboard import Board, Usage
+
+            self._keys = Keys()
+            self._board = Board(run, Usage(uses_gpu=run.plan.device.startswith("cuda")))
+
+    def on_record(self, run: Run, record: Record) -> None:
+        if self._board is not None:
+            self._board.note_record(record)
 
     def on_status(self, run: Run, status: Status) -> None:
-        """Draws the live line again, or prints a line if the status belongs to a record."""
-        if self._mode == "live":
-            self._draw(status)
+        """Draws dashboard or live line again, or prints a line if the status belongs to a record."""
+        if self._mode in ("dashboard", "live"):
+            self._answer_keys()
+            if self._board is not None:
+                self._board.note_status(status)
+            self._draw(run, status)
         elif self._mode == "lines" and status.is_of_record:
             print_line(status.text, self._stream or sys.stdout)
 
     def on_message(self, run: Run, text: str) -> None:
-        """Prints the message: above the live line, otherwise to standard error."""
-        if self._mode == "live":
+        """Prints the message: above dashboard or live line, otherwise to standard error."""
+        if self._mode in ("dashboard", "live"):
             self._terminal().print(text, markup=False, highlight=False)
         else:
             print_line(text, self._stream or sys.stderr)
@@ -68,10 +93,18 @@ class ProgressBar(Observer):
             self.on_message(run, f"evaluated {which}at {steps:,} steps: return {mean:,.1f} over {count} episodes")
 
     def on_end(self, run: Run, summary: Summary) -> None:
-        """Leaves the last live line on the screen and restores the cursor."""
+        """Leaves the last live line on the screen, without the dashboard, and gives the terminal back as it was."""
         if self._live is not None:
+            if self._last_line is not None:
+                self._live.update(self._last_line, refresh=True)
             self._live.stop()
             self._live = None
+            run.draws_on_terminal = False
+        if self._keys is not None:
+            self._keys.close()
+        if self._board is not None:
+            self._board.usage.close()
+        self._keys = self._board = None
 
     def _terminal(self) -> Console:
         from rich.console import Console
@@ -79,14 +112,27 @@ class ProgressBar(Observer):
         self._console = self._console or Console()
         return self._console
 
-    def _draw(self, status: Status) -> None:
+    def _draw(self, run: Run, status: Status) -> None:
         from rich.live import Live
 
-        line = self._live_line(status)
+        console = self._terminal()
+        self._last_line = shown = self._live_line(status)
+        if self._mode == "dashboard" and self._board is not None and _fits(console):
+            now = time.monotonic()
+            if now - self._board_drawn_at < _BOARD_EVERY_S and not status.is_of_record:
+                return
+            self._board_drawn_at = now
+            shown = self._board.render(console.width - 1, console.height - 1, console.options.ascii_only)
         if self._live is None:
-            self._live = Live(line, console=self._terminal(), auto_refresh=False)
+            self._live = Live(shown, console=console, auto_refresh=False)
             self._live.start()
-        self._live.update(line, refresh=True)
+            run.draws_on_terminal = True
+        self._live.update(shown, refresh=True)
+
+    def _answer_keys(self) -> None:
+        if self._keys is not None and self._keys.pressed().count(_KEY) % 2 == 1:
+            self._mode = "live" if self._mode == "dashboard" else "dashboard"
+            self._board_drawn_at = 0.0
 
     def _live_line(self, status: Status) -> Text:
         """The figures, behind a bar if there is room. The line never wraps: Rich cannot erase a wrapped line."""
@@ -106,17 +152,26 @@ class ProgressBar(Observer):
         )
 
 
-def choose_mode(quiet: bool, is_serial: bool = False) -> Mode:
+def choose_mode(progress: Progress, quiet: bool, is_serial: bool = False) -> Mode:
     """Returns the mode that suits standard output.
 
     Args:
+        progress: the setting of this name.
         quiet: the setting of this name.
         is_serial: whether the whole run is in this process, where a debugger may need the terminal for its prompt.
     """
     if quiet:
         return "quiet"
-    can_redraw = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not is_serial
-    return "live" if can_redraw else "lines"
+    can_redraw = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if progress == "lines" or not can_redraw or (is_serial and progress == "auto"):
+        return "lines"
+    return "dashboard" if progress == "auto" else progress
+
+
+def _fits(console: Console) -> bool:
+    from asyncrl.observers.dashboard import LEAST_HEIGHT, LEAST_WIDTH
+
+    return console.width >= LEAST_WIDTH and console.height >= LEAST_HEIGHT
 
 
 def print_line(text: str, stream: TextIO) -> None:

@@ -122,7 +122,7 @@ class Session:
         self._hyperparameters = Hyperparameters()  # changes made by observers before the checkpoint
         self._starts_of_policies: tuple[tuple[Path | None, int], ...] = ()
         self._num_restarts = 0  # of processes in earlier attempts, including the learner's
-        self._says_stopping = False
+        self._has_said_stopping = False
         self.exit_code = 0
         self.folder: RunFolder | None = None
         self.summary: Summary | None = None
@@ -203,8 +203,7 @@ class Session:
             own.append(EpisodesCsv())
         for observer in (*own, *load_callbacks(config.callbacks), *load_trackers(config.track)):
             self.run.add(observer)
-        self._says_stopping = self.is_first_rank and not self._answers_signals
-        is_silent = self._says_stopping or not self.is_first_rank
+        is_silent = not self._answers_signals or not self.is_first_rank
         started_at, num_deaths = self._started_at, 0
         with self._open_folder(config) as self.folder, StopSignals(is_silent) as stop:
             while True:
@@ -330,10 +329,13 @@ class Session:
                 monitor.self_play.add_if_due(run.env_steps)
             for policy_idx, mean_return in monitor.take_new_bests().items() if self.is_first_rank else ():
                 control.ask_for_best(mean_return, policy_idx)
+            if run.draws_on_terminal:  # what a signal handler writes would break the drawing
+                stop.is_silent = True
             is_asked_to_stop = stop.check()
-            if is_asked_to_stop and self._says_stopping:
-                self._says_stopping = False
-                run.say("stopping after the current update, then saving")
+            if is_asked_to_stop and not self._has_said_stopping:
+                self._has_said_stopping = True
+                if self.is_first_rank and not stop.was_answered:
+                    run.say(stop.answer if self._answers_signals else "stopping after the current update, then saving")
             run.carry_out_requests(control)
             if peers is not None:
                 peers.check()

@@ -30,11 +30,13 @@ class StopSignals:
 
     Attributes:
         was_asked: whether there was a request.
+        was_answered: whether it was answered on the terminal.
+        is_silent: whether somebody else answers.
     """
 
     def __init__(self, is_silent: bool = False) -> None:
-        self.was_asked = False
-        self._is_silent = is_silent
+        self.was_asked = self.was_answered = False
+        self.is_silent = is_silent
         self._received: list[int] = []
         self._previous: dict[int, Any] = {}
 
@@ -42,6 +44,11 @@ class StopSignals:
     def exit_code(self) -> int:
         """128 plus the number of the first signal: 130 for Ctrl-C, 143 for SIGTERM; 0 if there was none."""
         return 128 + self._received[0] if self._received else 0
+
+    @property
+    def answer(self) -> str:
+        """What the user is told after the first request."""
+        return f"{_name(self._received[0])}: {_ANSWER}"
 
     def check(self) -> bool:
         """Returns whether the run is to finish.
@@ -68,10 +75,11 @@ class StopSignals:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received.append(number)
         self.was_asked = True
-        if len(self._received) == 1 and not self._is_silent:
+        if len(self._received) == 1 and not self.is_silent:
+            self.was_answered = True
             # The handler may have interrupted a print, so it does not use Python's buffers. The terminal shows ^C.
             with contextlib.suppress(OSError):  # the reader of the output may have ended
-                os.write(2, f"\n{_name(number)}: {_ANSWER}\n".encode())
+                os.write(2, f"\n{self.answer}\n".encode())
 
 
 def _name(number: int) -> str:

@@ -121,8 +121,8 @@ def test_the_bar_shows_the_share():
 def test_a_run_in_one_process_leaves_the_terminal_to_a_debugger(monkeypatch):
     monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("TERM", "xterm")
-    assert choose_mode(quiet=False) == "live"
-    assert choose_mode(quiet=False, is_serial=True) == "lines"
+    assert choose_mode("auto", quiet=False) == "dashboard"
+    assert choose_mode("auto", quiet=False, is_serial=True) == "lines"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59.6, "1:00 min"), (3599.9, "1:00:00 h"), (-1, "0 s")])

@@ -31,9 +31,12 @@ def test_the_first_request_is_answered_at_once(capfd: pytest.CaptureFixture[str]
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(StopAtOnce, match="Second Ctrl-C: stopped at once"):
             stop.check()
-    with StopSignals(is_silent=True) as stop:
+        assert stop.was_answered
+    with StopSignals() as stop:
+        stop.is_silent = True  # an observer has begun to draw on the terminal, and shows the answer itself
         signal.raise_signal(signal.SIGTERM)
-        assert stop.was_asked
+        assert stop.was_asked and not stop.was_answered
+        assert stop.answer.startswith("SIGTERM: stopping after the current update")
     assert capfd.readouterr().err == ""
 
 

@@ -28,6 +28,7 @@ INSTEAD = {
     "with_tensorboard": "throughput is measured without it",
     "profile": "the benchmark always shows where the time goes",
     "quiet": "the output of each run goes to a file",
+    "progress": "the output of each run goes to a file",
 }
 """Settings of training that the benchmark sets itself, with what the user can do instead."""
 

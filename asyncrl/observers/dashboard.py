@@ -1,0 +1,310 @@
+"""The dashboard of a run: its figures as a table for a terminal, drawn with Rich."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import psutil
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from asyncrl.monitoring.status import Record, Status
+from asyncrl.monitoring.summary import UNKNOWN, duration
+from asyncrl.observers.observer import Run
+
+LEAST_WIDTH, LEAST_HEIGHT = 80, 20
+"""Columns and rows of the smallest terminal that it fits."""
+
+_HISTORY = 240
+_BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_ASCII_BARS = ".:-=+*#@"
+_TREND_S = 60.0
+_LEARNING = {
+    "train/policy_gradient_loss": "policy loss",
+    "train/actor_loss": "actor loss",
+    "train/value_loss": "value loss",
+    "train/critic_loss": "critic loss",
+    "train/approx_kl": "KL divergence",
+    "train/clip_fraction": "clip fraction",
+    "train/explained_variance": "explained variance",
+    "train/entropy": "entropy",
+    "train/std": "deviation",
+    "train/ent_coef": "entropy coefficient",
+    "train/grad_norm": "gradient norm",
+    "train/learning_rate": "learning rate",
+    "train/n_updates": "updates",
+    "lag/mean": "lag, versions",
+    "replay/updates_per_env_step": "updates per step",
+    "replay/size": "replay, steps",
+}
+_FAULTS = {
+    "perf/restarts": "restarts",
+    "perf/env_failures": "environment failures",
+    "perf/failed_saves": "failed saves",
+    "perf/not_finite_steps": "steps not finite",
+    "perf/dropped_samples": "dropped samples",
+    "train/skipped_steps": "skipped updates",
+}
+_OF_POLICIES = {
+    "rollout/ep_rew_mean": "return",
+    "rollout/ep_len_mean": "length",
+    "time/total_env_steps": "steps",
+    "train/approx_kl": "KL",
+    "train/entropy": "entropy",
+    "lag/mean": "lag",
+    "self_play/elo": "Elo",
+}
+_EXTRA = "episode_extra_stats/"
+
+
+class Board:
+    """Collects the figures of a run, and makes the table of them.
+
+    Attributes:
+        usage: processor and memory of the run's processes.
+    """
+
+    def __init__(self, run: Run, usage: Usage) -> None:
+        self.usage = usage
+        self._run = run
+        self._status: Status | None = None
+        self._scalars: dict[str, float] = {}
+        self._speeds: deque[float] = deque(maxlen=_HISTORY)
+        self._of_episodes = {
+            name: deque[tuple[float, float]](maxlen=_HISTORY) for name in ("rollout/ep_rew_mean", "rollout/ep_len_mean")
+        }
+
+    def note_status(self, status: Status) -> None:
+        self._status = status
+        if status.fps is not None and status.is_of_record:
+            self._speeds.append(status.fps)
+
+    def note_record(self, record: Record) -> None:
+        self._scalars.update(record.scalars)
+        now = record.scalars.get("time/time_elapsed")
+        for name, history in self._of_episodes.items():
+            if now is not None and name in record.scalars:
+                history.append((now, record.scalars[name]))
+
+    def render(self, width: int, height: int, is_ascii: bool = False) -> RenderableType:
+        """The table, at most `width` columns and `height` rows."""
+        head = [self._title(width), self._progress(width, is_ascii), Text("")]
+        head += self._curves(width, is_ascii)
+        blocks = [
+            ("where the time goes", self._times()),
+            ("learning", self._learning()),
+            ("environment's own numbers", self._extra_stats()),
+            ("faults", self._faults()),
+            ("machine", self.usage.rows()),
+        ]
+        policies = self._policies(width, height - len(head) - 9)
+        body = _columns([block for block in blocks if block[1]], width, height - len(head) - len(policies) - 1)
+        return Group(*head, *policies, body)
+
+    def _title(self, width: int) -> Text:
+        config = self._run.config
+        ranks = f", {self._run.plan.num_ranks} ranks" if self._run.plan.num_ranks > 1 else ""
+        text = f"{config.env_id}, {config.algorithm.name}{ranks}, {self._run.folder.name}"
+        key = "d: one line"
+        return Text.assemble((text[: width - len(key) - 1].ljust(width - len(key)), "bold"), (key, "dim"))
+
+    def _progress(self, width: int, is_ascii: bool) -> Text:
+        status = self._status
+        if status is None:
+            return Text("starting")
+        steps = f" {status.env_steps:,} of {status.target_env_steps:,} steps ({100 * status.share:.1f} %)"
+        times = f", {duration(status.elapsed_s)} elapsed, {duration(status.remaining_s)} left"
+        text = f" {status.activity},{steps}" if status.activity is not None else steps
+        text = (text + times)[:width]
+        bar_width = max(0, width - len(text))
+        filled = round(bar_width * status.share)
+        done, rest = ("#", "-") if is_ascii else ("\u2501", "\u2500")
+        return Text.assemble((done * filled, "green"), (rest * (bar_width - filled), "dim"), text)
+
+    def _curves(self, width: int, is_ascii: bool) -> list[Text]:
+        speed = None if self._status is None else self._status.fps
+        rows = [("speed", number(speed), "steps/s", list(self._speeds), "")]
+        for name, title in (("rollout/ep_rew_mean", "return"), ("rollout/ep_len_mean", "length")):
+            history = self._of_episodes[name]
+            latest = history[-1][1] if history else None
+            rows.append((title, number(latest), "", [value for _, value in history], _trend(history)))
+        texts = []
+        for title, value, unit, values, trend in rows:
+            front = f"{title:<7} {value:>9} {unit:<7} "
+            room = width - len(front) - len(trend) - 1
+            curve = (sparkline(values, room, is_ascii).ljust(room), "cyan")
+            texts.append(Text.assemble((f"{title:<7} ", "dim"), f"{value:>9} {unit:<7} ", curve, f" {trend}"))
+        return [*texts, Text("")]
+
+    def _times(self) -> list[tuple[str, str]]:
+        shares = self._run.phase_shares
+        rows = []
+        for role in dict.fromkeys(role for role, _ in shares):
+            of_role = [(share, phase.value) for (name, phase), share in shares.items() if name == role]
+            largest = sorted(of_role, reverse=True)[:3]
+            rows += [(f"{role} {phase.replace('_', ' ')}", f"{share:.0%}") for share, phase in largest if share >= 0.01]
+        return rows
+
+    def _learning(self) -> list[tuple[str, str]]:
+        return [(title, number(self._scalars[name])) for name, title in _LEARNING.items() if name in self._scalars]
+
+    def _extra_stats(self) -> list[tuple[str, str]]:
+        return [
+            (name.removeprefix(_EXTRA), number(value))
+            for name, value in self._scalars.items()
+            if name.startswith(_EXTRA)
+        ]
+
+    def _faults(self) -> list[tuple[str, str]]:
+        found = [(title, f"{self._scalars[name]:,.0f}") for name, title in _FAULTS.items() if self._scalars.get(name)]
+        return found or ([("none", "")] if self._scalars else [])
+
+    def _policies(self, width: int, most_rows: int) -> list[RenderableType]:
+        """One row for each of several policies."""
+        count = self._run.plan.num_policies
+        if count == 1 or not self._scalars:
+            return []
+        names = [name for name in _OF_POLICIES if any(f"policy_{idx}/{name}" in self._scalars for idx in range(count))]
+        table = Table.grid(padding=(0, 2))
+        table.add_row(Text("policy", "dim"), *(Text(_OF_POLICIES[name], "dim") for name in names))
+        shown = min(count, max(1, most_rows - 2))
+        for idx in range(shown):
+            values = (number(self._scalars.get(f"policy_{idx}/{name}")) for name in names)
+            table.add_row(str(idx), *(Text(value, justify="right") for value in values))
+        more = [Text(f"and {count - shown} more", "dim")] if shown < count else []
+        return [table, *more, Text("")]
+
+
+def number(value: float | None) -> str:
+    """A figure with about four digits."""
+    if value is None or value != value:
+        return UNKNOWN
+    if value == 0 or 0.001 <= abs(value) < 1:
+        return f"{value:.3f}" if value else "0"
+    if abs(value) < 0.001:
+        return f"{value:.1e}"
+    return f"{value:,.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def sparkline(values: Sequence[float], width: int, is_ascii: bool = False) -> str:
+    """The newest values as bars, each at most once, the largest of them as the highest bar."""
+    bars = _ASCII_BARS if is_ascii else _BARS
+    shown = [value for value in values if value == value][-max(0, width) :] if width > 0 else []
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    return "".join(bars[round((value - low) / (high - low) * (len(bars) - 1)) if high > low else 0] for value in shown)
+
+
+def _trend(history: Iterable[tuple[float, float]]) -> str:
+    """How the last value differs from that of a minute before, or from the first one."""
+    points = list(history)
+    if len(points) < 2:
+        return ""
+    end_s, end = points[-1]
+    start_s, start = next(point for point in points if point[0] >= end_s - _TREND_S)
+    if start_s == end_s:
+        start_s, start = points[-2]
+    difference = end - start
+    return f"{'+' if difference >= 0 else '-'}{number(abs(difference))} in {duration(end_s - start_s)}"
+
+
+def _columns(blocks: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int, height: int) -> RenderableType:
+    """Blocks of named figures side by side, each cut where there is no room."""
+    count = max(1, min(len(blocks), 2 if width < 120 else 3 if width < 180 else 5))
+    own_width = (width - 3 * (count - 1)) // count
+    columns: list[list[Text]] = [[] for _ in range(count)]
+    for title, rows in blocks:
+        column = min(columns, key=len)
+        room = height - len(column) - (1 if column else 0)
+        if room < 2:
+            continue
+        if column:
+            column.append(Text(""))
+        column.append(Text(title[:own_width], "bold"))
+        for name, value in rows[: room - 1]:
+            value = value[: own_width - 1]
+            name_width = own_width - len(value) - 1
+            column.append(Text(f"{name[:name_width]:<{name_width}} {value}"))
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for row in range(max(map(len, columns), default=0)):
+        table.add_row(*(column[row] if row < len(column) else Text(" " * own_width) for column in columns))
+    return table
+
+
+class Usage:
+    """Processor time and memory of this process and its children, and of NVIDIA GPUs, looked at every few seconds."""
+
+    EVERY_S = 4.0
+
+    def __init__(self, uses_gpu: bool) -> None:
+        self._own = psutil.Process()
+        self._uses_gpu = uses_gpu and shutil.which("nvidia-smi") is not None
+        self._query: subprocess.Popen[str] | None = None
+        self._looked_at = 0.0
+        self._before: Mapping[int, float] = {}
+        self._rows: list[tuple[str, str]] = []
+        self._of_gpus: list[tuple[str, str]] = []
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Names and values."""
+        now = time.monotonic()
+        if now - self._looked_at >= self.EVERY_S:
+            self._look(now)
+        return [*self._rows, *self._of_gpus]
+
+    def close(self) -> None:
+        if self._query is not None:
+            self._query.kill()
+            self._query.communicate()
+            self._query = None
+
+    def _look(self, now: float) -> None:
+        seconds: dict[int, float] = {}
+        private, shared = 0, 0
+        for process in (self._own, *self._own.children(recursive=True)):
+            try:
+                with process.oneshot():
+                    times, memory = process.cpu_times(), process.memory_info()
+            except psutil.Error:
+                continue
+            seconds[process.pid] = times.user + times.system
+            of_others = getattr(memory, "shared", 0)
+            private += memory.rss - of_others
+            shared = max(shared, of_others)
+        used = sum(spent - self._before.get(pid, spent) for pid, spent in seconds.items())
+        cores = used / (now - self._looked_at) if self._before else None
+        self._before, self._looked_at = seconds, now
+        machine = psutil.virtual_memory()
+        self._rows = [
+            ("processes", f"{len(seconds)}"),
+            ("cores in use", f"{UNKNOWN if cores is None else f'{cores:.1f}'} of {psutil.cpu_count()}"),
+            ("cores in use, all programs", f"{psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1):.1f}"),
+            ("memory", f"{(private + shared) / 2**30:.1f} GiB"),
+            ("memory free", f"{machine.available / 2**30:.1f} of {machine.total / 2**30:.1f} GiB"),
+        ]
+        if self._uses_gpu:
+            self._look_at_gpus()
+
+    def _look_at_gpus(self) -> None:
+        """Reads what the last query has found, and starts the next one, for which nobody waits."""
+        if self._query is not None:
+            if self._query.poll() is None:
+                return
+            for line in self._query.communicate()[0].splitlines() if self._query.returncode == 0 else ():
+                idx, busy, used, total = (part.strip() for part in line.split(","))
+                name, text = f"GPU {idx}", f"{busy} %, {float(used) / 1024:.1f} of {float(total) / 1024:.1f} GiB"
+                self._of_gpus = [*(row for row in self._of_gpus if row[0] != name), (name, text)]
+        what = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
+        self._query = subprocess.Popen(
+            ["nvidia-smi", what, "--format=csv,noheader,nounits"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
