@@ -7,6 +7,7 @@ import os
 import select
 import sys
 import termios
+from typing import Any
 
 
 class Keys:
@@ -18,7 +19,8 @@ class Keys:
 
     def __init__(self, descriptor: int | None = None) -> None:
         """Takes the terminal's file descriptor; None for standard input. Without a terminal there are no keys."""
-        self._descriptor, self._before = -1, None
+        self._descriptor = -1
+        self._before: list[Any] | None = None  # modes of the terminal before it was switched
         with contextlib.suppress(OSError, ValueError):  # standard input may be closed or no file
             found = sys.stdin.fileno() if descriptor is None else descriptor
             self._descriptor = found if os.isatty(found) else -1

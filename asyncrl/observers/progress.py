@@ -15,7 +15,7 @@ from asyncrl.observers.keys import Keys
 from asyncrl.observers.observer import Observer, Run
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.live import Live
     from rich.text import Text
 
@@ -116,7 +116,8 @@ class ProgressBar(Observer):
         from rich.live import Live
 
         console = self._terminal()
-        self._last_line = shown = self._live_line(status)
+        self._last_line = self._live_line(status)
+        shown: RenderableType = self._last_line
         if self._mode == "dashboard" and self._board is not None and _fits(console):
             now = time.monotonic()
             if now - self._board_drawn_at < _BOARD_EVERY_S and not status.is_of_record:
