@@ -167,7 +167,6 @@ OTHER_NAMES: dict[str, OtherName] = {
         RLLIB, "num_batches_to_accumulate", "datasets that may wait, of all workers"
     ),
     "twin_q": OtherName(RLLIB, "", "SAC has two critics"),
-    "initial_alpha": OtherName(RLLIB, "ent_coef", "a number, or auto_0.1 to begin with 0.1"),
 }
 """By the name there."""
 
