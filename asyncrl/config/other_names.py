@@ -9,6 +9,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 STABLE_BASELINES, SAMPLE_FACTORY, CLEANRL, PYTORCH = "Stable-Baselines3", "Sample Factory", "CleanRL", "PyTorch"
+RLLIB = "RLlib"
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,43 @@ OTHER_NAMES: dict[str, OtherName] = {
     "pbt_mix_policies_in_one_env": OtherName(SAMPLE_FACTORY, "policy_mapping", "random mixes them"),
     "with_wandb": OtherName(SAMPLE_FACTORY, "track", "--track=wandb"),
     "benchmark": OtherName(SAMPLE_FACTORY, "", "python -m asyncrl.benchmark measures speed"),
+    "num_env_runners": OtherName(RLLIB, "num_workers"),
+    "num_envs_per_env_runner": OtherName(RLLIB, "num_envs_per_worker"),
+    "rollout_fragment_length": OtherName(RLLIB, "rollout"),
+    "train_batch_size_per_learner": OtherName(
+        RLLIB, "num_batches_per_epoch", "samples of a dataset: --batch_size times --num_batches_per_epoch"
+    ),
+    "lambda_": OtherName(RLLIB, "gae_lambda"),
+    "clip_param": OtherName(RLLIB, "ppo_clip_ratio"),
+    "vf_clip_param": OtherName(
+        RLLIB,
+        "ppo_clip_value",
+        "there the squared error is clipped, here the change of the value, in units of normalized returns",
+    ),
+    "vf_loss_coeff": OtherName(RLLIB, "value_loss_coeff"),
+    "entropy_coeff": OtherName(RLLIB, "entropy_loss_coeff"),
+    "kl_coeff": OtherName(RLLIB, "kl_loss_coeff", "there adapted to kl_target, here fixed"),
+    "kl_target": OtherName(
+        RLLIB, "target_kl", "there a target of the adaptive penalty, here the passes over a dataset end above it"
+    ),
+    "grad_clip": OtherName(RLLIB, "max_grad_norm"),
+    "fcnet_hiddens": OtherName(RLLIB, "encoder_mlp_layers"),
+    "fcnet_activation": OtherName(RLLIB, "nonlinearity"),
+    "vf_share_layers": OtherName(RLLIB, "actor_critic_share_weights"),
+    "use_lstm": OtherName(RLLIB, "use_rnn", "--rnn_type=lstm"),
+    "lstm_cell_size": OtherName(RLLIB, "rnn_size"),
+    "max_seq_len": OtherName(RLLIB, "recurrence"),
+    "env_config": OtherName(RLLIB, "env_kwargs"),
+    "num_learners": OtherName(RLLIB, "", "start the ranks with torchrun"),
+    "num_gpus_per_learner": OtherName(RLLIB, "device", "--device=cuda"),
+    "evaluation_interval": OtherName(RLLIB, "eval_every_env_steps", "there iterations"),
+    "evaluation_duration": OtherName(RLLIB, "eval_episodes"),
+    "policy_mapping_fn": OtherName(RLLIB, "policy_mapping", "MODULE:function; it chooses for an agent and its episode"),
+    "observation_filter": OtherName(RLLIB, "normalize_input", "MeanStdFilter is True"),
+    "max_requests_in_flight_per_env_runner": OtherName(
+        RLLIB, "num_batches_to_accumulate", "datasets that may wait, of all workers"
+    ),
+    "twin_q": OtherName(RLLIB, "", "SAC has two critics"),
 }
 """By the name there."""
 

@@ -13,7 +13,7 @@ from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.flags import COMMON, REQUIRED, ExtraFlag, format_value
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
-from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, SAMPLE_FACTORY, STABLE_BASELINES
+from asyncrl.config.other_names import CLEANRL, OTHER_NAMES, PYTORCH, RLLIB, SAMPLE_FACTORY, STABLE_BASELINES
 from asyncrl.config.plan import resolve
 from asyncrl.config.presets import preset_names, read_preset
 from asyncrl.config.schema import TrainConfig
@@ -225,7 +225,7 @@ def test_the_tables_of_other_libraries_name_settings_that_exist_and_are_those_of
     assert {other.setting for other in OTHER_NAMES.values()} - {""} <= set(settings)
     assert not set(OTHER_NAMES) & set(settings), "an alias of a setting would never be shown"
     text = (Path(__file__).resolve().parents[2] / "docs" / "other_libraries.md").read_text()
-    for library in (STABLE_BASELINES, CLEANRL, SAMPLE_FACTORY, PYTORCH):
+    for library in (STABLE_BASELINES, CLEANRL, RLLIB, SAMPLE_FACTORY, PYTORCH):
         section = text.split(f"\n## {library}\n")[1].split("\n## ")[0]
         rows = re.findall(r"^\| `(\w+)` \| (?:`--(\w+)`|none)(?:; (.*?))? \|$", section, re.MULTILINE)
         expected = {

@@ -1,0 +1,95 @@
+"""Pages of the documentation site that are made from the code: home, settings, metrics and the Python interface.
+
+MkDocs calls the functions (`hooks` in mkdocs.yml). Nothing of it is kept in the repository, so nothing can be stale.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import mkdocs.structure.files as structure
+
+import asyncrl
+from asyncrl.config.flags import format_value
+from asyncrl.config.settings import SECTION_TITLES, all_settings
+from asyncrl.monitoring.metrics import METRICS
+
+ROOT = Path(__file__).resolve().parents[1]
+_LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the generated pages to those of docs/."""
+    pages = {
+        "index.md": (ROOT / "README.md").read_text(encoding="utf-8"),
+        "settings.md": settings_page(),
+        "metrics.md": metrics_page(),
+        "python_reference.md": python_page(),
+    }
+    for name, text in pages.items():
+        files.append(structure.File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Turns links of the repository into links of the site; what the site does not have becomes plain text."""
+
+    def link(match: re.Match[str]) -> str:
+        path, anchor = match.group(1), match.group(2) or ""
+        name = "index.md" if Path(path).name == "README.md" else Path(path).name
+        return f"]({name}{anchor})" if files.get_file_from_path(name) is not None else "]"
+
+    return re.sub(r"\[([^\]]*)\](?=[^(]|$)", r"[\1]", _LINK.sub(link, markdown))
+
+
+def settings_page() -> str:
+    """Every setting with its values, its default and its meaning, by section."""
+    lines = [
+        "# Settings",
+        "",
+        "Each setting is a flag (`--name=value`), a key of a YAML file (`--config`), and a field of "
+        "`asyncrl.TrainConfig`. Presets replace defaults for known environments; `--print_config` shows the values of "
+        "a run and their sources.",
+    ]
+    settings = all_settings()
+    for section, title in SECTION_TITLES.items():
+        of_section = [setting for setting in settings.values() if setting.section == section]
+        if not of_section:
+            continue
+        lines += ["", f"## {title[0].upper()}{title[1:]}", "", "| setting | default | values | meaning |"]
+        lines.append("| --- | --- | --- | --- |")
+        lines += [
+            f"| `{setting.name}` | {_cell(format_value(setting.default))} | {_cell(setting.expected)} | "
+            f"{_cell(setting.description)} |"
+            for setting in of_section
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def metrics_page() -> str:
+    """Every figure that a run publishes."""
+    lines = [
+        "# Metrics",
+        "",
+        "Names in `metrics.jsonl`, TensorBoard and trackers. Words in capitals stand for what varies. A record holds "
+        "those that belong to the algorithm and the mode. Of several policies, those of one begin with `policy_N/`.",
+        "",
+        "| metric | meaning |",
+        "| --- | --- |",
+    ]
+    return "\n".join([*lines, *(f"| `{name}` | {_cell(meaning)} |" for name, meaning in METRICS.items())]) + "\n"
+
+
+def python_page() -> str:
+    """Everything that `import asyncrl` offers, from the docstrings."""
+    lines = ["# Python reference", "", "What `import asyncrl` offers. [A run from Python](python_api.md) explains how."]
+    for name in sorted(asyncrl.__all__):
+        if callable(getattr(asyncrl, name)):
+            lines += ["", f"::: asyncrl.{name}"]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")

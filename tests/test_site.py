@@ -1,0 +1,72 @@
+"""The documentation site: it builds without a warning, and its generated pages are complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from document_blocks import ROOT
+
+from asyncrl.config.settings import SECTION_TITLES, all_settings
+from asyncrl.monitoring import reports
+from asyncrl.monitoring.metrics import METRICS, describe
+
+TRAINED = ("TrainMetrics", "SacMetrics")
+
+
+def test_every_figure_of_a_report_is_described() -> None:
+    names = [f"train/{field.name}" for name in TRAINED for field in dataclasses.fields(getattr(reports, name))]
+    names += [f"lag/{field.name}" for field in dataclasses.fields(reports.LagMetrics)]
+    names += [f"perf/{role}_busy" for role in ("rollout", "inference", "learner")]
+    assert [name for name in names if describe(name) is None] == []
+    assert describe("policy_3/lag/mean") == METRICS["lag/mean"]
+    assert describe("worker/12/env_steps") == METRICS["worker/N/env_steps"]
+    assert describe("episode_extra_stats/goals scored") is not None
+    assert describe("train/unknown") is describe("profile/rollout") is None
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocstrings")
+    place = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(place / "site")],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert (built.returncode, built.stdout, built.stderr) == (0, "", "")
+    return place / "site"
+
+
+def test_the_site_has_every_setting_and_every_metric(site: Path) -> None:
+    settings, metrics = ((site / name).read_text(encoding="utf-8") for name in ("settings.html", "metrics.html"))
+    assert {setting.section for setting in all_settings().values()} <= set(SECTION_TITLES)
+    assert [name for name in all_settings() if f"<code>{name}</code>" not in settings] == []
+    assert [name for name in METRICS if f"<code>{name}</code>" not in metrics] == []
+    assert "Trainer" in (site / "python_reference.html").read_text(encoding="utf-8")
+
+
+def test_every_document_is_in_the_navigation(site: Path) -> None:
+    home = (site / "index.html").read_text(encoding="utf-8")
+    pages = [path.stem for path in (ROOT / "docs").glob("*.md")]
+    assert [page for page in pages if f'href="{page}.html"' not in home] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    monkeypatch.chdir(tmp_path)
+    notebook = nbformat.read(path, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    assert "completed" in json.dumps(outputs[0]) and "image/png" in json.dumps(outputs[2])
