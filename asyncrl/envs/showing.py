@@ -34,9 +34,7 @@ PathOf = Callable[[int], Path]
 """The video file of an episode, by the episode's number in its environment; several episodes may share one."""
 
 
-def make_shown_env(
-    config: TrainConfig, render_mode: str, video: PathOf | None, number: int
-) -> gymnasium.Env[Any, Any]:
+def make_shown_env(config: TrainConfig, render_mode: str, video: PathOf | None, number: int) -> gymnasium.Env[Any, Any]:
     """Makes an environment of a run that is drawn.
 
     Args:

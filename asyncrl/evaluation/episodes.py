@@ -176,7 +176,7 @@ def evaluate(
     try:
         num_lanes = min(num_envs, episodes)
         for idx in range(num_lanes):
-            env = _make(policy) if make is None else make(idx)
+            env = make_checked_env(policy.config) if make is None else make(idx)
             make_lane = _AgentsLane if spec.agents else _Lane
             lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes)), choose, max_steps))
         size = spec.num_agents
@@ -243,9 +243,15 @@ def _act(
     return mixed
 
 
-def _make(policy: PlayedPolicy) -> gymnasium.Env[Any, Any]:
+def make_checked_env(config: TrainConfig) -> gymnasium.Env[Any, Any]:
+    """Makes an environment of a run.
+
+    Raises:
+        EnvironmentFailed: its own code raised.
+        UsageError: it cannot be made.
+    """
     try:
-        return make_run_env(policy.config)
+        return make_run_env(config)
     except (UsageError, EnvironmentFailed):
         raise
     except Exception as error:

@@ -110,9 +110,7 @@ def find_checkpoint_of(run: Path, name: str, policy_idx: int = 0) -> Path:
     )
 
 
-def find_given_checkpoint(
-    run: str | None, named: str, train_dir: str = TRAIN_DIR, policy_idx: int = 0
-) -> Path:
+def find_given_checkpoint(run: str | None, named: str, train_dir: str = TRAIN_DIR, policy_idx: int = 0) -> Path:
     """Returns the checkpoint that a command line names by --experiment and --checkpoint.
 
     Args:
