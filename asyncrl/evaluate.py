@@ -168,20 +168,21 @@ def _compare(options: _Options) -> Comparison:
     paths = _compared(options)
 
     from asyncrl.analysis.records import unique_names
-    from asyncrl.envs.factory import make_run_env
     from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
+    from asyncrl.evaluation.episodes import make_checked_env
     from asyncrl.evaluation.matches import same_spaces
 
     names = unique_names([path.resolve() for path in paths])
     t_start = time.time()
-    first = _load(paths[0], options)
-    played = []
-    for name, path in zip(names, paths, strict=True):
-        policy = _load(path, options) if path != paths[0] else first
+    policies = [_load(path, options) for path in paths]
+    first = policies[0]
+    for path, policy in zip(paths, policies, strict=True):
         if not same_spaces(policy.spec, first.spec):
             raise UsageError(f"--compare: {path} was trained in {policy.spec.env_id}, with other spaces.")
+    played = []
+    for name, path, policy in zip(names, paths, policies, strict=True):
         started_s = time.time() - t_start
-        result = _play(policy, path, options, lambda _: make_run_env(first.config))
+        result = _play(policy, path, options, lambda _: make_checked_env(first.config))
         played.append(PlayedEpisodes(name, result, started_s))
     _write_episodes(options, first, t_start, played)
     return Comparison(tuple(names), tuple(each.result for each in played))
@@ -194,14 +195,13 @@ def _compared(options: _Options) -> list[Path]:
     for name in filter(None, map(str.strip, str(options.compare).split(","))):
         if name == "all" and folder is not None:
             places = (folder, folder / checkpoints.MILESTONES, folder / checkpoints.BEST)
-            found += sorted(
-                (path for place in places for path in checkpoints.newest_first(place)), key=lambda p: p.name
-            )
+            every = (path for place in places for path in checkpoints.newest_first(place))
+            found += sorted(every, key=lambda path: path.name)
         elif name in ("newest", "best") or (folder is not None and (folder / name).is_dir()):
             found.append(find_given_checkpoint(options.experiment, name, options.train_dir))
         else:
             found.append(find_checkpoint(name, train_dir=options.train_dir))
-    return list({path.resolve(): path for path in reversed(found)}.values())[::-1]
+    return list({path.resolve(): path for path in found}.values())
 
 
 def _load(path: Path, options: _Options) -> Policy:

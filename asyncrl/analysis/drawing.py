@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncrl.analysis.curves import Band
+from asyncrl.analysis.curves import Band, Curve, mean_band
 from asyncrl.analysis.figures import Comparison, Metric, Ratings, Speedup, Trial, XAxis
 from asyncrl.analysis.population import PopulationHistory
 from asyncrl.config.errors import UsageError
@@ -31,6 +34,9 @@ _Y_LABELS: dict[Metric, str] = {
     "eval": "return of evaluation episodes (reward)",
 }
 _DPI = 120
+_GRID = "#e6e6e6"
+_INK, _SURFACE = "#010203", "#fdfcfb"  # stand for the page's colours in `inline_svg`
+_PAGE_COLORS = {_INK: "currentColor", "#000000": "currentColor", _GRID: "var(--grid)", _SURFACE: "var(--surface)"}
 FORMATS = (".png", ".pdf", ".svg")
 """Suffixes of the possible file formats."""
 
@@ -58,7 +64,7 @@ def color(number: int) -> str:
 
 def finish(axes: Axes) -> None:
     """Adds a grid to axes, and a legend if something has a label."""
-    axes.grid(color="0.9", lw=0.8)
+    axes.grid(color=_GRID, lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
@@ -76,6 +82,27 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(path, dpi=_DPI, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another file.") from error
+
+
+def inline_svg(draw: Callable[[Path], None]) -> str:
+    """Returns what one of the functions of this module draws as an `<svg>` element for an HTML page.
+
+    Text and axes have the page's text colour; the page defines the colours `--grid` and `--surface`. Texts are
+    escaped, and no text is taken for a formula.
+    """
+    import matplotlib
+
+    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    looks: dict[str, Any] = {**dict.fromkeys(names, _INK), "axes.facecolor": _SURFACE, "savefig.transparent": True}
+    looks |= {"svg.fonttype": "none", "text.parse_math": False, "font.size": 12.5, "svg.hashsalt": "asyncrl"}
+    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context(looks):
+        path = Path(folder) / "figure.svg"
+        draw(path)
+        text = path.read_text(encoding="utf-8")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    for drawn, of_page in _PAGE_COLORS.items():
+        text = text.replace(drawn, of_page)
+    return text
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
@@ -143,6 +170,27 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     axes.set_ylabel(_Y_LABELS[comparison.metric])
     count = sum(len(group.runs) for group in comparison.groups)
     axes.set_title(f"{comparison.env or 'comparison'}: {count} run{'s' if count > 1 else ''}")
+    finish(axes)
+    save(figure, path)
+
+
+def draw_metric(groups: Sequence[tuple[int, Sequence[Curve]]], path: Path) -> None:
+    """Draws one figure of several groups of runs without a legend: a line for each group, and its runs as thin lines.
+
+    Args:
+        groups: the number of each group, which is that of its colour, and the curves of its runs.
+        path: the file.
+    """
+    figure = new_figure(5.0, 3.0)
+    axes = figure.subplots()
+    for number, curves in groups:
+        band = mean_band(curves, ddof=1)
+        if len(curves) > 1:
+            for curve in curves:
+                axes.plot(curve.positions, curve.values, color=color(number), lw=0.6, alpha=0.5)
+        _draw_band(axes, band, "", number)
+    _count_in_thousands(axes)
+    axes.set_xlabel("environment steps")
     finish(axes)
     save(figure, path)
 

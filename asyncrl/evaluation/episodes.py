@@ -398,10 +398,12 @@ def episode_seed(seed: int, episode: int) -> int:
 
 def mean_ci95(values: Sequence[float]) -> tuple[float, float] | None:
     """95 % confidence interval of the mean by Student's t; None for a single value."""
-    if len(values) < 2:
-        return None
-    half = student_t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    mean = statistics.fmean(values)
+    return ci95_of(statistics.fmean(values), statistics.stdev(values), len(values)) if len(values) > 1 else None
+
+
+def ci95_of(mean: float, std: float, count: int) -> tuple[float, float]:
+    """The interval of `mean_ci95`, from mean and standard deviation (with n - 1) of at least two values."""
+    half = student_t_975(count - 1) * std / math.sqrt(count)
     return mean - half, mean + half
 
 
