@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 import asyncrl
 from asyncrl.analysis import drawing, figures, tables
@@ -68,7 +67,7 @@ class Chart:
     """A drawing with its title; `is_wide` if it needs the width of the page."""
 
     title: str
-    svg: Markup
+    svg: str
     is_wide: bool = False
 
 
@@ -83,7 +82,7 @@ class Video:
 
 @dataclass(frozen=True)
 class Report:
-    """What the page shows, in its order."""
+    """What the page shows, in its order; `legend` has the colour of each group of runs in `figures`."""
 
     title: str
     created: str
@@ -94,6 +93,7 @@ class Report:
     returns: tuple[Chart, ...]
     videos: tuple[Video, ...]
     figures: tuple[Chart, ...]
+    legend: tuple[tuple[str, str], ...]
     more: tuple[Chart, ...]
     differences: Table | None
     settings: Table
@@ -140,6 +140,7 @@ def read_report(runs: Sequence[Run], title: str | None = None) -> Report:
         returns=tuple(returns),
         videos=tuple(video for each in read if (video := _video(each.run)) is not None),
         figures=tuple(_figures(runs, groups)),
+        legend=tuple((name, drawing.color(number)) for number, name in enumerate(groups)),
         more=tuple(_more_charts(runs)),
         differences=_differences(runs) if len(runs) > 1 else None,
         settings=_settings(runs),
@@ -284,7 +285,7 @@ def _more_charts(runs: Sequence[Run]) -> Iterator[Chart]:
 
 
 def _chart(title: str, draw: Callable[[Path], None], is_wide: bool = False) -> Chart:
-    return Chart(title, Markup(drawing.inline_svg(draw)), is_wide)
+    return Chart(title, drawing.inline_svg(draw), is_wide)
 
 
 def _video(run: Run) -> Video | None:
