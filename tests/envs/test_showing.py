@@ -88,8 +88,8 @@ def test_what_cannot_be_recorded_is_said_and_leaves_no_folder(
 
 
 def test_a_mistake_in_render_is_the_environments(tmp_path: Path) -> None:
+    config = TrainConfig(env="Drawn-v0", env_kwargs={"gives": "mistake"})
     with pytest.raises(EnvironmentFailed, match="the camera"):
-        config = TrainConfig(env="Drawn-v0", env_kwargs={"gives": "mistake"})
         make_shown_env(config, "rgb_array", lambda _: tmp_path / "a.mp4", 0)
 
 
@@ -123,7 +123,7 @@ def test_a_video_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_a_window_needs_a_screen() -> None:
-    with pytest.raises(UsageError, match="DISPLAY is not set. --video records"):
+    with pytest.raises(UsageError, match=r"DISPLAY is not set\. --video records"):
         make_shown_env(TrainConfig(env="CartPole-v1"), "human", None, 0)
 
 
