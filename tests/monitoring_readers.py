@@ -1,7 +1,7 @@
 """What each tracker holds after runs without a server, read from its own files in the working directory.
 
-Each reader returns the runs that it finds: id, settings, names of the files of checkpoints, number of videos, and `records`, or
-`histories` (by figure) where the tracker does not keep the records themselves.
+Each reader returns the runs that it finds: id, settings, names of the files of checkpoints, number of videos, and
+`records`, or `histories` (by figure) where the tracker does not keep the records themselves.
 """
 
 from __future__ import annotations

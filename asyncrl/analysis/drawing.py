@@ -151,13 +151,14 @@ def draw_ratings(ratings: Ratings, path: Path) -> None:
     save(figure, path)
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draws a line and a band for each group, and its runs as thin lines."""
+def draw_comparison(comparison: Comparison, path: Path, numbers: Sequence[int] | None = None) -> None:
+    """Draws a line and a band for each group, and its runs as thin lines; `numbers` are those of the colours."""
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
     ends = [curve.positions[-1] for group in comparison.groups for curve in group.curves]
     unit, seconds = _time_unit(max(ends)) if comparison.x == "wall_time" else ("", 1.0)
-    for number, group in enumerate(comparison.groups):
+    numbers = range(len(comparison.groups)) if numbers is None else numbers
+    for number, group in zip(numbers, comparison.groups, strict=True):
         label, band = group.name, group.band
         if len(group.runs) > 1:
             label = f"{group.name} ({len(group.runs)} runs, mean ± standard deviation)"
@@ -246,6 +247,8 @@ def draw_population(history: PopulationHistory, path: Path) -> None:
         found = np.concatenate([member.values[name].values for member in history.members if name in member.values])
         if 0.0 < 10.0 * found.min() < found.max():
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
     panels[-1].set_xlabel("environment steps of each policy")
     for axes in panels:
         _count_in_thousands(axes)

@@ -129,7 +129,7 @@ def read_report(runs: Sequence[Run], title: str | None = None) -> Report:
     drawing.check_can_draw()
     read = [_read(run) for run in runs]
     groups = figures.group_runs(runs, None)
-    returns, notes = _returns(runs)
+    returns, notes = _returns(runs, groups)
     return Report(
         title=title or _title(runs),
         created=time.strftime("%Y-%m-%d %H:%M"),
@@ -227,23 +227,26 @@ def _scores(groups: Mapping[str, Sequence[Run]], read: Mapping[str, _ReadRun]) -
     return Table(("runs", "number", "return, last 100 episodes", "last evaluation", "best checkpoint"), tuple(rows))
 
 
-def _returns(runs: Sequence[Run]) -> tuple[list[Chart], list[str]]:
+def _returns(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> tuple[list[Chart], list[str]]:
     """The charts of returns, and sentences on what they lack."""
     charts, notes = [], []
-    evaluated = [run for run in runs if len(run.curve(EVAL_RETURN)) > 0]
+    number_of = {run.name: number for number, members in enumerate(groups.values()) for run in members}
+    trained, evaluated = ([run for run in runs if len(run.curve(name)) > 0] for name in (TRAIN_RETURN, EVAL_RETURN))
+    notes = [f"{run.name} has recorded no return of training episodes." for run in runs if run not in trained]
     axes: list[tuple[str, Sequence[Run], figures.XAxis, figures.Metric]] = [
-        ("Return of training episodes, over steps", runs, "total_steps", "train"),
-        ("Return of training episodes, over time", runs, "wall_time", "train"),
+        ("Return of training episodes, over steps", trained, "total_steps", "train"),
+        ("Return of training episodes, over time", trained, "wall_time", "train"),
+        ("Return of evaluations, over steps", evaluated, "total_steps", "eval"),
     ]
-    if evaluated:
-        axes.append(("Return of evaluations, over steps", evaluated, "total_steps", "eval"))
     for title, shown, x, metric in axes:
         try:
             comparison = figures.compare(shown, x, metric, None)
         except UsageError as error:
             notes.append(str(error))
-        else:
-            charts.append(_chart(title, partial(drawing.draw_comparison, comparison)))
+            continue
+        if comparison.groups:
+            numbers = [number_of[group.runs[0]] for group in comparison.groups]
+            charts.append(_chart(title, partial(drawing.draw_comparison, comparison, numbers=numbers)))
     return charts, list(dict.fromkeys(notes))
 
 

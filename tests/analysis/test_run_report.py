@@ -189,7 +189,7 @@ def test_self_play_and_populations_are_drawn_and_a_large_video_is_named(
     page, text = page_of(tmp_path / "page.html", game, population)
     assert {"Self-play: game", "Population: population", "policy_1/rollout/ep_rew_mean"} <= set(page.captions)
     assert "too many for this page" in text and "video" not in page.tags
-    assert "Run game has recorded no return of training episodes" in text
+    assert "game has recorded no return of training episodes." in text
 
 
 def test_the_page_is_in_the_first_runs_folder_and_mistakes_are_one_sentence(
