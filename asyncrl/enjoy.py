@@ -22,6 +22,8 @@ from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
 from asyncrl.runtime.reader import run_for_a_reader
 
 if TYPE_CHECKING:
+    import gymnasium
+
     from asyncrl.evaluation.episodes import Choose, EvaluationResult, Player
     from asyncrl.policy import Policy
 
@@ -128,14 +130,19 @@ def _show(options: _Options) -> None:
         print(f"There is no screen for a window: the episodes are written to {video}.", flush=True)
     existed = video is not None and video.exists()
     print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {episodes} episodes", flush=True)
-    mode, video_of = ("human", None) if video is None else ("rgb_array", lambda _: video)
+
+    def make(number: int) -> gymnasium.Env[Any, Any]:
+        if (file := video) is None:
+            return make_shown_env(policy.config, "human", None, number)
+        return make_shown_env(policy.config, "rgb_array", lambda _: file, number)
+
     result = evaluate(
         policy,
         episodes=episodes,
         num_envs=1,
         seed=options.seed,
         deterministic=options.deterministic,
-        make=lambda number: make_shown_env(policy.config, mode, video_of, number),
+        make=make,
         others=players,
         choose=_choose(policy, len(opponents), seats),
         max_steps=options.max_steps,

@@ -93,7 +93,7 @@ def inline_svg(draw: Callable[[Path], None]) -> str:
     import matplotlib
 
     names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    looks: dict[str, Any] = {**dict.fromkeys(names, _INK), "axes.facecolor": _SURFACE, "savefig.transparent": True}
+    looks: Any = {**dict.fromkeys(names, _INK), "axes.facecolor": _SURFACE, "savefig.transparent": True}
     looks |= {"svg.fonttype": "none", "text.parse_math": False, "font.size": 12.5, "svg.hashsalt": "asyncrl"}
     with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context(looks):
         path = Path(folder) / "figure.svg"

@@ -346,7 +346,7 @@ def _faults(read: Sequence[_ReadRun]) -> Table:
 
 def _events(runs: Sequence[Run]) -> Table:
     """When the counts of faults rose; they begin at 0 again when a run resumes."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for run in runs:
         before = dict.fromkeys(_AS_EVENTS, 0.0)
         of_run = []

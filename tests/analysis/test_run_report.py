@@ -84,7 +84,7 @@ def records(final: float) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for idx in range(1, 11):
         of_run = {"rollout/ep_rew_mean": final * idx / 10, "time/time_elapsed": 6.0 * idx, "time/fps": 333.0}
-        faults = {"perf/restarts": 2 * (idx > 4), "perf/env_failures": idx > 7, "perf/failed_saves": 0}
+        faults = {"perf/restarts": 2 * (idx > 4), "perf/env_failures": int(idx > 7), "perf/failed_saves": 0}
         found.append({"env_steps": 200 * idx, **of_run, **faults, "train/loss": 1.0 / idx, "lag/mean": None})
     found.append({"env_steps": 2000, "eval/mean_reward": final + 5.0, "eval/std_reward": 4.0})
     return found
