@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from asyncrl.evaluation.episodes import ci95_of
 from asyncrl.monitoring.summary import UNKNOWN, duration
 from asyncrl.runtime.run_folder import RunFolder
 
+_EACH_RUN = re.compile(".+", re.DOTALL)
 _MOST_VIDEO_BYTES = 4 << 20
 _MOST_EVENTS = 30
 _MOST_EXTRA_STATS = 12
@@ -229,25 +231,25 @@ def _scores(groups: Mapping[str, Sequence[Run]], read: Mapping[str, _ReadRun]) -
 
 def _returns(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> tuple[list[Chart], list[str]]:
     """The charts of returns, and sentences on what they lack."""
-    charts, notes = [], []
+    charts = []
     number_of = {run.name: number for number, members in enumerate(groups.values()) for run in members}
     trained, evaluated = ([run for run in runs if len(run.curve(name)) > 0] for name in (TRAIN_RETURN, EVAL_RETURN))
     notes = [f"{run.name} has recorded no return of training episodes." for run in runs if run not in trained]
+    timed = [run for run in trained if len(run.elapsed()) > 0]
     axes: list[tuple[str, Sequence[Run], figures.XAxis, figures.Metric]] = [
         ("Return of training episodes, over steps", trained, "total_steps", "train"),
-        ("Return of training episodes, over time", trained, "wall_time", "train"),
+        ("Return of training episodes, over time", timed, "wall_time", "train"),
         ("Return of evaluations, over steps", evaluated, "total_steps", "eval"),
     ]
     for title, shown, x, metric in axes:
         try:
             comparison = figures.compare(shown, x, metric, None)
-        except UsageError as error:
-            notes.append(str(error))
-            continue
+        except UsageError:  # curves of a group have no range in common: each run is drawn by itself
+            comparison = figures.compare(shown, x, metric, _EACH_RUN)
         if comparison.groups:
             numbers = [number_of[group.runs[0]] for group in comparison.groups]
             charts.append(_chart(title, partial(drawing.draw_comparison, comparison, numbers=numbers)))
-    return charts, list(dict.fromkeys(notes))
+    return charts, notes
 
 
 def _figures(runs: Sequence[Run], groups: Mapping[str, Sequence[Run]]) -> Iterator[Chart]:
