@@ -27,9 +27,10 @@ class Counter(gymnasium.Env[Any, Any]):
         pays: float = 1.0,
         size: int = 1,
         draws: str = "pixels",
+        stat: str = "luck",
     ) -> None:
         self.render_mode, self._draws, self._length, self._shape = render_mode, draws, length, (height, width, 3)
-        self._pays, self._num_steps = pays, 0
+        self._pays, self._stat, self._num_steps = pays, stat, 0
         self.observation_space = Box(-1.0, 1.0, (size,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -40,9 +41,7 @@ class Counter(gymnasium.Env[Any, Any]):
     def step(self, action: int) -> Any:
         self._num_steps += 1
         is_over = self._num_steps >= self._length
-        info = (
-            {"is_success": self._luck > 50, "episode_extra_stats": {"luck, in points": self._luck}} if is_over else {}
-        )
+        info = {"is_success": self._luck > 50, "episode_extra_stats": {self._stat: self._luck}} if is_over else {}
         reward = self._pays * float(action) + (self._luck if is_over else 0.0)
         return self.observation_space.low, reward, is_over, False, info
 

@@ -132,7 +132,9 @@ def test_an_environment_with_other_spaces_than_the_policys_is_refused(tmp_path, 
 
 def save_policy(folder, env_steps, action):
     """A policy of `drawn_envs:counter` that always takes one action."""
-    config = TrainConfig(env="drawn_envs:counter", encoder_mlp_layers=[], env_kwargs={"length": 4})
+    config = TrainConfig(
+        env="drawn_envs:counter", encoder_mlp_layers=[], env_kwargs={"length": 4, "stat": "luck, in points"}
+    )
     spec = read_spec(make_env(config.env, config.env_kwargs), config.env)
     model = ActorCritic(spec, config)
     with torch.no_grad():

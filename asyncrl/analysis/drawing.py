@@ -36,7 +36,13 @@ _Y_LABELS: dict[Metric, str] = {
 _DPI = 120
 _GRID = "#e6e6e6"
 _INK, _SURFACE = "#010203", "#fdfcfb"  # stand for the page's colours in `inline_svg`
-_PAGE_COLORS = {_INK: "currentColor", "#000000": "currentColor", _GRID: "var(--grid)", _SURFACE: "var(--surface)"}
+_PAGE_COLORS = {
+    _INK: "currentColor",
+    "#000000": "currentColor",
+    "#0072b2": "var(--blue)",
+    _GRID: "var(--grid)",
+    _SURFACE: "var(--surface)",
+}
 FORMATS = (".png", ".pdf", ".svg")
 """Suffixes of the possible file formats."""
 
@@ -60,6 +66,11 @@ def new_figure(width: float, height: float) -> Figure:
 def color(number: int) -> str:
     """Returns the colour of a line by its number."""
     return _COLORS[number % len(_COLORS)]
+
+
+def page_color(number: int) -> str:
+    """Returns the colour of a line in `inline_svg`, by its number."""
+    return _PAGE_COLORS.get(color(number).lower(), color(number))
 
 
 def finish(axes: Axes) -> None:
@@ -87,8 +98,8 @@ def save(figure: Figure, path: Path) -> None:
 def inline_svg(draw: Callable[[Path], None]) -> str:
     """Returns what one of the functions of this module draws as an `<svg>` element for an HTML page.
 
-    Text and axes have the page's text colour; the page defines the colours `--grid` and `--surface`. Texts are
-    escaped, and no text is taken for a formula.
+    Text and axes have the page's text colour; the page defines the colours `--blue`, `--grid` and `--surface`. Texts
+    are escaped, and no text is taken for a formula.
     """
     import matplotlib
 

@@ -142,7 +142,7 @@ def read_report(runs: Sequence[Run], title: str | None = None) -> Report:
         returns=tuple(returns),
         videos=tuple(video for each in read if (video := _video(each.run)) is not None),
         figures=tuple(_figures(runs, groups)),
-        legend=tuple((name, drawing.color(number)) for number, name in enumerate(groups)),
+        legend=tuple((name, drawing.page_color(number)) for number, name in enumerate(groups)),
         more=tuple(_more_charts(runs)),
         differences=_differences(runs) if len(runs) > 1 else None,
         settings=_settings(runs),
@@ -324,9 +324,8 @@ def _settings(runs: Sequence[Run]) -> Table:
         default = _value(known[name].default) if name in known else UNKNOWN
         if set(values) != {default}:
             marked.add(len(rows))
-        rows.append((name, default, *(values if len(set(values)) > 1 else (values[0], *[""] * (len(runs) - 1)))))
-    names = tuple(run.name for run in runs)
-    return Table(("setting", "default", *names), tuple(rows), frozenset(marked))
+        rows.append((name, default, *values))
+    return Table(("setting", "default", *(run.name for run in runs)), tuple(rows), frozenset(marked))
 
 
 def _setting(run: Run, name: str) -> str:
