@@ -318,7 +318,8 @@ def _differences(runs: Sequence[Run]) -> Table:
 def _settings(runs: Sequence[Run]) -> Table:
     """All settings; rows with a value that is not the default are marked."""
     known = all_settings()
-    rows, marked = [], set()
+    rows: list[tuple[str, ...]] = []
+    marked = set()
     for name in dict.fromkeys(name for run in runs for name in run.config):
         values = tuple(_setting(run, name) for run in runs)
         default = _value(known[name].default) if name in known else UNKNOWN
