@@ -21,7 +21,7 @@ import asyncrl.runtime.one_blas_thread  # noqa: F401
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run
+from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
 from asyncrl.runtime.reader import run_for_a_reader
 
 if TYPE_CHECKING:
@@ -167,12 +167,11 @@ def _compare(options: _Options) -> Comparison:
     """Plays all policies in the environment of the first one."""
     paths = _compared(options)
 
-    from asyncrl.analysis.records import unique_names
     from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
     from asyncrl.evaluation.episodes import make_checked_env
     from asyncrl.evaluation.matches import same_spaces
 
-    names = unique_names([path.resolve() for path in paths])
+    names = list(map(_name_of, paths))
     t_start = time.time()
     policies = [_load(path, options) for path in paths]
     first = policies[0]
@@ -202,6 +201,14 @@ def _compared(options: _Options) -> list[Path]:
         else:
             found.append(find_checkpoint(name, train_dir=options.train_dir))
     return list({path.resolve(): path for path in found}.values())
+
+
+def _name_of(path: Path) -> str:
+    """The name of a run and of its checkpoint; the path of a checkpoint that is in no run's folder."""
+    run = run_of(path)
+    if run is None:
+        return str(path)
+    return str(path.resolve().relative_to(run.parent)).replace("/checkpoints/", "/", 1)
 
 
 def _load(path: Path, options: _Options) -> Policy:

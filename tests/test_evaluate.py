@@ -208,9 +208,9 @@ def test_all_checkpoints_of_a_run_are_compared_by_name(trained, capsys):
     assert code == 0
     names = [each["name"] for each in json.loads(out.splitlines()[-1])["policies"]]
     assert names == [
-        "checkpoints/checkpoint_000000000200",
-        "checkpoints/checkpoint_000000000100",
-        "best/checkpoint_000000000100",
+        "run/checkpoint_000000000200",
+        "run/checkpoint_000000000100",
+        "run/best/checkpoint_000000000100",
     ]
 
 
