@@ -66,11 +66,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with its title; `is_wide` if it needs the width of the page."""
+    """A drawing with its title."""
 
     title: str
     svg: str
-    is_wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ def _more_charts(runs: Sequence[Run]) -> Iterator[Chart]:
             ratings = figures.make_ratings(run)
         except UsageError:  # it has no games against a pool
             continue
-        yield _chart(f"Self-play: {run.name}", partial(drawing.draw_ratings, ratings), is_wide=True)
+        yield _chart(f"Self-play: {run.name}", partial(drawing.draw_ratings, ratings))
     bred = [run for run in runs if RunFolder(run.path).population.exists()]
     by_folder: dict[str, list[Run]] = {}
     for run in bred:
@@ -286,11 +285,11 @@ def _more_charts(runs: Sequence[Run]) -> Iterator[Chart]:
         except UsageError:  # no turn, or no return yet
             continue
         names = ", ".join(run.name for run in members)
-        yield _chart(f"Population: {names}", partial(drawing.draw_population, history), is_wide=True)
+        yield _chart(f"Population: {names}", partial(drawing.draw_population, history))
 
 
-def _chart(title: str, draw: Callable[[Path], None], is_wide: bool = False) -> Chart:
-    return Chart(title, drawing.inline_svg(draw), is_wide)
+def _chart(title: str, draw: Callable[[Path], None]) -> Chart:
+    return Chart(title, drawing.inline_svg(draw))
 
 
 def _video(run: Run) -> Video | None:

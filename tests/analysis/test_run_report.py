@@ -97,7 +97,7 @@ def page_of(out: Path, *arguments: object) -> tuple[Page, str]:
 
 
 def test_the_numbers_of_a_run_are_in_its_page_and_its_texts_are_escaped(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run<b>$x", records(100.0), seed=3, env=EVIL, learning_rate=0.007, quiet=True)
+    run = write_run(tmp_path / "run<b>$x^$", records(100.0), seed=3, env=EVIL, learning_rate=0.007, quiet=True)
     summary = {"status": "failed", "fps": 512.4, "best_return": 104.0, "error": EVIL}
     (run / "summary.json").write_text(json.dumps(summary))
     machine = {"cpu": EVIL, "cores": 4, "usable_cores": 2, "memory_bytes": 8 << 30, "gpus": [], "device": "cpu"}
@@ -112,7 +112,7 @@ def test_the_numbers_of_a_run_are_in_its_page_and_its_texts_are_escaped(tmp_path
     video = f"data:video/mp4;base64,{base64.b64encode(b'video 1000').decode()}"
     assert [address for address in page.addresses if not address.startswith("#")] == [video]
     assert page.title == f"{EVIL}, ppo"
-    row = page.rows("Runs")["run<b>$x"]
+    row = page.rows("Runs")["run<b>$x^$"]
     assert row == {
         "state": "failed",
         "environment": f"{EVIL}, ppo",
@@ -122,13 +122,13 @@ def test_the_numbers_of_a_run_are_in_its_page_and_its_texts_are_escaped(tmp_path
         "return, last 100 episodes": "100.0",
         "last evaluation": "105.0 [102.1, 107.9], 10 episodes",  # 2.26216 x 4 / sqrt(10)
     }
-    assert page.rows("Final scores")["run<b>$x"] == {
+    assert page.rows("Final scores")["run<b>$x^$"] == {
         "number": "1", "return, last 100 episodes": "100.0", "last evaluation": "105.0", "best checkpoint": "104.0",
     }  # fmt: skip
     settings = page.rows("Settings")
-    assert (settings["learning_rate"]["default"], settings["learning_rate"]["run<b>$x"]) == ("0.0003", "0.007")
-    assert settings["env"]["run<b>$x"] == EVIL
-    faults = page.rows("Faults and restarts")["run<b>$x"]
+    assert (settings["learning_rate"]["default"], settings["learning_rate"]["run<b>$x^$"]) == ("0.0003", "0.007")
+    assert settings["env"]["run<b>$x^$"] == EVIL
+    faults = page.rows("Faults and restarts")["run<b>$x^$"]
     assert (faults["processes restarted"], faults["environments recreated"], faults["error"]) == ("2", "1", EVIL)
     _, *events = page.tables["Faults and restarts"][1]
     assert [row[1:] for row in events] == [
@@ -136,13 +136,13 @@ def test_the_numbers_of_a_run_are_in_its_page_and_its_texts_are_escaped(tmp_path
         ["1,600", "48 s", "1 environments recreated"],
     ]
     machines = page.rows("Machine and versions")
-    assert [machines[name]["run<b>$x"] for name in ("processor", "memory", "torch", "commit", "command")] == [
+    assert [machines[name]["run<b>$x^$"] for name in ("processor", "memory", "torch", "commit", "command")] == [
         EVIL, "8.0 GiB", "2.99", "-", f"train {EVIL}",
     ]  # fmt: skip
     # Curves: those that were recorded, their axes, and the run's name in the legend, as it is written.
     assert {"Return of training episodes, over steps", "train/loss", "time/fps"} <= set(page.captions)
     assert "lag/mean" not in page.captions
-    assert {"run<b>$x", "environment steps of all workers"} <= set(page.svg_texts)
+    assert {"run<b>$x^$", "environment steps of all workers"} <= set(page.svg_texts)
 
 
 def test_runs_are_compared_by_groups_and_by_the_settings_that_differ(tmp_path: Path) -> None:
