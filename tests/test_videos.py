@@ -156,6 +156,7 @@ def test_a_run_without_evaluations_has_videos_and_a_resumed_one_forgets_those_of
     assert steps[0] == 0 and 150 <= steps[1] < 300 <= steps[-1]
     assert names(folder / "videos") == [f"step_{env_steps:012d}.mp4" for env_steps in steps]
     assert not any("eval/mean_reward" in line for line in (folder / "metrics.jsonl").read_text().splitlines())
+    (folder / "videos" / ".step_000000000150.mp4.part").touch()  # the run was killed
     RunFolder(folder).forget_after(200)
     assert names(folder / "videos") == [f"step_{env_steps:012d}.mp4" for env_steps in steps if env_steps <= 200]
 

@@ -141,7 +141,7 @@ class FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             macro_block_size=1,
             ffmpeg_log_level="error",
             ffmpeg_timeout=_ENCODING_S,
-            output_params=["-preset", "veryfast", "-threads", "1", "-movflags", "+faststart"],
+            output_params=["-f", "mp4", "-preset", "veryfast", "-threads", "1", "-movflags", "+faststart"],
         )
         self._encoder.send(None)
 

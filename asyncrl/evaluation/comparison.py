@@ -96,7 +96,7 @@ def write_episodes(path: Path, env_id: str, t_start: float, seed: int, played: S
             ended_s = policy.started_s + result.ended_at_s[episode]
             cells = [f"{episode_return:.6f}", length, f"{ended_s:.6f}", episode_seed(seed, episode)]
             rows.append((ended_s, [*cells, policy.name] if len(played) > 1 else cells, numbers))
-    columns = ("seed", *(("policy",) if len(played) > 1 else ()), *names)
+    columns = ("r", "l", "t", "seed", *(("policy",) if len(played) > 1 else ()), *names)
     with open(path, "w", encoding="utf-8", newline="") as file:
         file.write("\n".join(monitor_header(t_start, env_id, columns)) + "\n")
         writer = csv.writer(file, lineterminator="\n")

@@ -19,6 +19,7 @@ from asyncrl.envs.errors import EnvironmentFailed
 from asyncrl.envs.showing import make_shown_env
 from asyncrl.evaluation.worker import Abandoned, PublishedTeam, Schedule, first_line, next_multiple
 from asyncrl.monitoring.reports import Report, VideoReport
+from asyncrl.runtime.run_folder import UNFINISHED
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +80,8 @@ class VideoWorker:
         return reports
 
     def _record(self, team: PublishedTeam, path: Path, look: Callable[[], None] | None) -> None:
-        """Writes the video under a temporary name, so that a file with its own name is complete."""
-        temporary = path.with_name(f".tmp_{path.name}")
+        """Writes the video under another name first, so that a file with its own name is complete."""
+        temporary = path.with_name(f".{path.name}{UNFINISHED}")
         try:
             team.play(
                 self._control,

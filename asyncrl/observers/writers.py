@@ -167,21 +167,22 @@ class EpisodesCsv(RecordWriter):
             self._folder.mkdir(exist_ok=True)
             self._path = self._folder / f"{len(list(self._folder.iterdir()))}.monitor.csv"
             policy = ("policy",) if self._shows_policy else ()
-            lines = [*monitor_header(self._t_start, self._env_id, (*policy, *self._names)), *lines]
+            columns = ("r", "l", "t", *policy, *self._names)
+            lines = [*monitor_header(self._t_start, self._env_id, columns), *lines]
         with open(self._path, "a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 
 
-def monitor_header(t_start: float, env_id: str, names: Iterable[str]) -> list[str]:
+def monitor_header(t_start: float, env_id: str, columns: Iterable[str]) -> list[str]:
     """The first two lines of a file that the readers of Stable-Baselines3's Monitor take.
 
     Args:
         t_start: seconds since 1970 from which the column `t` counts.
         env_id: the environment.
-        names: the columns after return (`r`), length (`l`) and time (`t`).
+        columns: their names, of which the first three are return (`r`), length (`l`) and time (`t`).
     """
     header = io.StringIO()
-    csv.writer(header, lineterminator="").writerow(("r", "l", "t", *names))
+    csv.writer(header, lineterminator="").writerow(columns)
     return [f"#{json.dumps({'t_start': t_start, 'env_id': env_id})}", header.getvalue()]
 
 

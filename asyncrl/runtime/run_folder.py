@@ -50,6 +50,9 @@ SELF_PLAY = "self_play"
 VIDEOS = "videos"
 """Folder of the videos during training, in the run's folder."""
 
+UNFINISHED = ".part"
+"""End of the name of a video that is being written."""
+
 MARKER = ".asyncrl-run"
 _LOCK = ".lock"
 _MAX_NAME_BYTES = 200
@@ -160,8 +163,9 @@ class RunFolder:
                 self.episodes.unlink(missing_ok=True)
                 shutil.rmtree(self.checkpoints / BEST, ignore_errors=True)
                 shutil.rmtree(self.self_play, ignore_errors=True)
-            for video in self.videos.glob("*.mp4"):
-                if (match := _OF_VIDEO.match(video.name)) is not None and int(match[1]) > env_steps:
+            for video in self.videos.glob("*"):
+                match = _OF_VIDEO.search(video.name)
+                if match is not None and (int(match[1]) > env_steps or video.suffix == UNFINISHED):
                     video.unlink()
             if self.metrics.exists():
                 lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
