@@ -10,25 +10,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, PositiveInt
+from pydantic import BaseModel, Json, PositiveInt
 
 import asyncrl.runtime.one_blas_thread  # noqa: F401
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import TRAIN_DIR, find_checkpoint, find_checkpoint_of, find_pool, find_run
+from asyncrl.runtime.locating import TRAIN_DIR, checkpoints_of, find_checkpoint, find_given_checkpoint, find_run, run_of
 from asyncrl.runtime.reader import run_for_a_reader
 
 if TYPE_CHECKING:
     import gymnasium
 
     from asyncrl.config.schema import TrainConfig
+    from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
     from asyncrl.evaluation.episodes import EvaluationResult
     from asyncrl.evaluation.matches import MatchResult
+    from asyncrl.policy import Policy
 
 _MOST_NAMES = 4
 _DESCRIPTION = "Play a trained policy for a fixed number of episodes and print its mean return."
@@ -36,6 +39,7 @@ _EXAMPLES = (
     "python -m asyncrl.evaluate --experiment=my_run --episodes=50",
     "python -m asyncrl.evaluate --experiment=train_dir/my_run --checkpoint=best --video=videos",
     "python -m asyncrl.evaluate --checkpoint=train_dir/my_run/checkpoints/best",
+    "python -m asyncrl.evaluate --experiment=my_run --compare=best,my_older_run --episodes_csv=played.monitor.csv",
     "python -m asyncrl.evaluate --experiment=my_game --opponents=random,my_older_game --episodes=200",
 )
 
@@ -53,7 +57,23 @@ class _Options(BaseModel):
     seed: int = option(0, "seed of the episodes and of the sampled actions [default 0]")
     device: str = option("cpu", "device of the policy: cpu, cuda or cuda:N [default cpu]")
     deterministic: bool = option(False, "take the most likely action instead of a sampled one")
-    video: Path | None = option(None, "folder to record the episodes into as videos; needs moviepy")
+    env_kwargs: Json[dict[str, Any]] = option(
+        {},
+        "keyword arguments for the environment, as JSON, that differ from those of the run",
+        'a JSON object, such as {"size": 3}',
+    )
+    compare: str | None = option(
+        None,
+        "other policies that play the same episodes, separated by commas: newest, best or checkpoints of the run, "
+        "paths, other runs, or all, which are all checkpoints of the run. The result is a table with the mean "
+        "difference of each from the first policy, by pairs of episodes",
+    )
+    episodes_csv: Path | None = option(
+        None,
+        "file to write every episode to, in the format of Stable-Baselines3's Monitor, whose reader finds names that "
+        "end in monitor.csv",
+    )
+    video: Path | None = option(None, "folder to record the episodes into as videos; needs imageio-ffmpeg")
     render: bool = option(False, "show the episodes in a window, one after the other")
     opponents: str | None = option(
         None,
@@ -77,12 +97,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     texts, wrong = split_flags(arguments, {}, flags)
     options, refused = parse_options(_Options, texts)
     problems = [problem.text for problem in wrong] + refused
-    if options is not None and options.render and options.video is not None:
-        problems.append("--render shows episodes and --video records them: give one of the two.")
+    if options is not None:
+        problems += _conflicts(options)
     try:
         if options is None or problems:
             raise UsageError("\nerror: ".join(problems))
-        result = _evaluate(options) if options.opponents is None else _play_matches(options)
+        if options.episodes_csv is not None:
+            _check_can_write(options.episodes_csv)
+        result: EvaluationResult | Comparison | _Matches
+        if options.opponents is not None:
+            result = _play_matches(options)
+        elif options.compare is not None:
+            result = _compare(options)
+        else:
+            result = _evaluate(options)
     except (UsageError, checkpoints.CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -93,27 +121,119 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print(result.to_text())
     if options.as_json:
-        print(result.to_json(), flush=True)
+        print(json.dumps(result.to_data()), flush=True)
     return 0
 
 
-def _evaluate(options: _Options) -> EvaluationResult:
-    path = _find_checkpoint(options)
-    env_steps = checkpoints.saved_env_steps(path)
+def _conflicts(options: _Options) -> list[str]:
+    """A sentence for each two flags that cannot be given together."""
+    found = []
+    if options.render and options.video is not None:
+        found.append("--render shows episodes and --video records them: give one of the two.")
+    if options.compare is not None and (options.render or options.video is not None):
+        found.append("--compare plays several policies: record or show one of them, without --compare.")
+    for name in ("compare", "episodes_csv") if options.opponents is not None else ():
+        if getattr(options, name) is not None:
+            found.append(f"--{name} is not possible with --opponents, which plays matches.")
+    return found
 
+
+def _check_can_write(path: Path) -> None:
+    """Creates the file before the episodes are played, which may take long."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another --episodes_csv.") from error
+
+
+def _evaluate(options: _Options) -> EvaluationResult:
+    path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)
+    t_start = time.time()
+    recorded_before = _recordings(options.video)
+    policy = _load(path, options)
+    result = _play(policy, path, options, _env_factory(policy.config, options))
+    if options.video is not None:
+        recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
+        shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
+        print(f"recorded {len(recorded)} videos in {options.video}: {shown}", flush=True)
+    from asyncrl.evaluation.comparison import PlayedEpisodes
+
+    _write_episodes(options, policy, t_start, [PlayedEpisodes(str(path), result)])
+    return result
+
+
+def _compare(options: _Options) -> Comparison:
+    """Plays all policies in the environment of the first one."""
+    paths = _compared(options)
+
+    from asyncrl.evaluation.comparison import Comparison, PlayedEpisodes
+    from asyncrl.evaluation.episodes import make_checked_env
+    from asyncrl.evaluation.matches import same_spaces
+
+    names = list(map(_name_of, paths))
+    t_start = time.time()
+    policies = [_load(path, options) for path in paths]
+    first = policies[0]
+    for path, policy in zip(paths, policies, strict=True):
+        if not same_spaces(policy.spec, first.spec):
+            raise UsageError(f"--compare: {path} was trained in {policy.spec.env_id}, with other spaces.")
+    played = []
+    for name, path, policy in zip(names, paths, policies, strict=True):
+        started_s = time.time() - t_start
+        result = _play(policy, path, options, lambda _: make_checked_env(first.config))
+        played.append(PlayedEpisodes(name, result, started_s))
+    _write_episodes(options, first, t_start, played)
+    return Comparison(tuple(names), tuple(each.result for each in played))
+
+
+def _compared(options: _Options) -> list[Path]:
+    """The checkpoints to compare, the first of which is that of --experiment and --checkpoint."""
+    found = [find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)]
+    folder = None if options.experiment is None else checkpoints_of(find_run(options.experiment, options.train_dir))
+    for name in filter(None, map(str.strip, str(options.compare).split(","))):
+        if name == "all" and folder is not None:
+            places = (folder, folder / checkpoints.MILESTONES, folder / checkpoints.BEST)
+            every = (path for place in places for path in checkpoints.newest_first(place))
+            found += sorted(every, key=lambda path: path.name)
+        elif name in ("newest", "best") or (folder is not None and (folder / name).is_dir()):
+            found.append(find_given_checkpoint(options.experiment, name, options.train_dir))
+        else:
+            found.append(find_checkpoint(name, train_dir=options.train_dir))
+    return list({path.resolve(): path for path in found}.values())
+
+
+def _name_of(path: Path) -> str:
+    """The name of a run and of its checkpoint; the path of a checkpoint that is in no run's folder."""
+    run = run_of(path)
+    if run is None:
+        return str(path)
+    return str(path.resolve().relative_to(run.parent)).replace("/checkpoints/", "/", 1)
+
+
+def _load(path: Path, options: _Options) -> Policy:
     # Imports torch, which takes a second: mistakes of the user are reported before.
     import torch
 
-    from asyncrl.evaluation.episodes import evaluate
-    from asyncrl.evaluation.matches import load_players
+    from asyncrl.cli.playing import change_env_kwargs
     from asyncrl.policy import load_policy
 
     torch.set_num_threads(1)  # a few observations are too little work for more threads
     policy = load_policy(path, device=options.device, seed=options.seed)
+    change_env_kwargs(policy, options.env_kwargs)
+    return policy
+
+
+def _play(
+    policy: Policy, path: Path, options: _Options, make: Callable[[int], gymnasium.Env[Any, Any]] | None
+) -> EvaluationResult:
+    from asyncrl.evaluation.episodes import evaluate
+    from asyncrl.evaluation.matches import load_players
+
+    env_steps = checkpoints.saved_env_steps(path)
     spec = policy.spec
     players = load_players(policy, path, options.device, options.seed) if spec.spaces else []
     print(f"{policy.config.env}: {path} ({env_steps:,} environment steps), {options.episodes} episodes", flush=True)
-    recorded_before = _recordings(options.video)
     result = evaluate(
         policy,
         episodes=options.episodes,
@@ -121,49 +241,37 @@ def _evaluate(options: _Options) -> EvaluationResult:
         seed=options.seed,
         deterministic=options.deterministic,
         report=lambda done, steps: print(f"{done} of {options.episodes} episodes, {steps:,} steps", file=sys.stderr),
-        make=_env_factory(policy.config, options),
+        make=make,
         others=players,
         choose=lambda agent, _: 1 + spec.kind_of(agent) if spec.spaces else 0,
     )
     if spec.spaces:
         result = result.of_agents([spec.agents[agent] for agent in spec.own_agents])
-    if options.video is not None:
-        recorded = sorted(path.name for path, _ in _recordings(options.video) - recorded_before)
-        shown = ", ".join(recorded[:_MOST_NAMES]) + (", ..." if len(recorded) > _MOST_NAMES else "")
-        print(f"recorded {len(recorded)} videos in {options.video}: {shown}", flush=True)
     return dataclasses.replace(result, env_steps=env_steps, checkpoint=str(path))
 
 
+def _write_episodes(options: _Options, policy: Policy, t_start: float, played: Sequence[PlayedEpisodes]) -> None:
+    if options.episodes_csv is None:
+        return
+    from asyncrl.evaluation.comparison import write_episodes
+
+    try:
+        write_episodes(options.episodes_csv, policy.config.env_id, t_start, options.seed, played)
+    except OSError as error:  # the result is still printed
+        print(f"warning: {options.episodes_csv} cannot be written: {error.strerror or error}", file=sys.stderr)
+    else:
+        print(f"wrote {options.episodes_csv}", flush=True)
+
+
 def _play_matches(options: _Options) -> _Matches:
-    path = _find_checkpoint(options)
-    names = [name.strip() for name in str(options.opponents).split(",") if name.strip()]
-    found: dict[str, Path | None] = {}
-    for name in names:
-        if name == "pool":
-            found |= {f"pool {checkpoints.saved_env_steps(member):,}": member for member in find_pool(path)}
-        else:
-            found[name] = None if name == "random" else find_checkpoint(name, train_dir=options.train_dir)
+    path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir)
+    policy = _load(path, options)
 
-    import torch
+    from asyncrl.cli.playing import load_opponents
+    from asyncrl.evaluation.matches import play_matches
 
-    from asyncrl.evaluation.episodes import Player
-    from asyncrl.evaluation.matches import RandomPlayer, load_players, play_matches, same_spaces
-    from asyncrl.policy import load_policy
-
-    torch.set_num_threads(1)
-    policy = load_policy(path, device=options.device, seed=options.seed)
-    if not policy.spec.agents:
-        raise UsageError(f"--opponents needs an environment of several agents, and {policy.config.env} has one.")
-    opponents: dict[str, Sequence[Player]] = {}
-    for number, (name, checkpoint) in enumerate(found.items(), start=1):
-        if checkpoint is None:
-            config, seed = policy.config, options.seed + number
-            opponents[name] = [RandomPlayer(kind, config, seed + idx) for idx, kind in enumerate(policy.spec.kinds)]
-            continue
-        opponent = load_policy(checkpoint, device=options.device, seed=options.seed + number)
-        if not same_spaces(opponent.spec, policy.spec):
-            raise UsageError(f"--opponents: {checkpoint} was trained in {opponent.spec.env_id}, with other spaces.")
-        opponents[name] = load_players(opponent, checkpoint, options.device, options.seed + number)
+    given = (str(options.opponents), options.train_dir, options.device, options.seed)
+    opponents = load_opponents(policy, path, *given)
     agents = len(policy.spec.agents)
     seats = f"all its {len(policy.spec.own_agents)}" if policy.spec.spaces else "each"
     print(f"{policy.config.env}: {path}, {options.episodes} episodes as {seats} of {agents} agents", flush=True)
@@ -187,28 +295,18 @@ class _Matches:
         self._results = results
 
     def to_text(self) -> str:
+        from asyncrl.evaluation.comparison import aligned
+
         rows = [["opponent", "plays", "won", "drawn", "lost", "share won (95 %)", "return"]]
         for result in self._results:
             low, high = result.won_ci95
             share = f"{result.won / len(result.returns):.3f} [{low:.3f}, {high:.3f}]"
             counts = [str(count) for count in (result.won, result.drawn, result.lost)]
             rows.append([result.opponent, result.agent, *counts, share, f"{result.mean_return:.2f}"])
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return aligned(rows)
 
-    def to_json(self) -> str:
-        return json.dumps({"matches": [result.to_data() for result in self._results]})
-
-
-def _find_checkpoint(options: _Options) -> Path:
-    named, run = options.checkpoint, options.experiment
-    if named not in ("newest", "best"):
-        if run is None or Path(named).exists():
-            return find_checkpoint(named, train_dir=options.train_dir)
-        return find_checkpoint_of(find_run(run, options.train_dir), named)
-    if run is None:
-        raise UsageError("No run was given: give --experiment=NAME (of a run in --train_dir), or --checkpoint=PATH.")
-    return find_checkpoint(run, named, options.train_dir)
+    def to_data(self) -> dict[str, Any]:
+        return {"matches": [result.to_data() for result in self._results]}
 
 
 def _recordings(folder: Path | None) -> set[tuple[Path, int]]:
@@ -222,8 +320,12 @@ def _env_factory(config: TrainConfig, options: _Options) -> Callable[[int], gymn
         return None
     from asyncrl.envs.showing import make_shown_env
 
-    video, render_mode = options.video, "human" if options.render else "rgb_array"
-    return lambda number: make_shown_env(config, render_mode, video, number)
+    def make(number: int) -> gymnasium.Env[Any, Any]:
+        if (folder := options.video) is None:
+            return make_shown_env(config, "human", None, number)
+        return make_shown_env(config, "rgb_array", lambda idx: folder / f"env-{number}-episode-{idx}.mp4", number)
+
+    return make
 
 
 if __name__ == "__main__":

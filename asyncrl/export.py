@@ -18,7 +18,7 @@ from pydantic import BaseModel, NonNegativeInt
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
 from asyncrl.runtime import checkpoint as checkpoints
-from asyncrl.runtime.locating import TRAIN_DIR, find_checkpoint, find_checkpoint_of, find_run
+from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
 from asyncrl.runtime.reader import run_for_a_reader
 
 _SUFFIXES = {"onnx": ".onnx", "torch_export": ".pt2"}
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options is None or problems:
             raise UsageError("\nerror: ".join(problems))
-        path = _find_checkpoint(options)
+        path = find_given_checkpoint(options.experiment, options.checkpoint, options.train_dir, options.policy)
         out = options.out or Path(f"policy{_SUFFIXES[options.format]}")
 
         # Imports torch, which takes a second: mistakes of the user are reported before.
@@ -75,17 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}", flush=True)
     return 0
-
-
-def _find_checkpoint(options: _Options) -> Path:
-    named, run = options.checkpoint, options.experiment
-    if named not in ("newest", "best"):
-        if run is None or Path(named).exists():
-            return find_checkpoint(named, train_dir=options.train_dir, policy_idx=options.policy)
-        return find_checkpoint_of(find_run(run, options.train_dir), named, options.policy)
-    if run is None:
-        raise UsageError("No run was given: give --experiment=NAME (of a run in --train_dir), or --checkpoint=PATH.")
-    return find_checkpoint(run, named, options.train_dir, options.policy)
 
 
 if __name__ == "__main__":

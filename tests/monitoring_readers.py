@@ -1,7 +1,7 @@
 """What each tracker holds after runs without a server, read from its own files in the working directory.
 
-Each reader returns the runs that it finds: id, settings, names of the files of checkpoints, and `records`, or
-`histories` (by figure) where the tracker does not keep the records themselves.
+Each reader returns the runs that it finds: id, settings, names of the files of checkpoints, number of videos, and
+`records`, or `histories` (by figure) where the tracker does not keep the records themselves.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ def read_wandb() -> list[dict[str, Any]]:
             kind = record.WhichOneof("record_type")
             if kind == "run" and not run:
                 run = runs.setdefault(
-                    record.run.run_id, {"id": record.run.run_id, "records": [], "settings": {}, "files": []}
+                    record.run.run_id,
+                    {"id": record.run.run_id, "records": [], "settings": {}, "files": [], "videos": 0},
                 )
                 run["settings"] = {item.key: json.loads(item.value_json) for item in record.run.config.update}
             elif kind == "history":
                 items = {"/".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
                 values = {name: json.loads(text) for name, text in items.items() if not name.startswith("_")}
-                run["records"].append([values.pop("env_steps"), values])
+                is_video = "video" in values or any(name.startswith("video/") for name in values)
+                if is_video:
+                    run["videos"] += 1
+                else:
+                    run["records"].append([values.pop("env_steps"), values])
             elif kind == "artifact" or (kind == "request" and record.request.HasField("log_artifact")):
                 artifact = record.artifact if kind == "artifact" else record.request.log_artifact.artifact
                 run["files"] += [entry.path for entry in artifact.manifest.contents]
@@ -57,6 +62,7 @@ def read_mlflow() -> list[dict[str, Any]]:
                 for name in run.data.metrics
             },
             "files": [Path(file.path).name for file in client.list_artifacts(run.info.run_id, "checkpoints/best")],
+            "videos": len(client.list_artifacts(run.info.run_id, "videos")),
         }
         for run in client.search_runs(experiments)
     ]
@@ -73,11 +79,20 @@ def read_trackio() -> list[dict[str, Any]]:
         records = [
             [row["step"], {name: value for name, value in row.items() if name not in ("step", "timestamp")}]
             for row in rows
+            if "video" not in row
         ]
         (artifact,) = SQLiteStorage.list_artifacts("asyncrl")
         manifest = SQLiteStorage.get_artifact_manifest("asyncrl", artifact["name"], "latest")
         files = [Path(entry["path"]).name for entry in manifest["manifest"]]
-        runs.append({"id": run.name, "settings": run.config, "records": records, "files": files})
+        runs.append(
+            {
+                "id": run.name,
+                "settings": run.config,
+                "records": records,
+                "files": files,
+                "videos": len(rows) - len(records),
+            }
+        )
     return runs
 
 

@@ -1,3 +1,4 @@
+import csv
 import json
 import shutil
 
@@ -8,6 +9,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluate import main
+from asyncrl.evaluation.comparison import Comparison
+from asyncrl.evaluation.episodes import EvaluationResult, episode_seed
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.checkpoint import Checkpoint
@@ -105,6 +108,126 @@ def test_episodes_are_recorded_as_videos(trained, capsys, tmp_path, monkeypatch)
     assert (code, err) == (0, "")
     assert f"recorded 3 videos in {tmp_path / 'videos'}: env-0-episode-0.mp4, env-0-episode-1.mp4" in out
     assert len(list((tmp_path / "videos").glob("*.mp4"))) == 3
+
+
+def test_arguments_of_the_environment_may_differ_from_those_of_the_run(trained, capsys):
+    arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=3", "--json")
+    code, out, _ = call(capsys, *arguments, '--env_kwargs={"sutton_barto_reward": true}')
+    assert code == 0
+    assert json.loads(out.splitlines()[-1])["mean_reward"] == -1.0  # only the end is paid
+    for given, problem in (
+        ('{"sutton": 1}', "does not take these arguments (env_kwargs)"),
+        ("sutton", "expected a JSON object, such as"),
+    ):
+        code, out, err = call(capsys, *arguments, f"--env_kwargs={given}")
+        assert (code, out) == (2, "") and problem in err and len(err.splitlines()) == 1
+
+
+def test_an_environment_with_other_spaces_than_the_policys_is_refused(tmp_path, capsys):
+    path = save_policy(tmp_path / "run" / "checkpoints", 100, 1)
+    code, _, err = call(capsys, f"--checkpoint={path}", '--env_kwargs={"size": 2}')
+    assert code == 2
+    assert "gives drawn_envs:counter spaces that the policy was not trained with" in err
+
+
+def save_policy(folder, env_steps, action):
+    """A policy of `drawn_envs:counter` that always takes one action."""
+    config = TrainConfig(
+        env="drawn_envs:counter", encoder_mlp_layers=[], env_kwargs={"length": 4, "stat": "luck, in points"}
+    )
+    spec = read_spec(make_env(config.env, config.env_kwargs), config.env)
+    model = ActorCritic(spec, config)
+    with torch.no_grad():
+        model.policy_head.weight.zero_()
+        model.policy_head.bias.copy_(torch.tensor([-50.0, 50.0] if action else [50.0, -50.0]))
+    state = {"config": config.model_dump(mode="json"), "spec": spec.to_data()}
+    return checkpoints.save(folder, Checkpoint(model.state_dict(), {}, state), env_steps, keep=None)
+
+
+def test_stable_baselines_reads_the_episodes_that_are_written(tmp_path, capsys):
+    monitor = pytest.importorskip("stable_baselines3.common.monitor")
+    path = save_policy(tmp_path / "run" / "checkpoints", 100, 1)
+    file = tmp_path / "new" / "played.monitor.csv"
+    flags = (f"--checkpoint={path}", "--episodes=7", "--num_envs=3", "--seed=5", "--json", f"--episodes_csv={file}")
+    code, out, _ = call(capsys, *flags)
+    assert code == 0 and f"wrote {file}" in out
+    result = json.loads(out.splitlines()[-1])
+    frame = monitor.load_results(str(tmp_path / "new"))
+    luck = frame["luck, in points"]
+    assert frame["r"].tolist() == [4.0 + points for points in luck]  # what the seed gives, and 1 for each step
+    assert frame["l"].tolist() == [4] * 7 and frame["t"].is_monotonic_increasing
+    assert frame["is_success"].tolist() == [float(points > 50) for points in luck]
+    assert set(frame["seed"]) == {episode_seed(5, episode) for episode in range(7)}
+    assert frame["r"].mean() == pytest.approx(result["mean_reward"])
+    means = {"luck, in points": luck.mean(), "is_success": frame["is_success"].mean()}
+    assert result["episode_extra_stats"] == pytest.approx(means)
+
+
+def test_policies_are_compared_in_the_same_episodes(tmp_path, capsys):
+    one, other = tmp_path / "one", tmp_path / "other"
+    paths = [save_policy(run / "checkpoints", 100, action) for run, action in ((one, 0), (one / "best", 1), (other, 1))]
+    file = tmp_path / "played.monitor.csv"
+    compared = f"--compare={paths[1]},{other / 'checkpoints'},{paths[0]}"
+    flags = (f"--checkpoint={paths[0]}", compared, "--episodes=6", "--json", f"--episodes_csv={file}")
+    code, out, _ = call(capsys, *flags)
+    assert code == 0
+    *lines, last = out.splitlines()
+    policies = json.loads(last)["policies"]
+    assert [each["checkpoint"] for each in policies] == list(map(str, paths))  # the first is named twice, played once
+    # The returns differ from episode to episode, but each episode is worth four points more, one for each step.
+    assert "difference" not in policies[0]
+    assert [(each["difference"], each["difference_ci95"]) for each in policies[1:]] == [(4.0, [4.0, 4.0])] * 2
+    low, high = policies[0]["ci95"]
+    assert high - low > 10.0
+    assert lines[-1].split()[-4:] == ["+4.00", "[+4.00,", "+4.00]", "4.0"]
+    rows = list(csv.DictReader(file.read_text().splitlines()[1:]))
+    by_seed = {}
+    for row in rows:
+        by_seed.setdefault(row["seed"], []).append((row["policy"], float(row["r"])))
+    assert len(by_seed) == 6
+    for found in by_seed.values():
+        (_, first), *others = found
+        assert [(name, points - first) for name, points in others] == [(each["name"], 4.0) for each in policies[1:]]
+
+
+def test_the_figures_of_a_comparison_are_those_of_the_pairs():
+    results = [EvaluationResult((1.0, 2.0, 6.0), (1, 1, 1)), EvaluationResult((2.0, 2.0, 9.0), (1, 2, 3))]
+    comparison = Comparison(("a", "b"), tuple(results))
+    (_, row) = comparison.to_data()["policies"]
+    half = 4.30265 * 1.527525 / 3**0.5  # Student's t with 2 degrees of freedom; deviation of 1, 0, 3
+    assert row["difference"] == pytest.approx(4 / 3)
+    assert row["difference_ci95"] == pytest.approx((4 / 3 - half, 4 / 3 + half), rel=1e-5)
+    header, first, second = comparison.to_text().splitlines()
+    assert header.startswith("policy  trained steps  return (95 %)")
+    assert first.split()[-2:] == ["-", "1.0"] and "+1.33 [-2.46, +5.13]" in second and second.endswith("2.0")
+
+
+def test_all_checkpoints_of_a_run_are_compared_by_name(trained, capsys):
+    arguments = (f"--train_dir={trained.path.parent}", "--experiment=run", "--episodes=2", "--json")
+    code, out, _ = call(capsys, *arguments, "--compare=all")
+    assert code == 0
+    names = [each["name"] for each in json.loads(out.splitlines()[-1])["policies"]]
+    assert names == [
+        "run/checkpoint_000000000200",
+        "run/checkpoint_000000000100",
+        "run/best/checkpoint_000000000100",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--compare=missing",), "There is no run 'missing'"),
+        (("--compare=best", "--video=videos"), "record or show one of them, without --compare"),
+        (("--compare=best", "--opponents=random"), "--compare is not possible with --opponents"),
+        (("--episodes_csv=a.csv", "--opponents=random"), "--episodes_csv is not possible with --opponents"),
+        (("--episodes_csv=/proc/a.csv",), "Cannot write /proc/a.csv"),
+    ],
+)
+def test_what_cannot_be_compared_or_written_is_said_before_it_is_played(trained, capsys, arguments, problem):
+    code, out, err = call(capsys, f"--train_dir={trained.path.parent}", "--experiment=run", *arguments)
+    assert (code, out) == (2, "")
+    assert problem in err and len(err.splitlines()) == 1
 
 
 def test_a_run_without_a_checkpoint_says_so(tmp_path, capsys):

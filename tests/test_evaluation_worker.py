@@ -18,7 +18,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.evaluation import worker as module
 from asyncrl.evaluation.episodes import EvaluationResult
-from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy
+from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy, PublishedTeam
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.policy import Policy, load_policy
@@ -39,7 +39,7 @@ class Evaluating:
         arena, _ = small_arena(plan, SPEC, block_size(self.model))
         self.channel, self.control = WeightsChannel(arena), RunControl(arena, 1)
         policy = PublishedPolicy(self.config, SPEC, self.channel)
-        self.worker = EvaluationWorker(policy, self.control, folder, env_steps)
+        self.worker = EvaluationWorker(PublishedTeam(policy), self.control, folder, env_steps)
 
     def publish(self, env_steps: int, bias: float = 0.0) -> None:
         """Publishes a policy that pushes to one side if `bias` is large."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from asyncrl.analysis.curves import Band
+from asyncrl.analysis.curves import Band, Curve, mean_band
 from asyncrl.analysis.figures import Comparison, Metric, Ratings, Speedup, Trial, XAxis
 from asyncrl.analysis.population import PopulationHistory
 from asyncrl.config.errors import UsageError
@@ -31,6 +34,15 @@ _Y_LABELS: dict[Metric, str] = {
     "eval": "return of evaluation episodes (reward)",
 }
 _DPI = 120
+_GRID = "#e6e6e6"
+_INK, _SURFACE = "#010203", "#fdfcfb"  # stand for the page's colours in `inline_svg`
+_PAGE_COLORS = {
+    _INK: "currentColor",
+    "#000000": "currentColor",
+    "#0072b2": "var(--blue)",
+    _GRID: "var(--grid)",
+    _SURFACE: "var(--surface)",
+}
 FORMATS = (".png", ".pdf", ".svg")
 """Suffixes of the possible file formats."""
 
@@ -56,9 +68,14 @@ def color(number: int) -> str:
     return _COLORS[number % len(_COLORS)]
 
 
+def page_color(number: int) -> str:
+    """Returns the colour of a line in `inline_svg`, by its number."""
+    return _PAGE_COLORS.get(color(number).lower(), color(number))
+
+
 def finish(axes: Axes) -> None:
     """Adds a grid to axes, and a legend if something has a label."""
-    axes.grid(color="0.9", lw=0.8)
+    axes.grid(color=_GRID, lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0]:
@@ -76,6 +93,27 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(path, dpi=_DPI, format=path.suffix.lower().removeprefix("."))
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}. Choose another file.") from error
+
+
+def inline_svg(draw: Callable[[Path], None]) -> str:
+    """Returns what one of the functions of this module draws as an `<svg>` element for an HTML page.
+
+    Text and axes have the page's text colour; the page defines the colours `--blue`, `--grid` and `--surface`. Texts
+    are escaped, and no text is taken for a formula.
+    """
+    import matplotlib
+
+    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    looks: Any = {**dict.fromkeys(names, _INK), "axes.facecolor": _SURFACE, "savefig.transparent": True}
+    looks |= {"svg.fonttype": "none", "text.parse_math": False, "font.size": 12.5, "svg.hashsalt": "asyncrl"}
+    with tempfile.TemporaryDirectory() as folder, matplotlib.rc_context(looks):
+        path = Path(folder) / "figure.svg"
+        draw(path)
+        text = path.read_text(encoding="utf-8")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    for drawn, of_page in _PAGE_COLORS.items():
+        text = text.replace(drawn, of_page)
+    return text
 
 
 def draw_trial(trial: Trial, path: Path) -> None:
@@ -124,13 +162,14 @@ def draw_ratings(ratings: Ratings, path: Path) -> None:
     save(figure, path)
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draws a line and a band for each group, and its runs as thin lines."""
+def draw_comparison(comparison: Comparison, path: Path, numbers: Sequence[int] | None = None) -> None:
+    """Draws a line and a band for each group, and its runs as thin lines; `numbers` are those of the colours."""
     figure = new_figure(8.0, 5.0)
     axes = figure.subplots()
     ends = [curve.positions[-1] for group in comparison.groups for curve in group.curves]
     unit, seconds = _time_unit(max(ends)) if comparison.x == "wall_time" else ("", 1.0)
-    for number, group in enumerate(comparison.groups):
+    numbers = range(len(comparison.groups)) if numbers is None else numbers
+    for number, group in zip(numbers, comparison.groups, strict=True):
         label, band = group.name, group.band
         if len(group.runs) > 1:
             label = f"{group.name} ({len(group.runs)} runs, mean ± standard deviation)"
@@ -143,6 +182,27 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     axes.set_ylabel(_Y_LABELS[comparison.metric])
     count = sum(len(group.runs) for group in comparison.groups)
     axes.set_title(f"{comparison.env or 'comparison'}: {count} run{'s' if count > 1 else ''}")
+    finish(axes)
+    save(figure, path)
+
+
+def draw_metric(groups: Sequence[tuple[int, Sequence[Curve]]], path: Path) -> None:
+    """Draws one figure of several groups of runs without a legend: a line for each group, and its runs as thin lines.
+
+    Args:
+        groups: the number of each group, which is that of its colour, and the curves of its runs.
+        path: the file.
+    """
+    figure = new_figure(5.0, 3.0)
+    axes = figure.subplots()
+    for number, curves in groups:
+        band = mean_band(curves, ddof=1)
+        if len(curves) > 1:
+            for curve in curves:
+                axes.plot(curve.positions, curve.values, color=color(number), lw=0.6, alpha=0.5)
+        _draw_band(axes, band, "", number)
+    _count_in_thousands(axes)
+    axes.set_xlabel("environment steps")
     finish(axes)
     save(figure, path)
 
@@ -198,6 +258,8 @@ def draw_population(history: PopulationHistory, path: Path) -> None:
         found = np.concatenate([member.values[name].values for member in history.members if name in member.values])
         if 0.0 < 10.0 * found.min() < found.max():
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
     panels[-1].set_xlabel("environment steps of each policy")
     for axes in panels:
         _count_in_thousands(axes)

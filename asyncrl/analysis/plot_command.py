@@ -18,7 +18,6 @@ from asyncrl.analysis.population import read_population
 from asyncrl.analysis.records import Run, read_runs
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import (
-    ExtraFlag,
     format_examples,
     format_flags,
     help_width,
@@ -26,6 +25,7 @@ from asyncrl.config.flags import (
     option,
     option_flags,
     parse_options,
+    separate_words,
     split_flags,
 )
 
@@ -123,7 +123,7 @@ def read_options(argv: Sequence[str]) -> Options:
         hint = nearest_hint(name, _COMMANDS)
         raise UsageError(f"There is no command {name!r}: the first argument is one of {names}{hint}.")
     flags = option_flags(Options, command.flags)
-    runs, flag_tokens = _separate(argv[1:], flags)
+    runs, flag_tokens = separate_words(argv[1:], flags)
     texts, wrong = split_flags(flag_tokens, {}, flags)
     options, refused = parse_options(Options, {"command": name, "runs": runs, **texts})
     problems = [*map(str, wrong), *refused]
@@ -210,16 +210,3 @@ def _write(options: Options, run: Run, draw: Callable[[Path], None], say: Say) -
     draw(path)
     say(f"wrote {path}" + (" (replaced)" if existed else ""))
     return str(path)
-
-
-def _separate(tokens: Sequence[str], flags: Sequence[ExtraFlag]) -> tuple[list[str], list[str]]:
-    """Separates folders of runs from flags; the word after `--name` is its value if the flag takes one."""
-    takes_value = {flag.name for flag in flags if not flag.is_bool}
-    runs: list[str] = []
-    rest: list[str] = []
-    is_value = False
-    for token in tokens:
-        is_flag = token.startswith("--")
-        (rest if is_flag or is_value else runs).append(token)
-        is_value = is_flag and token[2:].replace("-", "_") in takes_value
-    return runs, rest

@@ -14,9 +14,11 @@ COMMANDS = {
     "train": "train a policy, or resume a run",
     "validate": "check the settings of a run and show what it would need",
     "evaluate": "play a trained policy for a fixed number of episodes",
+    "enjoy": "show a trained policy in a window, or write a video of it",
     "export": "write a trained policy to one file that runs without asyncrl",
     "benchmark": "measure sync against async, in speed and returns",
     "plot": "draw a run, compare runs, or show how much faster more workers are",
+    "report": "write one HTML page about runs: curves, settings, faults, machine, video",
     "completion": 'print a script that completes commands and flags: eval "$(asyncrl completion bash)", or zsh',
 }
 _SHELLS = ("bash", "zsh")

@@ -32,7 +32,8 @@ _RECURRENT: Condition = {"use_rnn": (True,)}
 
 _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({"env": ("ALE/*",)}, "atari_preprocessing"),
-    (_EVALUATED, "eval_episodes eval_deterministic"),
+    (_EVALUATED, "eval_episodes"),
+    ({"video_every_env_steps": _IS_SET}, "video_length"),
     (_ACTOR_LEARNER, "async_rl learner_device compile"),
     ({"serial_mode": (False,)}, "inference_mode"),
     (_SERVED, "num_inference_workers inference_devices inference_max_wait_ms"),

@@ -99,6 +99,19 @@ def split_flags(
     return texts, problems
 
 
+def separate_words(tokens: Sequence[str], flags: Iterable[ExtraFlag]) -> tuple[list[str], list[str]]:
+    """Separates words, such as folders of runs, from flags; the word after `--name` is its value if it takes one."""
+    takes_value = {flag.name for flag in flags if not flag.is_bool}
+    words: list[str] = []
+    rest: list[str] = []
+    is_value = False
+    for token in tokens:
+        is_flag = token.startswith("--")
+        (rest if is_flag or is_value else words).append(token)
+        is_value = is_flag and token[2:].replace("-", "_") in takes_value
+    return words, rest
+
+
 def policy_flag(name: str) -> tuple[int, str] | None:
     """The number and the setting of a flag `policy.N.NAME`; None for any other."""
     found = re.fullmatch(r"policy\.(\d+)\.([\w-]+)", name)

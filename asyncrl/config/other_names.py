@@ -96,7 +96,7 @@ OTHER_NAMES: dict[str, OtherName] = {
     "exp_name": OtherName(CLEANRL, "experiment"),
     "cuda": OtherName(CLEANRL, "device", "--device=cuda"),
     "torch_deterministic": OtherName(CLEANRL, "serial_mode", "a serial run on a CPU repeats to the bit"),
-    "capture_video": OtherName(CLEANRL, "", "record with python -m asyncrl.evaluate --video=FOLDER"),
+    "capture_video": OtherName(CLEANRL, "video_every_env_steps"),
     "exploration_loss_coeff": OtherName(SAMPLE_FACTORY, "entropy_loss_coeff"),
     "exploration_loss": OtherName(SAMPLE_FACTORY, "", "the entropy bonus is the only one"),
     "optimizer": OtherName(SAMPLE_FACTORY, "", _ADAM),

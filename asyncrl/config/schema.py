@@ -214,7 +214,15 @@ class TrainConfig(BaseModel):
         None, "environment steps between evaluations of the policy, or of each policy, which run in a separate process"
     )
     eval_episodes: PositiveInt = _evaluation(10, "episodes of an evaluation")
-    eval_deterministic: bool = _evaluation(False, "evaluate with the most likely actions instead of sampled ones")
+    eval_deterministic: bool = _evaluation(
+        False, "evaluate and record with the most likely actions instead of sampled ones"
+    )
+    video_every_env_steps: PositiveInt | None = _evaluation(
+        None,
+        "environment steps between videos of the policy, or of each policy, in videos/: one episode, recorded in the "
+        "process of the evaluations; the first is of the untrained policy, the last of the final one",
+    )
+    video_length: PositiveInt = _evaluation(1000, "longest video, in environment steps")
 
     async_rl: bool = _roles(True, "collect samples while training (True), or collect and train in turn (False)")
     serial_mode: bool = _roles(False, "run everything in one process, for debuggers; repeatable to the bit on a CPU")
@@ -546,6 +554,11 @@ class TrainConfig(BaseModel):
             return self
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self).model_validate({**values, **own})
+
+    @property
+    def plays_episodes(self) -> bool:
+        """Whether a process plays whole episodes during training, for evaluations or videos."""
+        return self.eval_every_env_steps is not None or self.video_every_env_steps is not None
 
     @property
     def maps_policies(self) -> str:

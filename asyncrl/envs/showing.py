@@ -9,13 +9,13 @@ import os
 import subprocess
 import sys
 import traceback
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import error as gymnasium_error
 
 from asyncrl.config.errors import UsageError
@@ -26,22 +26,30 @@ from asyncrl.envs.factory import make_run_env
 _GL_PACKAGES = {"OpenGL", "glfw", "mujoco"}
 _GL_CHECK = "from mujoco.{0} import GLContext; context = GLContext(16, 16); context.make_current(); context.free()"
 _GL_CHECK_S = 20.0
+_FPS = 30
+_ENCODING_S = 60.0
 
 
-def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, number: int) -> gymnasium.Env[Any, Any]:
+PathOf = Callable[[int], Path]
+"""The video file of an episode, by the episode's number in its environment; several episodes may share one."""
+
+
+def make_shown_env(config: TrainConfig, render_mode: str, video: PathOf | None, number: int) -> gymnasium.Env[Any, Any]:
     """Makes an environment of a run that is drawn.
 
     Args:
         config: settings of the run.
         render_mode: human for a window, rgb_array for a recording.
-        video: folder for recordings of all episodes; None for no recordings.
-        number: of the environment; part of the names of its recordings.
+        video: the file of each episode; None for no recordings.
+        number: of the environment. The first one, 0, draws once as a check.
 
     Raises:
         UsageError: as for `make_env`; the environment does not have the mode; there is no screen or no OpenGL; a
             package is missing.
         EnvironmentFailed: the environment raised while it was drawn.
     """
+    if video is not None:
+        require_video_package()
     if render_mode == "human":
         _check_screen()
     else:
@@ -56,23 +64,91 @@ def make_shown_env(config: TrainConfig, render_mode: str, video: Path | None, nu
     try:
         if number == 0:
             _draw_once(env, config.env_id, render_mode)
-        return env if video is None else _recording(env, video, number)
+        return env if video is None else FilmedEnv(env, video)
     except BaseException:
         with contextlib.suppress(Exception):  # closing a window that was not opened may fail
             env.close()
         raise
 
 
-def _recording(env: gymnasium.Env[Any, Any], video: Path, number: int) -> gymnasium.Env[Any, Any]:
-    try:
-        with warnings.catch_warnings():
-            if number > 0:  # the first environment has made the folder
-                warnings.filterwarnings("ignore", message=".*Overwriting existing videos")
-            return gymnasium.wrappers.RecordVideo(
-                env, str(video), episode_trigger=lambda _: True, name_prefix=f"env-{number}", disable_logger=True
-            )
-    except gymnasium_error.DependencyNotInstalled as error:
-        raise UsageError("--video needs moviepy: pip install moviepy") from error
+def require_video_package() -> None:
+    """Raises UsageError, with what to install, if the package that writes videos is missing."""
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise UsageError("Videos need imageio-ffmpeg, which is not installed: pip install imageio-ffmpeg")
+
+
+class FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Writes what an environment draws to MP4 files, frame by frame, so that no episode is held in memory.
+
+    Frames per second are `metadata["render_fps"]`, or 30. A file is complete when the next one begins, or when the
+    environment is closed.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], video: PathOf) -> None:
+        """Owns `env`, whose render mode is rgb_array; `video` is the file of each episode."""
+        super().__init__(env)
+        self._video = video
+        self._path: Path | None = None
+        self._size = (0, 0)
+        self._encoder: Generator[None, npt.NDArray[np.uint8] | None, None] | None = None
+        self._num_episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        begun = super().reset(seed=seed, options=options)
+        path = self._video(self._num_episodes)
+        self._num_episodes += 1
+        if path != self._path:
+            self._complete()
+            self._path = path
+        self._film()
+        return begun
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        self._film()
+        return result
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._complete()
+
+    def _film(self) -> None:
+        frame: Any = self.env.render()
+        height, width = (2 * (length // 2) for length in frame.shape[:2])  # what every player shows has even sizes
+        try:
+            if self._encoder is None:
+                self._begin((width, height))
+            assert self._encoder is not None
+            if (width, height) != self._size:
+                raise UsageError(f"{self._path}: a frame of {width} x {height} follows others of another size.")
+            self._encoder.send(np.ascontiguousarray(frame[:height, :width], dtype=np.uint8))
+        except (OSError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UsageError(f"The video {self._path} cannot be written: {reason}.") from error
+
+    def _begin(self, size: tuple[int, int]) -> None:
+        import imageio_ffmpeg
+
+        assert self._path is not None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._size = size
+        self._encoder = imageio_ffmpeg.write_frames(
+            str(self._path),
+            size,
+            fps=float(self.metadata.get("render_fps") or _FPS),
+            macro_block_size=1,
+            ffmpeg_log_level="error",
+            ffmpeg_timeout=_ENCODING_S,
+            output_params=["-f", "mp4", "-preset", "veryfast", "-threads", "1", "-movflags", "+faststart"],
+        )
+        self._encoder.send(None)
+
+    def _complete(self) -> None:
+        if self._encoder is not None:
+            self._encoder.close()
+            self._encoder = None
 
 
 def _draw_once(env: gymnasium.Env[Any, Any], env_id: str, render_mode: str) -> None:
@@ -82,8 +158,12 @@ def _draw_once(env: gymnasium.Env[Any, Any], env_id: str, render_mode: str) -> N
     with _explaining(env_id):
         env.reset(seed=0)
         frame = env.render() if render_mode == "rgb_array" else None
-    if render_mode == "rgb_array" and not isinstance(frame, np.ndarray):
-        raise UsageError(_no_mode(env_id, f"render() returned {type(frame).__name__} and not an array of pixels"))
+    if render_mode == "rgb_array":
+        if not isinstance(frame, np.ndarray):
+            raise UsageError(_no_mode(env_id, f"render() returned {type(frame).__name__} and not an array of pixels"))
+        if frame.ndim != 3 or frame.shape[2] != 3 or min(frame.shape) < 2:
+            text = f"render() returned an array of shape {frame.shape}, expected (height, width, 3)"
+            raise UsageError(_no_mode(env_id, text))
 
 
 @contextlib.contextmanager
@@ -127,9 +207,14 @@ def _has_screen() -> bool:
     return not sys.platform.startswith("linux") or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
 
+def can_open_window() -> bool:
+    """Whether there is a screen, or the user has chosen where SDL draws."""
+    return _has_screen() or "SDL_VIDEODRIVER" in os.environ
+
+
 def _check_screen() -> None:
-    if not _has_screen() and "SDL_VIDEODRIVER" not in os.environ:
-        raise UsageError("--render needs a screen: DISPLAY is not set. --video=FOLDER records the episodes.")
+    if not can_open_window():
+        raise UsageError("A window needs a screen: DISPLAY is not set. --video records the episodes.")
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import statistics
 import time
@@ -37,6 +36,8 @@ class EvaluationResult:
         env_steps: environment steps that the policy was trained for.
         checkpoint: path of the policy's checkpoint.
         returns_by_agent: returns of each agent, by its name; `returns` are their means. Empty for a single agent.
+        extra_stats: the environment's own numbers of each episode; empty if it has none.
+        ended_at_s: seconds from the start of the evaluation to the end of each episode.
     """
 
     returns: tuple[float, ...]
@@ -44,6 +45,8 @@ class EvaluationResult:
     env_steps: int | None = None
     checkpoint: str | None = None
     returns_by_agent: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    extra_stats: tuple[Mapping[str, float], ...] = ()
+    ended_at_s: tuple[float, ...] = field(default=(), compare=False)
 
     @property
     def mean_reward(self) -> float:
@@ -60,41 +63,48 @@ class EvaluationResult:
 
         It is about this policy only: policies of other training seeds may differ by more.
         """
-        if self.std_reward is None:
-            return None
-        half = student_t_975(len(self.returns) - 1) * self.std_reward / math.sqrt(len(self.returns))
-        return self.mean_reward - half, self.mean_reward + half
+        return mean_ci95(self.returns)
 
     @property
     def mean_ep_length(self) -> float:
         return statistics.fmean(self.lengths)
 
-    def to_json(self) -> str:
-        return json.dumps(
-            {
-                "mean_reward": self.mean_reward,
-                "std_reward": self.std_reward,
-                "ci95": self.ci95,
-                "mean_ep_length": self.mean_ep_length,
-                "episodes": len(self.returns),
-                "env_steps": self.env_steps,
-                "checkpoint": self.checkpoint,
-                **({"mean_reward_by_agent": self._mean_by_agent} if self.returns_by_agent else {}),
-            }
-        )
+    def to_data(self) -> dict[str, Any]:
+        """JSON values of the result."""
+        return {
+            "mean_reward": self.mean_reward,
+            "std_reward": self.std_reward,
+            "ci95": self.ci95,
+            "mean_ep_length": self.mean_ep_length,
+            "episodes": len(self.returns),
+            "env_steps": self.env_steps,
+            "checkpoint": self.checkpoint,
+            **({"mean_reward_by_agent": self._mean_by_agent} if self.returns_by_agent else {}),
+            **({"episode_extra_stats": means} if (means := self.mean_extra_stats) else {}),
+        }
 
     def to_text(self) -> str:
         text = f"return {self.mean_reward:.2f}"
         if self.std_reward is not None and self.ci95 is not None:
             text += f" +- {self.std_reward:.2f} (95 % interval of the mean: {self.ci95[0]:.2f} to {self.ci95[1]:.2f})"
         text += f", {self.mean_ep_length:.1f} steps an episode, {len(self.returns)} episodes"
-        return "\n".join([text, *(f"{name}: {mean:.2f}" for name, mean in self._mean_by_agent.items())])
+        means = {**self._mean_by_agent, **self.mean_extra_stats}
+        return "\n".join([text, *(f"{name}: {mean:.2f}" for name, mean in means.items())])
 
     def of_agents(self, agents: Sequence[str]) -> EvaluationResult:
         """The same episodes, with the returns of some of the agents only."""
         own = {agent: self.returns_by_agent[agent] for agent in agents}
         returns = tuple(map(statistics.fmean, zip(*own.values(), strict=True)))
         return dataclasses.replace(self, returns=returns, returns_by_agent=own)
+
+    @property
+    def mean_extra_stats(self) -> dict[str, float]:
+        """Mean of each of the environment's own numbers, over the episodes that have it."""
+        values: dict[str, list[float]] = {}
+        for stats in self.extra_stats:
+            for name, value in stats.items():
+                values.setdefault(name, []).append(value)
+        return {name: statistics.fmean(found) for name, found in values.items()}
 
     @property
     def _mean_by_agent(self) -> dict[str, float]:
@@ -136,6 +146,7 @@ def evaluate(
     make: Callable[[int], gymnasium.Env[Any, Any]] | None = None,
     others: Sequence[Player] = (),
     choose: Choose = lambda agent, episode: 0,
+    max_steps: int | None = None,
 ) -> EvaluationResult:
     """Plays a policy for a fixed number of episodes, all of which count.
 
@@ -154,6 +165,7 @@ def evaluate(
         make: makes the environment of an index; None makes those of the policy's run.
         others: further players of agents.
         choose: which of `(policy, *others)` plays an agent in an episode; each plays agents with one kind of spaces.
+        max_steps: steps after which an episode ends here, although it would go on; None for no limit.
 
     Raises:
         EnvironmentFailed: the environment's own code raised.
@@ -164,9 +176,9 @@ def evaluate(
     try:
         num_lanes = min(num_envs, episodes)
         for idx in range(num_lanes):
-            env = _make(policy) if make is None else make(idx)
+            env = make_checked_env(policy.config) if make is None else make(idx)
             make_lane = _AgentsLane if spec.agents else _Lane
-            lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes)), choose))
+            lanes.append(make_lane(env, spec, seed, list(range(idx, episodes, num_lanes)), choose, max_steps))
         size = spec.num_agents
         row_sizes = [spec.kinds[spec.kind_of(agent)].observation.row_size for agent in range(size)]
         obs = np.zeros((num_lanes * size, max(row_sizes)), dtype=spec.observation.row_dtype)
@@ -174,6 +186,7 @@ def evaluate(
         for row, lane in enumerate(lanes):
             lane.reset(obs[row * size : (row + 1) * size])
         playing, reported_at = list(lanes), time.monotonic()
+        started_at = reported_at
         while playing:
             chosen = [each for lane in playing for each in lane.players]
             actions = _act(players, chosen, obs, row_sizes, states, deterministic)
@@ -193,9 +206,15 @@ def evaluate(
         for lane in lanes:
             lane.env.close()
     finished = {episode: result for lane in lanes for episode, result in lane.finished.items()}
-    of_agents, lengths = zip(*(finished[episode] for episode in range(episodes)), strict=True)
-    by_agent = dict(zip(spec.agents, zip(*of_agents, strict=True), strict=False))
-    return EvaluationResult(tuple(map(statistics.fmean, of_agents)), lengths, returns_by_agent=by_agent)
+    played = [finished[episode] for episode in range(episodes)]
+    by_agent = zip(*(episode.returns for episode in played), strict=True)
+    return EvaluationResult(
+        tuple(statistics.fmean(episode.returns) for episode in played),
+        tuple(episode.length for episode in played),
+        returns_by_agent=dict(zip(spec.agents, by_agent, strict=False)),
+        extra_stats=tuple(episode.extra_stats for episode in played),
+        ended_at_s=tuple(episode.ended_at - started_at for episode in played),
+    )
 
 
 def _act(
@@ -224,50 +243,83 @@ def _act(
     return mixed
 
 
-def _make(policy: PlayedPolicy) -> gymnasium.Env[Any, Any]:
+def make_checked_env(config: TrainConfig) -> gymnasium.Env[Any, Any]:
+    """Makes an environment of a run.
+
+    Raises:
+        EnvironmentFailed: its own code raised.
+        UsageError: it cannot be made.
+    """
     try:
-        return make_run_env(policy.config)
+        return make_run_env(config)
     except (UsageError, EnvironmentFailed):
         raise
     except Exception as error:
         raise EnvironmentFailed(f"The environment could not be made:\n{environment_traceback(error)}") from error
 
 
+@dataclass(frozen=True)
+class _FinishedEpisode:
+    """The return of each agent, the steps, the environment's own numbers, and when it ended (`time.monotonic`)."""
+
+    returns: tuple[float, ...]
+    length: int
+    extra_stats: dict[str, float]
+    ended_at: float
+
+
 class _Lane:
     """One environment and the indices of the episodes that it still has to play."""
 
     def __init__(
-        self, env: gymnasium.Env[Any, Any], spec: EnvSpec, seed: int, episodes: list[int], choose: Choose
+        self,
+        env: gymnasium.Env[Any, Any],
+        spec: EnvSpec,
+        seed: int,
+        episodes: list[int],
+        choose: Choose,
+        max_steps: int | None,
     ) -> None:
         self.env, self.episodes = env, episodes
         self.players: list[int] = []  # of each agent, in the present episode
         self._choose = choose
-        self.finished: dict[int, tuple[tuple[float, ...], int]] = {}
-        """By episode: the return of each agent, and the steps."""
+        self._max_steps = math.inf if max_steps is None else max_steps
+        self.finished: dict[int, _FinishedEpisode] = {}
+        self._extra_stats: dict[str, float] = {}
         self.num_steps = 0
         kinds = [spec.kinds[spec.kind_of(agent)].observation for agent in range(spec.num_agents)]
         self._codecs = [(ObservationCodec(layout), layout.row_size) for layout in kinds]
         self._seed = seed
+        self._agents = spec.agents
         self._returns, self._length = [0.0] * spec.num_agents, 0
 
     def reset(self, rows: npt.NDArray[Any]) -> Any:
         """Begins the next episode and writes its first observation to `rows [N, row_size]`, N being 1."""
-        self._returns, self._length = [0.0] * len(self._returns), 0
+        self._returns, self._length, self._extra_stats = [0.0] * len(self._returns), 0, {}
         self.players = [self._choose(agent, self.episodes[0]) for agent in range(len(self._returns))]
-        seed = env_seed(self._seed, _FIRST_SEED_IDX + self.episodes[0])
+        seed = episode_seed(self._seed, self.episodes[0])
         obs = self._call("reset", lambda: self.env.reset(seed=seed))[0]
         self._write(obs, rows)
         return obs
 
     def step(self, actions: Any, rows: npt.NDArray[Any]) -> list[int]:
         """Takes a step and writes the observation to act on next, if there is one; returns the rows that begin."""
-        obs, reward, terminated, truncated, _ = self._call("step", lambda: self.env.step(actions[0]))
+        obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(actions[0]))
         self._returns[0] += float(reward)
         self._count_step()
-        if not (terminated or truncated):
+        if not (terminated or truncated or self._length >= self._max_steps):
             self._write(obs, rows)
             return []
+        self._note_stats(info.get("episode_extra_stats"))
+        if (is_success := info.get("is_success")) is not None:
+            self._extra_stats["is_success"] = float(is_success)
         return self._end(rows)
+
+    def _note_stats(self, stats: Any, prefix: str = "") -> None:
+        """Takes the numbers among what the environment tells of an episode that ended."""
+        for name, number in stats.items() if isinstance(stats, Mapping) else ():
+            if isinstance(number, (int, float, np.number, np.bool_)):
+                self._extra_stats[f"{prefix}{name}"] = float(number)
 
     def _count_step(self) -> None:
         self._length += 1
@@ -275,7 +327,8 @@ class _Lane:
 
     def _end(self, rows: npt.NDArray[Any]) -> list[int]:
         """Ends the episode and begins the next one, if there is one."""
-        self.finished[self.episodes.pop(0)] = (tuple(self._returns), self._length)
+        of_episode = _FinishedEpisode(tuple(self._returns), self._length, self._extra_stats, time.monotonic())
+        self.finished[self.episodes.pop(0)] = of_episode
         if self.episodes:
             self.reset(rows)
         return list(range(len(self._returns)))
@@ -293,6 +346,8 @@ class _Lane:
     def _call(self, name: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
+        except UsageError:  # of what records the environment
+            raise
         except Exception as error:
             where = f"The environment failed in {name}, {self._moment}"
             raise EnvironmentFailed(f"{where}:\n{environment_traceback(error)}") from error
@@ -319,11 +374,13 @@ class _AgentsLane(_Lane):
             if was_present and not self._has_ended[place]:
                 self._returns[place] += state.reward[place]
             has_ended = state.terminated[place] or state.truncated[place]
+            if has_ended and not self._has_ended[place]:
+                self._note_stats(state.extra_stats[place], f"{self._agents[place]}_")
             self._has_ended[place] |= has_ended
             if has_ended or not was_present:
                 begins.append(place)
         self._was_present = state.is_present
-        if state.is_over or all(self._has_ended):
+        if state.is_over or all(self._has_ended) or self._length >= self._max_steps:
             return self._end(rows)
         self._write(state, rows)
         return begins
@@ -332,6 +389,22 @@ class _AgentsLane(_Lane):
         for row, of_agent, (codec, row_size) in zip(rows, obs.obs, self._codecs, strict=True):
             if of_agent is not None:
                 codec.write(of_agent, row[:row_size])
+
+
+def episode_seed(seed: int, episode: int) -> int:
+    """The seed of the environment in an episode of an evaluation with this seed."""
+    return env_seed(seed, _FIRST_SEED_IDX + episode)
+
+
+def mean_ci95(values: Sequence[float]) -> tuple[float, float] | None:
+    """95 % confidence interval of the mean by Student's t; None for a single value."""
+    return ci95_of(statistics.fmean(values), statistics.stdev(values), len(values)) if len(values) > 1 else None
+
+
+def ci95_of(mean: float, std: float, count: int) -> tuple[float, float]:
+    """The interval of `mean_ci95`, from mean and standard deviation (with n - 1) of at least two values."""
+    half = student_t_975(count - 1) * std / math.sqrt(count)
+    return mean - half, mean + half
 
 
 def student_t_975(degrees_of_freedom: int) -> float:

@@ -173,5 +173,11 @@ def load_players(policy: Policy, checkpoint: Path, device: str, seed: int) -> li
 
 def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
     """Whether policies of one environment can play in the other."""
-    first, second = (dataclasses.replace(spec.kinds[0], env_id="", max_episode_steps=None) for spec in (one, other))
+    irrelevant: dict[str, Any] = {
+        "env_id": "",
+        "max_episode_steps": None,
+        "is_vectorized": False,
+        "resets_within_step": False,
+    }
+    first, second = (dataclasses.replace(spec.kinds[0], **irrelevant) for spec in (one, other))
     return first == second

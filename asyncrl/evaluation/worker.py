@@ -11,8 +11,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
 
@@ -36,7 +39,7 @@ _LOOK_EVERY_S = 0.2
 log = logging.getLogger(__name__)
 
 
-class _Abandoned(Exception):
+class Abandoned(Exception):
     """The run was asked to stop during an evaluation."""
 
 
@@ -68,58 +71,145 @@ class PublishedPolicy:
         return Policy(self.model, self.spec, self.config, seed=seed)
 
 
+@dataclass(frozen=True)
+class PublishedTeam:
+    """A policy that is played, and those that play other agents of its environment.
+
+    Attributes:
+        policy: the policy. Several workers of the process may read it.
+        others: by the agent's number, the policies that play agents in its place. Their returns do not count.
+    """
+
+    policy: PublishedPolicy
+    others: Mapping[int, PublishedPolicy] = field(default_factory=dict)
+
+    @property
+    def is_published(self) -> bool:
+        """Whether all policies have weights."""
+        return all(policy.weights.num_publications > 0 for policy in (self.policy, *self.others.values()))
+
+    def read(self) -> Publication:
+        """Copies the newest weights of all policies; returns what was copied of the first."""
+        for other in self.others.values():
+            other.read()
+        return self.policy.read()
+
+    def play(
+        self,
+        control: RunControl,
+        look: Callable[[], None] | None,
+        *,
+        episodes: int,
+        num_envs: int = 8,
+        make: Callable[[int], gymnasium.Env[Any, Any]] | None = None,
+        max_steps: int | None = None,
+    ) -> EvaluationResult:
+        """Plays the copies that were read, always in the same episodes; arguments are those of `evaluate`.
+
+        Args:
+            control: the words of the whole run in the arena.
+            look: called now and then, for a process that has other work too.
+            episodes: number of episodes.
+            num_envs: environments at the same time.
+            make: makes the environments.
+            max_steps: longest episode.
+
+        Raises:
+            Abandoned: the run was asked to stop.
+        """
+
+        def look_around(episodes: int, steps: int) -> None:
+            if look is not None:
+                look()
+            if control.stop_requested:
+                raise Abandoned
+
+        config, others = self.policy.config, list(self.others)
+        # Not the episodes of `python -m asyncrl.evaluate`: the choice of the best checkpoint would bias its result.
+        seed = derive_seed(config.seed, Stream.EVALUATION)
+        result = evaluate(
+            self.policy.player(seed),
+            episodes=episodes,
+            num_envs=num_envs,
+            seed=seed,
+            deterministic=config.eval_deterministic,
+            report=look_around,
+            report_every_s=_LOOK_EVERY_S,
+            make=make,
+            others=[other.player(seed + number) for number, other in enumerate(self.others.values(), start=1)],
+            choose=lambda agent, _: others.index(agent) + 1 if agent in others else 0,
+            max_steps=max_steps,
+        )
+        if not others:
+            return result
+        return result.of_agents([name for place, name in enumerate(self.policy.spec.agents) if place not in others])
+
+
+class Schedule:
+    """When something is due that is repeated every so many environment steps.
+
+    After the last environment step the last update still changes the policy, so it is due for the final policy once the
+    run has ended.
+    """
+
+    def __init__(self, every: int | None, end: int, first_at: int) -> None:
+        """Is due never if `every` is None, else first at `first_at` environment steps, and for the policy at `end`."""
+        self._every = every
+        self._end = end
+        self._due_at = first_at
+        self._done: tuple[int, int] | None = None  # policy version and steps of the last time
+
+    def is_due(self, newest: Publication, has_ended: bool) -> bool:
+        """Whether it is due for the newest weights; `has_ended` says that they are the final ones."""
+        if self._every is None:
+            return False
+        if has_ended:
+            return self._done != (newest.version, newest.env_steps)
+        return self._due_at <= newest.env_steps < self._end
+
+    def note(self, news: Publication) -> None:
+        """Notes that it is being done for these weights."""
+        self._due_at, self._done = next_multiple(self._every, news.env_steps), (news.version, news.env_steps)
+
+
+def next_multiple(every: int | None, env_steps: int) -> int:
+    """The next multiple of `every` after `env_steps`; 0 for None."""
+    return 0 if every is None else (env_steps // every + 1) * every
+
+
 class EvaluationWorker:
     """Evaluates a copy of a policy every `eval_every_env_steps`, and when an observer requests it."""
 
     def __init__(
-        self,
-        policy: PublishedPolicy,
-        control: RunControl,
-        checkpoints: Path,
-        env_steps: int,
-        policy_idx: int = 0,
-        others: Mapping[int, PublishedPolicy] | None = None,
+        self, team: PublishedTeam, control: RunControl, checkpoints: Path, env_steps: int, policy_idx: int = 0
     ) -> None:
         """Creates the worker.
 
         Args:
-            policy: the policy that is evaluated. Other workers of the process may read it too.
+            team: the policy that is evaluated, and who plays the other agents.
             control: the words of the whole run in the arena.
             checkpoints: the policy's folder of checkpoints.
             env_steps: environment steps so far; evaluations are due at the later multiples of `eval_every_env_steps`.
             policy_idx: number of the policy, for reports.
-            others: by the agent's number, the policies that play agents in its place. Their returns do not count.
         """
-        self._policy = policy
-        self._config = policy.config
+        self._team, self._policy = team, team.policy
+        self._config = config = team.policy.config
         self._policy_idx = policy_idx
-        self._others = dict(others or {})
-        self._every = policy.config.eval_every_env_steps
         self._num_requests = 0  # requests of observers that were fulfilled
-        self._weights = policy.weights
         self._control = control
         self._checkpoints = checkpoints
         self._best = checkpoint.best_return(checkpoints)
-        self._due_at = self._next_after(env_steps)
-        self._evaluated: tuple[int, int] | None = None  # policy version and steps of the last evaluation
+        every = config.eval_every_env_steps
+        self._schedule = Schedule(every, config.train_for_env_steps, next_multiple(every, env_steps))
 
     @property
     def is_due(self) -> bool:
-        """Whether the next evaluation is due: at its number of steps, by a request, or of the final policy.
-
-        After the last environment step the last update still changes the policy, so the final policy is evaluated once
-        the run has ended.
-        """
-        if any(policy.weights.num_publications == 0 for policy in (self._policy, *self._others.values())):
+        """Whether the next evaluation is due: by its schedule, or by a request."""
+        if not self._team.is_published:
             return False
-        env_steps = self._weights.newest.env_steps
         if self._control.num_evaluations > self._num_requests:
             return True
-        if self._every is None:
-            return False
-        if self._control.ended:
-            return self._evaluated != (self._weights.newest.version, env_steps)
-        return self._due_at <= env_steps < self._config.train_for_env_steps
+        return self._schedule.is_due(self._policy.weights.newest, self._control.ended)
 
     @property
     def is_over(self) -> bool:
@@ -133,38 +223,15 @@ class EvaluationWorker:
         """
         started = time.monotonic()
         self._num_requests = self._control.num_evaluations
-        news = self._policy.read()
-        for other in self._others.values():
-            other.read()
-        self._due_at, self._evaluated = self._next_after(news.env_steps), (news.version, news.env_steps)
-
-        def look_around(episodes: int, steps: int) -> None:
-            if look is not None:
-                look()
-            if self._control.stop_requested:
-                raise _Abandoned
-
-        # Not the episodes of `python -m asyncrl.evaluate`: the choice of the best checkpoint would bias its result.
-        seed = derive_seed(self._config.seed, Stream.EVALUATION)
+        news = self._team.read()
+        self._schedule.note(news)
         try:
-            result = evaluate(
-                self._policy.player(seed),
-                episodes=self._config.eval_episodes,
-                seed=seed,
-                deterministic=self._config.eval_deterministic,
-                report=look_around,
-                report_every_s=_LOOK_EVERY_S,
-                others=[other.player(seed + number) for number, other in enumerate(self._others.values(), start=1)],
-                choose=lambda agent, _: list(self._others).index(agent) + 1 if agent in self._others else 0,
-            )
-        except _Abandoned:
+            result = self._team.play(self._control, look, episodes=self._config.eval_episodes)
+        except Abandoned:
             return []
         except (EnvironmentFailed, UsageError) as error:
             log.error("%s", error)
-            return [EvaluationFailed(str(error).partition("\n")[0].rstrip(":"))]
-        if self._others:
-            own = [agent for place, agent in enumerate(self._policy.spec.agents) if place not in self._others]
-            result = result.of_agents(own)
+            return [EvaluationFailed(first_line(error))]
         reports: list[Report] = [
             EvaluationReport(
                 env_steps=news.env_steps,
@@ -180,9 +247,6 @@ class EvaluationWorker:
         if self._config.best_metric == "eval" and (self._best is None or result.mean_reward > self._best):
             reports.append(self._save_best(news, result))
         return reports
-
-    def _next_after(self, env_steps: int) -> int:
-        return 0 if self._every is None else (env_steps // self._every + 1) * self._every
 
     def _save_best(self, news: Publication, result: EvaluationResult) -> CheckpointReport:
         """Saves the evaluated policy, without an optimizer: the learner has trained on since."""
@@ -201,3 +265,8 @@ class EvaluationWorker:
             return CheckpointReport(folder, int(news.env_steps), str(error), "best", policy_idx=self._policy_idx)
         self._best = result.mean_reward
         return CheckpointReport(str(path), int(news.env_steps), None, "best", result.mean_reward, self._policy_idx)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text, for one sentence to the user."""
+    return str(error).partition("\n")[0].rstrip(":")

@@ -327,6 +327,19 @@ class EvaluationFailed:
 
 
 @dataclass(frozen=True)
+class VideoReport:
+    """A video of a policy that had trained for `env_steps` was written to `path`, or `error` says why it was not.
+
+    After a failure there are no more videos; training continues.
+    """
+
+    path: str
+    env_steps: int
+    policy_idx: int = 0
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class RestartReport:
     """A process ended unexpectedly and is started again; `text` tells the user."""
 
@@ -366,5 +379,6 @@ Report = (
     | CheckpointReport
     | EvaluationReport
     | EvaluationFailed
+    | VideoReport
     | RestartReport
 )

@@ -37,6 +37,7 @@ from asyncrl.monitoring.reports import (
     RolloutReport,
     SacMetrics,
     TrainMetrics,
+    VideoReport,
     mean_metrics,
 )
 from asyncrl.monitoring.status import Record, Status
@@ -312,6 +313,11 @@ class Monitor:
             return
         if isinstance(report, EvaluationFailed):
             self.say(f"The evaluation failed, training continues: {report.reason}")
+            return
+        if isinstance(report, VideoReport):
+            if report.error is not None:
+                self.say(f"warning: There are no more videos, training continues: {report.error}")
+            self._run.notify(Observer.on_video, report)
             return
         if isinstance(report, RestartReport):
             self.num_restarts += 1

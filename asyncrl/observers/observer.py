@@ -26,7 +26,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
-from asyncrl.monitoring.reports import CheckpointReport, EpisodeRecord, EvaluationReport, Phase
+from asyncrl.monitoring.reports import CheckpointReport, EpisodeRecord, EvaluationReport, Phase, VideoReport
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import ResumedTotals, Summary
 from asyncrl.runtime.processes import RunFailed
@@ -62,6 +62,9 @@ class Observer:
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
         """An evaluation has ended."""
+
+    def on_video(self, run: Run, video: VideoReport) -> None:
+        """A video was written (`--video_every_env_steps`), or could not be (`video.error`)."""
 
     def on_checkpoint(self, run: Run, checkpoint: CheckpointReport) -> None:
         """A checkpoint was saved, or could not be saved (`checkpoint.error`)."""

@@ -1,6 +1,6 @@
-"""Experiment trackers (`--track=wandb,mlflow`): records, settings and checkpoints of a run go to other libraries, too.
+"""Experiment trackers (`--track=wandb,mlflow`): records, settings, videos and checkpoints go to other libraries, too.
 
-    on_start, on_record, on_end --calls--> queue --> one thread per tracker --> TrackedRun --> library, its server
+    on_start, on_record, on_video, on_end --calls--> queue --> a thread per tracker --> TrackedRun --> library, server
 
 A library is imported by its thread, and only if its tracker was asked for. Neither training nor the runner waits for
 one; only the end of a run waits, for at most `_END_S`. The first call that raises turns a tracker off with one warning.
@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import OF_ONE_START
+from asyncrl.monitoring.reports import VideoReport
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run
@@ -67,6 +68,9 @@ class TrackedRun(Protocol):
     def save(self, name: str, files: Sequence[Path]) -> None:
         """Keeps the files of a checkpoint, under a name of their own."""
 
+    def save_video(self, env_steps: int, name: str, file: Path) -> None:
+        """Keeps a video; `name` is the same for all videos of a policy."""
+
     def close(self, has_failed: bool) -> None:
         """Sends what is left and marks the run as ended."""
 
@@ -106,6 +110,11 @@ class WandbRun:
             artifact.add_file(str(file))
         self._run.log_artifact(artifact)
 
+    def save_video(self, env_steps: int, name: str, file: Path) -> None:
+        import wandb
+
+        self._run.log({"env_steps": env_steps, name: wandb.Video(str(file), format="mp4")})
+
     def close(self, has_failed: bool) -> None:
         self._run.finish(exit_code=int(has_failed))
 
@@ -139,6 +148,9 @@ class MlflowRun:
         for file in files:
             self._client.log_artifact(self.id, str(file), f"checkpoints/{name}")
 
+    def save_video(self, env_steps: int, name: str, file: Path) -> None:
+        self._client.log_artifact(self.id, str(file), "videos")
+
     def close(self, has_failed: bool) -> None:
         self._client.set_terminated(self.id, "FAILED" if has_failed else "FINISHED")
 
@@ -168,6 +180,11 @@ class TrackioRun:
         for file in files:
             artifact.add_file(str(file))
         self._run.log_artifact(artifact)
+
+    def save_video(self, env_steps: int, name: str, file: Path) -> None:
+        import trackio
+
+        self._run.log({name: trackio.Video(str(file))}, step=env_steps)
 
     def close(self, has_failed: bool) -> None:
         self._run.finish()
@@ -207,6 +224,11 @@ class Tracker(Observer):
     def on_record(self, run: Run, record: Record) -> None:
         finite = {name: value for name, value in record.scalars.items() if math.isfinite(value)}
         self._call(lambda tracked: tracked.log(record.env_steps, finite))
+
+    def on_video(self, run: Run, video: VideoReport) -> None:
+        name = "video" if run.plan.num_policies == 1 else f"policy_{video.policy_idx}/video"
+        if video.error is None:
+            self._call(lambda tracked: tracked.save_video(video.env_steps, name, Path(video.path)))
 
     def on_status(self, run: Run, status: Status) -> None:
         self._tell_error(run)

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -165,13 +166,24 @@ class EpisodesCsv(RecordWriter):
         if self._path is None:
             self._folder.mkdir(exist_ok=True)
             self._path = self._folder / f"{len(list(self._folder.iterdir()))}.monitor.csv"
-            header = io.StringIO()
             policy = ("policy",) if self._shows_policy else ()
-            csv.writer(header, lineterminator="").writerow(("r", "l", "t", *policy, *self._names))
-            about = {"t_start": self._t_start, "env_id": self._env_id}
-            lines = [f"#{json.dumps(about)}", header.getvalue(), *lines]
+            columns = ("r", "l", "t", *policy, *self._names)
+            lines = [*monitor_header(self._t_start, self._env_id, columns), *lines]
         with open(self._path, "a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
+
+
+def monitor_header(t_start: float, env_id: str, columns: Iterable[str]) -> list[str]:
+    """The first two lines of a file that the readers of Stable-Baselines3's Monitor take.
+
+    Args:
+        t_start: seconds since 1970 from which the column `t` counts.
+        env_id: the environment.
+        columns: their names, of which the first three are return (`r`), length (`l`) and time (`t`).
+    """
+    header = io.StringIO()
+    csv.writer(header, lineterminator="").writerow(columns)
+    return [f"#{json.dumps({'t_start': t_start, 'env_id': env_id})}", header.getvalue()]
 
 
 class LogMessages(Observer):

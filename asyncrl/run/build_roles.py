@@ -30,7 +30,8 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.envs.factory import acting_seed, make_run_vector_env, vector_env_seed
-from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy
+from asyncrl.evaluation.videos import VideoWorker
+from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy, PublishedTeam
 from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
@@ -68,6 +69,7 @@ from asyncrl.rollout.worker import (
     Split,
 )
 from asyncrl.run.setup import RunSetup, state_to_begin_with
+from asyncrl.runtime.run_folder import VIDEOS
 
 log = logging.getLogger(__name__)
 
@@ -457,31 +459,30 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
     )
 
 
-def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker]:
-    """The roles that evaluate during training, one for each policy; one process serves all.
+def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker | VideoWorker]:
+    """The roles that play whole episodes during training; one process serves all.
 
-    With `--policy_mapping=independent` each agent is played by its own policy. Otherwise the one evaluated plays all
-    agents of its spaces, and the first policy of their spaces plays each of the others.
+    They are an evaluation for each policy and, if videos are wanted, one recorder of all. With
+    `--policy_mapping=independent` each agent is played by its own policy. Otherwise the one evaluated plays all agents
+    of its spaces, and the first policy of their spaces plays each of the others.
     """
     setups = [setup.of_policy(idx) for idx in range(setup.plan.num_policies)]
     policies = [PublishedPolicy(each.config, each.spec, WeightsChannel(each.arena)) for each in setups]
     first = {agent: policy for policy in reversed(policies) for agent in policy.spec.own_agents}
 
-    def others_of(policy: PublishedPolicy) -> dict[int, PublishedPolicy]:
+    def team_of(policy: PublishedPolicy) -> PublishedTeam:
         if setup.config.maps_policies == "independent":
             players = dict(enumerate(policies))
         else:
             players = {**first, **dict.fromkeys(policy.spec.own_agents, policy)}
-        return {agent: player for agent, player in players.items() if player is not policy}
+        return PublishedTeam(policy, {agent: player for agent, player in players.items() if player is not policy})
 
-    return [
-        EvaluationWorker(
-            policy,
-            setup.control,
-            each.checkpoints,
-            setup.first_env_steps,
-            policy_idx,
-            others_of(policy),
-        )
-        for policy_idx, (each, policy) in enumerate(zip(setups, policies, strict=True))
+    teams = [team_of(policy) for policy in policies]
+    workers: list[EvaluationWorker | VideoWorker] = [
+        EvaluationWorker(team, setup.control, each.checkpoints, setup.first_env_steps, policy_idx)
+        for policy_idx, (each, team) in enumerate(zip(setups, teams, strict=True))
     ]
+    if setup.config.video_every_env_steps is not None:
+        folder = setup.checkpoints.parent / VIDEOS
+        workers.append(VideoWorker(teams, setup.control, folder, setup.first_env_steps))
+    return workers

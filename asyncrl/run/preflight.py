@@ -21,6 +21,7 @@ from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
+from asyncrl.envs.showing import require_video_package
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.observers.loading import find_callback
@@ -169,6 +170,11 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
             require_package(name)
         except UsageError as error:
             problems.append(Problem(("track",), str(error)))
+    if config.video_every_env_steps is not None:
+        try:
+            require_video_package()
+        except UsageError as error:
+            problems.append(Problem(("video_every_env_steps",), str(error)))
     return config, problems
 
 

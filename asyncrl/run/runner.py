@@ -23,6 +23,7 @@ import torch
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
+from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome, joint_outcome
 from asyncrl.monitoring.reports import EvaluationFailed, Report
@@ -93,7 +94,8 @@ def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> Lea
     config, control, waker = setup.config, setup.control, Waker()
     steer_run = functools.partial(steer, control)
     learners, exchanges, workers = build_serial(setup, waker, steer_run)
-    evaluations: list[EvaluationWorker] = []
+    evaluations: list[EvaluationWorker | VideoWorker] = []
+    plays_episodes = config.plays_episodes
     reset_at: Path | None = None
     outcome: LearnerOutcome | None = None
     try:
@@ -125,7 +127,7 @@ def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> Lea
                     if config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
                         reset_at = Path(saved.path)
                 steer(control)
-            if not evaluations and (config.eval_every_env_steps is not None or control.num_evaluations > 0):
+            if not evaluations and (plays_episodes or control.num_evaluations > 0):
                 evaluations = build_evaluation_workers(setup)
             for evaluation in evaluations:
                 if evaluation.is_due and not control.stop_requested:
@@ -186,7 +188,7 @@ def run_parallel(
             args = (worker_idx, waker, list(learner_wakers.values()), server)
             specs.append(WorkerSpec(f"rollout-{worker_idx}", _rollout_main, args, worker_idx))
         restarts = RestartPolicy(processes, setup, specs, wake_all, send)
-        if config.eval_every_env_steps is not None:
+        if config.plays_episodes:
             processes.start(EVALUATION, _evaluation_main, setup)
         num_evaluations = 0
         outcomes: dict[str, LearnerOutcome] = {}

@@ -67,6 +67,7 @@ _LATE = (
 _SETTINGS_OF_OTHER_RANKS: dict[str, Any] = {
     "quiet": True,
     "eval_every_env_steps": None,
+    "video_every_env_steps": None,
     "save_best_metric": "none",
     "save_milestones_s": None,
     "init_from": None,

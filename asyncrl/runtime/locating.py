@@ -110,6 +110,27 @@ def find_checkpoint_of(run: Path, name: str, policy_idx: int = 0) -> Path:
     )
 
 
+def find_given_checkpoint(run: str | None, named: str, train_dir: str = TRAIN_DIR, policy_idx: int = 0) -> Path:
+    """Returns the checkpoint that a command line names by --experiment and --checkpoint.
+
+    Args:
+        run: a run, by its name in `train_dir` or its folder's path; None if it was not given.
+        named: newest, best or a checkpoint's name, of the run; or the path of a checkpoint or a run.
+        train_dir: folder that holds all runs.
+        policy_idx: which of a run's policies, if it has several.
+
+    Raises:
+        UsageError: there is no such run, policy or checkpoint, or neither run nor path was given.
+    """
+    if named not in _WHICH:
+        if run is None or Path(named).exists():
+            return find_checkpoint(named, train_dir=train_dir, policy_idx=policy_idx)
+        return find_checkpoint_of(find_run(run, train_dir), named, policy_idx)
+    if run is None:
+        raise UsageError("No run was given: give --experiment=NAME (of a run in --train_dir), or --checkpoint=PATH.")
+    return find_checkpoint(run, named, train_dir, policy_idx)
+
+
 def run_of(checkpoint: Path) -> Path | None:
     """The folder of the run that has this checkpoint; None if no run has it."""
     return next((folder for folder in checkpoint.resolve().parents if (folder / MARKER).is_file()), None)

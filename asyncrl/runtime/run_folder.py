@@ -9,6 +9,7 @@ TRAIN_DIR/EXPERIMENT/
     self_play/          members of the pool, as checkpoints, and their ratings, in self-play
     logs/<role>.log
     episodes/           every training episode as CSV, with --episodes_csv
+    videos/             videos during training, by environment steps, with --video_every_env_steps
     trackers/           ids of the run in experiment trackers, with --track
     episodes.json       the last training episodes when the newest checkpoint was saved
     pbt.jsonl           the turns of population-based training, one a line
@@ -46,9 +47,16 @@ RANKS = "ranks"
 SELF_PLAY = "self_play"
 """Folder of the pool of self-play, in the run's folder."""
 
+VIDEOS = "videos"
+"""Folder of the videos during training, in the run's folder."""
+
+UNFINISHED = ".part"
+"""End of the name of a video that is being written."""
+
 MARKER = ".asyncrl-run"
 _LOCK = ".lock"
 _MAX_NAME_BYTES = 200
+_OF_VIDEO = re.compile(r"step_(\d+)")
 
 
 class RunFolder:
@@ -69,6 +77,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.checkpoints = path / "checkpoints"
         self.self_play = path / SELF_PLAY
+        self.videos = path / VIDEOS
         self.logs = path / "logs"
         self.episodes = path / "episodes.json"
         self.population = path / "pbt.jsonl"
@@ -154,6 +163,10 @@ class RunFolder:
                 self.episodes.unlink(missing_ok=True)
                 shutil.rmtree(self.checkpoints / BEST, ignore_errors=True)
                 shutil.rmtree(self.self_play, ignore_errors=True)
+            for video in self.videos.glob("*"):
+                match = _OF_VIDEO.search(video.name)
+                if match is not None and (int(match[1]) > env_steps or video.suffix == UNFINISHED):
+                    video.unlink()
             if self.metrics.exists():
                 lines = self.metrics.read_text(encoding="utf-8").splitlines(keepends=True)
                 kept = [line for line in lines if _step_of_record(line) <= env_steps]

@@ -39,6 +39,7 @@ SMALL: dict[str, Any] = {
     "eval_every_env_steps": 1000,
     "eval_episodes": 2,
 }
+VIDEOS = {"env": "drawn_envs:counter", "video_every_env_steps": 1000}
 OFFLINE = {
     "wandb": {"WANDB_MODE": "offline"},
     "mlflow": {"MLFLOW_TRACKING_URI": "sqlite:///mlflow.db", "MLFLOW_DISABLE_TELEMETRY": "true"},
@@ -70,6 +71,7 @@ class FakeRun:
         self.ids: list[str | None] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.saved: list[tuple[str, list[str]]] = []
+        self.videos: list[tuple[int, str, str]] = []
         self.ends: list[bool] = []
 
     def connect(self, info: TrackedRunInfo, saved_id: str | None) -> FakeRun:
@@ -84,6 +86,10 @@ class FakeRun:
     def save(self, name: str, files: Sequence[Path]) -> None:
         self._act("save")
         self.saved.append((name, [file.name for file in files]))
+
+    def save_video(self, env_steps: int, name: str, file: Path) -> None:
+        assert file.stat().st_size > 0
+        self.videos.append((env_steps, name, file.name))
 
     def close(self, has_failed: bool) -> None:
         self._act("close")
@@ -119,7 +125,7 @@ def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str
     pytest.importorskip(name)
     path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN_TWICE, name, json.dumps(SMALL)],
+        [sys.executable, "-c", TRAIN_TWICE, name, json.dumps({**SMALL, **VIDEOS})],
         cwd=tmp_path,
         env={**os.environ, **OFFLINE[name], "PYTHONPATH": path, "HOME": str(tmp_path)},
         capture_output=True,
@@ -134,6 +140,7 @@ def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str
     assert found["id"] == (folder / "trackers" / f"{name}_id").read_text().strip()
     assert float(found["settings"]["learning_rate"]) == 3e-4
     assert "model.safetensors" in found["files"]
+    assert found["videos"] == len(list((folder / "videos").iterdir())) > 3
     if found["records"] is not None:
         assert [(steps, scalars) for steps, scalars in found["records"]] == expected
     else:  # only the history of each figure
@@ -160,6 +167,22 @@ def test_a_tracker_gets_every_record_and_the_best_checkpoint_without_its_replay(
     assert fake.ends == [False]
     Trainer(config.model_copy(update={"train_for_env_steps": 1500}), [Tracker("fake", fake.connect)]).run()
     assert fake.ids == [None, "the-id"]
+
+
+def test_a_tracker_gets_the_videos_of_each_policy(tmp_path: Path) -> None:
+    fake = FakeRun()
+    several = {
+        "env": "drawn_envs:game",
+        "num_policies": 2,
+        "policy_mapping": "independent",
+        "eval_every_env_steps": None,
+    }
+    train(tmp_path, Tracker("fake", fake.connect), **{**VIDEOS, **several, "train_for_env_steps": 500})
+    assert [(name, file) for env_steps, name, file in fake.videos if env_steps == 0] == [
+        ("policy_0/video", "step_000000000000_policy_0.mp4"),
+        ("policy_1/video", "step_000000000000_policy_1.mp4"),
+    ]
+    assert len(fake.videos) == len(list((tmp_path / "tracked" / "videos").iterdir())) == 4
 
 
 @pytest.mark.parametrize("fails_in", ["connect", "log", "save", "close"])
