@@ -17,6 +17,9 @@ COMMANDS = {
     "export": "write a trained policy to one file that runs without asyncrl",
     "benchmark": "measure sync against async, in speed and returns",
     "plot": "draw a run, compare runs, or show how much faster more workers are",
+    "push": "upload a run to the Hugging Face Hub",
+    "pull": "download a run from the Hugging Face Hub",
+    "doctor": "look at this machine, train for ten seconds, and say what to change",
     "completion": 'print a script that completes commands and flags: eval "$(asyncrl completion bash)", or zsh',
 }
 _SHELLS = ("bash", "zsh")

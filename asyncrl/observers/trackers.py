@@ -25,7 +25,7 @@ from asyncrl.config.schema import OF_ONE_START
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run
-from asyncrl.runtime.checkpoint import BEST, REPLAY_FILE, latest
+from asyncrl.runtime.checkpoint import BEST, SHARED_FILES, latest
 from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.run_folder import write_text_atomically
 
@@ -276,4 +276,4 @@ def require_package(name: str) -> None:
 
 
 def _save(tracked: TrackedRun, name: str, checkpoint: Path) -> None:
-    tracked.save(name, [path for path in sorted(checkpoint.iterdir()) if path.name != REPLAY_FILE])
+    tracked.save(name, [checkpoint / file for file in SHARED_FILES])
