@@ -1,4 +1,4 @@
-"""`python -m asyncrl.doctor`: shows what asyncrl finds on this machine, trains for ten seconds, and says what to change.
+"""`python -m asyncrl.doctor`: shows what it finds on this machine, trains for ten seconds, and says what to change.
 
     python -m asyncrl.doctor --env=Humanoid-v5
 

@@ -19,7 +19,7 @@ from typing import Any
 from pydantic import BaseModel, NonNegativeInt
 
 import asyncrl
-import asyncrl.runtime.one_blas_thread  # noqa: F401
+import asyncrl.runtime.one_blas_thread
 from asyncrl.analysis.model_card import format_card
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
@@ -46,9 +46,7 @@ class _Options(BaseModel):
         "what is published: best (uploaded with the newest, from which a run resumes), newest, or a checkpoint's name "
         "[default best if the run has one, else newest]",
     )
-    episodes: NonNegativeInt = option(
-        20, "episodes that are played for the return on the page, 0 for none [default 20]"
-    )
+    episodes: NonNegativeInt = option(20, "episodes to play for the return on the page, 0 for none [default 20]")
     video: Path | None = option(None, "video to show on the page, .mp4 [default the newest in the run's folder videos]")
     license: str | None = option(None, "licence in the page's metadata, such as mit [default none]")
     private: bool = option(False, "make a new repository private")

@@ -93,8 +93,8 @@ def format_card(
         f"asyncrl train --experiment={name} --train_for_env_steps={2 * max(env_steps, 1)}",
         "```",
         "",
-        "Weights are safetensors files, so loading them runs no code. The environment, and modules that the settings name, "
-        "are those of your machine.",
+        "Weights are safetensors files, so loading them runs no code. The environment, and modules that the settings "
+        "name, are those of your machine.",
         "",
         "## Settings that differ from the defaults",
         "",

@@ -29,6 +29,9 @@ from asyncrl.runtime.checkpoint import BEST, SHARED_FILES, latest
 from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.run_folder import write_text_atomically
 
+RESUMED_AT = "resumed_at_env_steps"
+"""Logged where a run resumes: what a tracker has got of later steps before that was trained again."""
+
 _END_S = 30.0
 _MOST_WAITING_CALLS = 1000
 """A tracker that is this many records behind has failed: they would fill the memory."""
@@ -203,6 +206,9 @@ class Tracker(Observer):
             target=self._work, args=(info, self._calls, self._errors), name=self._name, daemon=True
         )
         self._thread.start()
+        if run.start.before is not None:  # no library deletes what was logged of later steps
+            at = run.start.env_steps
+            self._call(lambda tracked: tracked.log(at, {RESUMED_AT: float(at)}))
 
     def on_record(self, run: Run, record: Record) -> None:
         finite = {name: value for name, value in record.scalars.items() if math.isfinite(value)}
