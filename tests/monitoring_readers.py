@@ -1,7 +1,7 @@
 """What each tracker holds after runs without a server, read from its own files in the working directory.
 
-Each reader returns the runs that it finds: id, settings, names of the files of checkpoints, and `records`, or
-`histories` (by figure) where the tracker does not keep the records themselves.
+Each reader returns the runs that it finds: id, settings, names of the files of checkpoints, and `records` in the order
+in which they were logged, or `histories` (by figure, with times) where the tracker does not keep the records themselves.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ def read_mlflow() -> list[dict[str, Any]]:
             "settings": run.data.params,
             "records": None,
             "histories": {
-                name: [[metric.step, metric.value] for metric in client.get_metric_history(run.info.run_id, name)]
+                name: [
+                    [metric.step, metric.value, metric.timestamp]
+                    for metric in client.get_metric_history(run.info.run_id, name)
+                ]
                 for name in run.data.metrics
             },
             "files": [Path(file.path).name for file in client.list_artifacts(run.info.run_id, "checkpoints/best")],
@@ -69,7 +72,7 @@ def read_trackio() -> list[dict[str, Any]]:
 
     runs = []
     for run in trackio.Api().runs("asyncrl"):
-        rows = SQLiteStorage.get_logs("asyncrl", run.name)
+        rows = sorted(SQLiteStorage.get_logs("asyncrl", run.name), key=lambda row: row["timestamp"])
         records = [
             [row["step"], {name: value for name, value in row.items() if name not in ("step", "timestamp")}]
             for row in rows
