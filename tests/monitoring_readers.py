@@ -1,7 +1,7 @@
 """What each tracker holds after runs without a server, read from its own files in the working directory.
 
 Each reader returns the runs that it finds: id, settings, names of the files of checkpoints, and `records` in the order
-in which they were logged, or `histories` (by figure, with times) where the tracker does not keep the records themselves.
+in which they were logged, or `histories` (by figure, with times) where the tracker does not keep records.
 """
 
 from __future__ import annotations

@@ -205,7 +205,9 @@ class TrainConfig(BaseModel):
     )
     report_every_s: PositiveFloat = _folder(5.0, "seconds between records in TensorBoard and metrics.jsonl")
     init_from: str | None = _folder(
-        None, "run or checkpoint, by path or name, whose weights, statistics and optimizer to start from, at step 0"
+        None,
+        "run or checkpoint, by path, name or hf://user/name, whose weights, statistics and optimizer to start from, "
+        "at step 0",
     )
 
     eval_every_env_steps: PositiveInt | None = _evaluation(
