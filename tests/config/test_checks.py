@@ -54,7 +54,7 @@ def test_tensors_are_stepped_and_trained_in_turn_in_one_process() -> None:
 
 def test_another_memory_order_than_that_of_x86_64_allows_one_process() -> None:
     weak = Machine(cores=16, keeps_store_order=False)
-    for settings in ({}, {"algo": "sac"}, {"backend": "hogwild", "algo": "a3c"}):
+    for settings in ({}, {"algo": "sac"}, {"backend": "hogwild", "algo": "a2c"}):
         assert only(problems(weak, **settings)).suggestions == ("--serial_mode=True",)
         assert problems(weak, **settings, serial_mode=True) == []
 
