@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,29 @@ def read_trackio() -> list[dict[str, Any]]:
     return runs
 
 
+def read_comet() -> list[dict[str, Any]]:
+    """From the archives for `comet upload`; every start has one."""
+    archives = [zipfile.ZipFile(path) for path in Path().glob("train_dir/*/trackers/comet/*.zip")]
+    about = {archive: json.loads(archive.read("experiment.json")) for archive in archives}
+    runs: dict[str, dict[str, Any]] = {}
+    for archive in sorted(archives, key=lambda each: about[each]["start_time"]):
+        key = about[archive]["offline_id"]
+        run = runs.setdefault(key, {"id": key, "settings": {}, "records": None, "histories": {}, "files": []})
+        for line in archive.read("messages.json").splitlines():
+            message = json.loads(line)
+            payload = message["payload"]
+            if message["type"] == "parameter_msg":
+                setting = payload.get("param") or payload["params"]
+                run["settings"][setting["paramName"]] = setting["paramValue"]
+            elif message["type"] == "metric_msg" and payload["metric"]["metricName"] != "process duration":
+                metric = payload["metric"]
+                history = run["histories"].setdefault(metric["metricName"], [])
+                history.append([metric["step"], float(metric["metricValue"]), payload["local_timestamp"]])
+            elif message["type"] == "file_upload":
+                run["files"].append(payload["additional_params"]["fileName"])
+    return list(runs.values())
+
+
 def _messages(log: bytes) -> Iterator[bytes]:
     """The messages of a LevelDB log after wandb's own header: pieces in blocks, each with a header of 7 bytes."""
     position, message = _HEADER_BYTES, b""
@@ -99,4 +123,4 @@ def _messages(log: bytes) -> Iterator[bytes]:
             message = b""
 
 
-READERS = {"wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}
+READERS = {"wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio, "comet": read_comet}

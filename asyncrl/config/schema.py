@@ -476,10 +476,10 @@ class TrainConfig(BaseModel):
     )
     profile: bool = _output(False, "show where each role's time goes: a table at the end and profile/* in the records")
     quiet: bool = _output(False, "print no progress")
-    track: list[Literal["wandb", "mlflow", "trackio"]] = _output(
+    track: list[Literal["wandb", "mlflow", "trackio", "comet"]] = _output(
         [],
-        "pass settings, records and the best checkpoint on to these experiment trackers, too: wandb, mlflow, trackio; "
-        "each needs its package",
+        "pass settings, records and the best checkpoint on to these experiment trackers, too: wandb, mlflow, trackio, "
+        "comet; each needs its package",
     )
     track_project: str = _output("asyncrl", "project (of mlflow: experiment) in which trackers file the run")
     callbacks: list[str] = _output(
