@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel, NonNegativeFloat
 
@@ -102,6 +103,7 @@ class _Records(Observer):
 
 def _train(env: str, seconds: float, machine: Machine) -> Speeds:
     """Trains as a new user would, with the environment's preset, but in one process where several are not possible."""
+    in_one_process: dict[str, Any] = {} if machine.keeps_store_order else {"serial_mode": True, "async_rl": False}
     with tempfile.TemporaryDirectory(prefix="asyncrl-doctor-") as folder:
         config = TrainConfig(
             env=env,
@@ -112,7 +114,7 @@ def _train(env: str, seconds: float, machine: Machine) -> Speeds:
             profile=True,
             report_every_s=min(1.0, seconds / 4),
             with_tensorboard=False,
-            **({} if machine.keeps_store_order else {"serial_mode": True, "async_rl": False}),
+            **in_one_process,
         )
         watcher = _Records()
         result = Trainer(config, [watcher]).run()

@@ -129,8 +129,8 @@ def _collect(run: Path, folder: Path, repo: str, options: _Options) -> None:
         about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
         about.pop("command", None)
         (folder / "environment.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    for name, path in uploaded.items():
-        target = folder / name
+    for place, path in uploaded.items():
+        target = folder / place
         target.mkdir(parents=True)
         for file in checkpoints.SHARED_FILES:
             shutil.copyfile(path / file, target / file)

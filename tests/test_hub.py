@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from fake_hub import FakeHub, running_hub
 
@@ -103,6 +104,18 @@ def test_an_address_stands_for_the_run_and_a_revision_for_its_state_then(run: Pa
     hub.commit(REPO, other)
     assert actions(address) == actions(run, "best")
     assert actions(f"{address}@{first}") == actions(run)
+
+
+def test_a_run_starts_from_the_weights_at_an_address(run: Path, hub: FakeHub, tmp_path: Path) -> None:
+    assert push_run(run) == 0
+    small = {**SMALL, "learning_rate": 0.0, "eval_every_env_steps": None, "train_for_env_steps": 200}
+    config = TrainConfig(**small, train_dir=str(tmp_path), experiment="next", init_from=f"hf://{REPO}")
+    result = Trainer(config, preset="none").run()
+    assert result.summary.env_steps < 1000
+    before, after = (checkpoints.latest(folder / "checkpoints") for folder in (run, result.folder))
+    assert before is not None and after is not None
+    weights, same = (checkpoints.load(path).model for path in (before, after))
+    assert all(torch.equal(tensor, same[name]) for name, tensor in weights.items() if name.endswith("weight"))
 
 
 def test_what_was_loaded_once_needs_no_connection(run: Path, hub: FakeHub) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from asyncrl.config.errors import UsageError
 from asyncrl.runtime import checkpoint as checkpoints
@@ -50,7 +50,7 @@ def parse_address(given: str) -> tuple[str, str | None]:
     return found["repo"], found["revision"]
 
 
-def library() -> ModuleType:
+def library() -> Any:
     """The client of the Hub.
 
     Raises:
