@@ -56,7 +56,7 @@ def format_card(
     rows = {"environment": f"`{env}`", "algorithm": algorithm, "environment steps": f"{env_steps:,}"}
     for policy_idx, result in enumerate(results):
         name = "return" if len(results) == 1 else f"return of policy {policy_idx}"
-        rows[name] = f"{_mean_and_deviation(result)} over {result['episodes']} episodes"
+        rows[name] = f"{_mean_and_deviation(result)} over {result['episodes']} episodes, with sampled actions"
     name = repo.partition("/")[2]
     address, chosen = f"{SCHEME}{repo}", ', which="best"' if which == "best" else ""
     lines = [
@@ -84,7 +84,7 @@ def format_card(
         "from asyncrl import load_policy",
         "",
         f'policy = load_policy("{address}"{chosen})',
-        "action = policy.act(observation, deterministic=True)",
+        "action = policy.act(observation)",
         "```",
         "",
         "```bash",
