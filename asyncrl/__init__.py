@@ -117,7 +117,8 @@ def load_policy(
     """Loads a trained policy; its environment need not be installed.
 
     Args:
-        path: a run's folder, its name (in `train_dir`), or a checkpoint's folder.
+        path: a run's folder, its name (in `train_dir`), its address on the Hugging Face Hub (`hf://user/name` or
+            `hf://user/name@revision`), or a checkpoint's folder.
         which: of a run, the newest checkpoint or the best one (`save_best_metric`).
         device: device of the policy: cpu, cuda or cuda:N.
         seed: seed of the sampled actions.

@@ -45,7 +45,7 @@ _EXAMPLES = (
 
 
 class _Options(BaseModel):
-    experiment: str | None = option(None, "run, by its name in train_dir or by its folder's path")
+    experiment: str | None = option(None, "run, by its name in train_dir, its folder's path, or hf://user/name")
     train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
     checkpoint: str = option(
         "newest",

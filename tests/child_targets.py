@@ -44,6 +44,19 @@ def produce(arena: Arena, count: int) -> None:
                 time.sleep(0)
 
 
+def fill_slots(arena: Arena, count: int, granted: Waker, filled: Waker) -> None:
+    """Writes 0, 1, ... into the slots that it is granted, all over a slot, and hands the slots over."""
+    grants, ready, payload = IndexRing(arena, "granted"), IndexRing(arena, "ready"), arena.array("payload")
+    number = 0
+    while number < count and _parent_lives():
+        granted.wait(1.0)
+        for slot in grants.pop_all():
+            payload[slot] = number
+            ready.push(slot)
+            filled.wake()
+            number += 1
+
+
 def hammer_weights(arena: Arena, stop: Waker) -> None:
     """Publishes blocks that hold nothing but their version, until stopped."""
     channel = WeightsChannel(arena)

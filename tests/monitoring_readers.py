@@ -1,13 +1,15 @@
 """What each tracker holds after runs without a server, read from its own files in the working directory.
 
 Each reader returns the runs that it finds: id, settings, names of the files of checkpoints, number of videos, and
-`records`, or `histories` (by figure) where the tracker does not keep the records themselves.
+`records` in the order in which they were logged, or `histories` (by figure, with times) where the tracker does not keep
+records.
 """
 
 from __future__ import annotations
 
 import json
 import struct
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,10 @@ def read_mlflow() -> list[dict[str, Any]]:
             "settings": run.data.params,
             "records": None,
             "histories": {
-                name: [[metric.step, metric.value] for metric in client.get_metric_history(run.info.run_id, name)]
+                name: [
+                    [metric.step, metric.value, metric.timestamp]
+                    for metric in client.get_metric_history(run.info.run_id, name)
+                ]
                 for name in run.data.metrics
             },
             "files": [Path(file.path).name for file in client.list_artifacts(run.info.run_id, "checkpoints/best")],
@@ -75,7 +80,7 @@ def read_trackio() -> list[dict[str, Any]]:
 
     runs = []
     for run in trackio.Api().runs("asyncrl"):
-        rows = SQLiteStorage.get_logs("asyncrl", run.name)
+        rows = sorted(SQLiteStorage.get_logs("asyncrl", run.name), key=lambda row: row["timestamp"])
         records = [
             [row["step"], {name: value for name, value in row.items() if name not in ("step", "timestamp")}]
             for row in rows
@@ -96,6 +101,33 @@ def read_trackio() -> list[dict[str, Any]]:
     return runs
 
 
+def read_comet() -> list[dict[str, Any]]:
+    """From the archives for `comet upload`; every start has one."""
+    archives = [zipfile.ZipFile(path) for path in Path().glob("train_dir/*/trackers/comet/*.zip")]
+    about = {archive: json.loads(archive.read("experiment.json")) for archive in archives}
+    runs: dict[str, dict[str, Any]] = {}
+    for archive in sorted(archives, key=lambda each: about[each]["start_time"]):
+        key = about[archive]["offline_id"]
+        run = runs.setdefault(
+            key, {"id": key, "settings": {}, "records": None, "histories": {}, "files": [], "videos": 0}
+        )
+        for line in archive.read("messages.json").splitlines():
+            message = json.loads(line)
+            payload = message["payload"]
+            if message["type"] == "parameter_msg":
+                setting = payload.get("param") or payload["params"]
+                run["settings"][setting["paramName"]] = setting["paramValue"]
+            elif message["type"] == "metric_msg" and payload["metric"]["metricName"] != "process duration":
+                metric = payload["metric"]
+                history = run["histories"].setdefault(metric["metricName"], [])
+                history.append([metric["step"], float(metric["metricValue"]), payload["local_timestamp"]])
+            elif message["type"] == "file_upload" and payload["upload_type"] == "video":
+                run["videos"] += 1
+            elif message["type"] == "file_upload":
+                run["files"].append(payload["additional_params"]["fileName"])
+    return list(runs.values())
+
+
 def _messages(log: bytes) -> Iterator[bytes]:
     """The messages of a LevelDB log after wandb's own header: pieces in blocks, each with a header of 7 bytes."""
     position, message = _HEADER_BYTES, b""
@@ -111,4 +143,4 @@ def _messages(log: bytes) -> Iterator[bytes]:
             message = b""
 
 
-READERS = {"wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}
+READERS = {"wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio, "comet": read_comet}

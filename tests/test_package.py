@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 import asyncrl
+
+ROOT = Path(asyncrl.__file__).parents[1]
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -40,6 +45,20 @@ sys.meta_path.insert(0, Sees())
     env = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=env).stdout
     assert shown == "1\n"
+
+
+def test_the_version_is_the_same_wherever_it_is_written() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert f'\nversion = "{asyncrl.__version__}"\n' in project
+    assert citation["version"] == asyncrl.__version__
+
+
+def test_the_workflows_are_yaml_and_start_what_is_there() -> None:
+    workflows = sorted((ROOT / ".github").rglob("*.yml"))
+    assert len(workflows) >= 6 and all(map(yaml.safe_load, map(Path.read_text, workflows)))
+    started = set(re.findall(r"scripts/[\w.]+", "".join(map(Path.read_text, workflows))))
+    assert started and all((ROOT / name).exists() for name in started)
 
 
 def test_every_name_that_is_exported_is_there_and_no_other() -> None:

@@ -19,6 +19,9 @@ COMMANDS = {
     "benchmark": "measure sync against async, in speed and returns",
     "plot": "draw a run, compare runs, or show how much faster more workers are",
     "report": "write one HTML page about runs: curves, settings, faults, machine, video",
+    "push": "upload a run to the Hugging Face Hub",
+    "pull": "download a run from the Hugging Face Hub",
+    "doctor": "look at this machine, train for ten seconds, and say what to change",
     "completion": 'print a script that completes commands and flags: eval "$(asyncrl completion bash)", or zsh',
 }
 _SHELLS = ("bash", "zsh")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import platform
 import re
 from collections.abc import Iterable, Iterator
 
@@ -36,6 +37,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_device("learner_device", config.learner_device, machine),
         *(problem for device in config.inference_devices for problem in _device("inference_devices", device, machine)),
         *_workers(config, plan),
+        *_processor(plan, machine),
         *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
         *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config, plan),
@@ -94,6 +96,15 @@ def _device(name: str, device: str, machine: Machine) -> Iterator[Problem]:
     elif int(match.group(1) or 0) >= machine.num_cuda_devices:
         text = f"--{name}={device}: the CUDA driver finds {machine.num_cuda_devices} devices."
         yield _problem(name, text, f"--{name}=cuda" if machine.num_cuda_devices else f"--{name}=cpu")
+
+
+def _processor(plan: ResourcePlan, machine: Machine) -> Iterator[Problem]:
+    if not plan.serial_mode and not machine.keeps_store_order:
+        text = (
+            f"Processes that share memory rely on the order of stores and loads that x86-64 keeps, and this processor "
+            f"is {platform.machine()}: here a run has one process."
+        )
+        yield _problem("serial_mode", text, "--serial_mode=True")
 
 
 def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.config import cgroups
+
+_KEEP_STORE_ORDER = ("x86_64", "amd64", "i386", "i686")
+"""Processors by their names in `platform.machine()`."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class Machine:
         num_ranks: learners that train one policy together, on all machines.
         num_local_ranks: ranks on this machine, which share its resources.
         local_rank: index of this process among them.
+        keeps_store_order: whether another core sees stores and loads in the order of the program, as on x86-64.
     """
 
     cores: int
@@ -31,6 +36,7 @@ class Machine:
     num_ranks: int = 1
     num_local_ranks: int = 1
     local_rank: int = 0
+    keeps_store_order: bool = True
 
     @property
     def cuda_is_usable(self) -> bool:
@@ -40,7 +46,12 @@ class Machine:
     def detect() -> Machine:
         """The machine that this process runs on, as the only rank."""
         torch_has_cuda = _torch_has_cuda()
-        return Machine(available_cores(), torch_has_cuda, _num_cuda_devices() if torch_has_cuda else 0)
+        return Machine(
+            available_cores(),
+            torch_has_cuda,
+            _num_cuda_devices() if torch_has_cuda else 0,
+            keeps_store_order=platform.machine().lower() in _KEEP_STORE_ORDER,
+        )
 
 
 def available_cores() -> int:

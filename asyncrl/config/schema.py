@@ -207,7 +207,9 @@ class TrainConfig(BaseModel):
     )
     report_every_s: PositiveFloat = _folder(5.0, "seconds between records in TensorBoard and metrics.jsonl")
     init_from: str | None = _folder(
-        None, "run or checkpoint, by path or name, whose weights, statistics and optimizer to start from, at step 0"
+        None,
+        "run or checkpoint, by path, name or hf://user/name, whose weights, statistics and optimizer to start from, "
+        "at step 0",
     )
 
     eval_every_env_steps: PositiveInt | None = _evaluation(
@@ -489,10 +491,10 @@ class TrainConfig(BaseModel):
         "how progress is shown: dashboard (the key d changes to one line and back), live (one line, drawn again), "
         "lines (one after the other); auto is the dashboard on a terminal, and lines elsewhere and in serial mode",
     )
-    track: list[Literal["wandb", "mlflow", "trackio"]] = _output(
+    track: list[Literal["wandb", "mlflow", "trackio", "comet"]] = _output(
         [],
-        "pass settings, records and the best checkpoint on to these experiment trackers, too: wandb, mlflow, trackio; "
-        "each needs its package",
+        "pass settings, records and the best checkpoint on to these experiment trackers, too: wandb, mlflow, trackio, "
+        "comet; each needs its package",
     )
     track_project: str = _output("asyncrl", "project (of mlflow: experiment) in which trackers file the run")
     callbacks: list[str] = _output(

@@ -35,7 +35,7 @@ class AgentsState:
         reward: of the step.
         terminated, truncated: whether the step ended the agent's episode.
         is_over: whether the environment must be reset.
-        extra_stats: the environment's own numbers of an episode that ended, for each agent.
+        extra_stats: the environment's own numbers of an episode that ended, for each agent, `is_success` among them.
     """
 
     obs: list[Any]
@@ -294,5 +294,10 @@ def _possible_agents(env: Any, env_id: str) -> list[str]:
 
 
 def _extra_stats(info: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    found = {} if info is None else info.get("episode_extra_stats", {})
-    return found if isinstance(found, Mapping) else {}
+    """An agent's `episode_extra_stats`, and `is_success` if its info has it."""
+    if info is None:
+        return {}
+    found = info.get("episode_extra_stats")
+    numbers = found if isinstance(found, Mapping) else {}
+    is_success = info.get("is_success")
+    return numbers if is_success is None else {**numbers, "is_success": float(is_success)}

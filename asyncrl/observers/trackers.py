@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import math
+import os
 import queue
 import threading
 import time
@@ -26,11 +28,18 @@ from asyncrl.monitoring.reports import VideoReport
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run
-from asyncrl.runtime.checkpoint import BEST, REPLAY_FILE, latest
+from asyncrl.runtime.checkpoint import BEST, SHARED_FILES, latest
 from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.run_folder import write_text_atomically
 
+RESUMED_AT = "resumed_at_env_steps"
+"""Logged where a run resumes: what a tracker has got of later steps before that was trained again."""
+
 _END_S = 30.0
+_LOGGED_BY_COMET_ITSELF = (
+    *("log_code", "log_graph", "parse_args", "log_git_metadata", "log_git_patch", "log_env_details"),
+    *("auto_output_logging", "auto_param_logging", "auto_metric_logging", "auto_log_co2"),
+)
 _MOST_WAITING_CALLS = 1000
 """A tracker that is this many records behind has failed: they would fill the memory."""
 
@@ -190,12 +199,53 @@ class TrackioRun:
         self._run.finish()
 
 
+class CometRun:
+    """Comet, with the key of `comet login`. Without a server: COMET_START_ONLINE=0, and `comet upload` later."""
+
+    def __init__(self, info: TrackedRunInfo, saved_id: str | None) -> None:
+        os.environ.setdefault("COMET_DISABLE_AUTO_LOGGING", "1")  # it would patch PyTorch while that trains
+        import comet_ml
+
+        if info.is_quiet:
+            logging.getLogger("comet_ml").setLevel(logging.ERROR)
+        self.id = saved_id or uuid.uuid4().hex
+        nothing_else = dict.fromkeys(_LOGGED_BY_COMET_ITSELF, False)
+        self._run = comet_ml.start(
+            project_name=info.project,
+            experiment_key=self.id,
+            mode="get_or_create",
+            experiment_config=comet_ml.ExperimentConfig(
+                name=info.name, offline_directory=str(info.folder / "comet"), display_summary_level=0, **nothing_else
+            ),
+        )
+        self._run.log_parameters(info.settings)
+
+    def log(self, env_steps: int, scalars: Mapping[str, float]) -> None:
+        self._run.log_metrics(dict(scalars), step=env_steps)
+
+    def save(self, name: str, files: Sequence[Path]) -> None:
+        for file in files:
+            self._run.log_model(name, str(file))
+
+    def save_video(self, env_steps: int, name: str, file: Path) -> None:
+        self._run.log_video(str(file), name=name, step=env_steps)
+
+    def close(self, has_failed: bool) -> None:
+        if has_failed:
+            self._run.add_tag("failed")
+        self._run.end()
+
+
 TRACKERS: dict[str, Connect] = {
     "wandb": WandbRun,
     "mlflow": MlflowRun,
     "trackio": TrackioRun,
+    "comet": CometRun,
 }
-"""By the name in `--track`, which is also that of the library and of the extra that installs it."""
+"""By the name in `--track`, which is also that of the extra that installs the library."""
+
+LIBRARIES = {**{name: name for name in TRACKERS}, "comet": "comet_ml"}
+"""The library of each tracker."""
 
 
 class Tracker(Observer):
@@ -220,6 +270,9 @@ class Tracker(Observer):
             target=self._work, args=(info, self._calls, self._errors), name=self._name, daemon=True
         )
         self._thread.start()
+        if run.start.before is not None:  # no library deletes what was logged of later steps
+            at = run.start.env_steps
+            self._call(lambda tracked: tracked.log(at, {RESUMED_AT: float(at)}))
 
     def on_record(self, run: Run, record: Record) -> None:
         finite = {name: value for name, value in record.scalars.items() if math.isfinite(value)}
@@ -293,9 +346,12 @@ def require_package(name: str) -> None:
     Raises:
         UsageError: it is not.
     """
-    if importlib.util.find_spec(name) is None:
-        raise UsageError(f'--track={name} needs the package {name}, which is not installed: pip install -e ".[{name}]"')
+    library = LIBRARIES[name]
+    if importlib.util.find_spec(library) is None:
+        raise UsageError(
+            f'--track={name} needs the package {library}, which is not installed: pip install -e ".[{name}]"'
+        )
 
 
 def _save(tracked: TrackedRun, name: str, checkpoint: Path) -> None:
-    tracked.save(name, [path for path in sorted(checkpoint.iterdir()) if path.name != REPLAY_FILE])
+    tracked.save(name, [checkpoint / file for file in SHARED_FILES])

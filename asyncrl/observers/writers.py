@@ -16,7 +16,7 @@ from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.monitoring.status import Record
 from asyncrl.monitoring.summary import Summary
 from asyncrl.observers.observer import Observer, Run, log
-from asyncrl.runtime.run_folder import has_broken_line
+from asyncrl.runtime.run_folder import EPISODE_COLUMNS, has_broken_line
 
 
 class RecordWriter(Observer, abc.ABC):
@@ -117,8 +117,10 @@ class TensorBoard(RecordWriter):
 class EpisodesCsv(RecordWriter):
     """Writes every training episode to `episodes/N.monitor.csv`, which the readers of Stable-Baselines3's Monitor take.
 
-    The columns are return, length, seconds since the file's `t_start`, the policy of several, and the environment's own
-    numbers. A start of the run begins a file, and so does an episode with a number that no episode before it had.
+    The columns are return, length, seconds since the file's `t_start`, the run's environment steps, the policy of
+    several, and the environment's own numbers. A start of the run begins a file, and so does an episode with a number
+    that no episode before it had. A resumed run first deletes the episodes after its checkpoint
+    (`RunFolder.forget_after`).
     """
 
     def on_start(self, run: Run) -> None:
@@ -147,7 +149,7 @@ class EpisodesCsv(RecordWriter):
             self._flush_lines()
             self._names.update(dict.fromkeys(stats))
             self._path = None
-        cells = [f"{episode.episode_return:.6f}", str(episode.length), f"{self._last_t:.6f}"]
+        cells = [f"{episode.episode_return:.6f}", str(episode.length), f"{self._last_t:.6f}", str(run.env_steps)]
         if self._shows_policy:
             cells.append(str(episode.policy_idx))
         cells += [str(stats.get(name, "")) for name in self._names]
@@ -165,9 +167,9 @@ class EpisodesCsv(RecordWriter):
         lines, self._lines = self._lines, []
         if self._path is None:
             self._folder.mkdir(exist_ok=True)
-            self._path = self._folder / f"{len(list(self._folder.iterdir()))}.monitor.csv"
+            self._path = self._folder / f"{len(list(self._folder.glob('*.monitor.csv')))}.monitor.csv"
             policy = ("policy",) if self._shows_policy else ()
-            columns = ("r", "l", "t", *policy, *self._names)
+            columns = (*EPISODE_COLUMNS, *policy, *self._names)
             lines = [*monitor_header(self._t_start, self._env_id, columns), *lines]
         with open(self._path, "a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")

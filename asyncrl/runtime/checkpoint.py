@@ -35,6 +35,9 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 REPLAY_FILE = "replay.safetensors"
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "SHA256SUMS"
+SHARED_FILES = (MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, CHECKSUMS_FILE)
+"""Files that others need to use a checkpoint or to resume from it: all but the replay, which is large."""
+
 MILESTONES = "milestones"
 BEST = "best"
 
@@ -205,7 +208,7 @@ def load(path: Path, device: str = "cpu", with_replay: bool = False) -> Checkpoi
         ForeignCheckpointError: a file of tensors is not a safetensors file.
     """
     manifest = _read_manifest(path)
-    has_replay = with_replay and REPLAY_FILE in manifest.checksums
+    has_replay = with_replay and REPLAY_FILE in manifest.checksums and (path / REPLAY_FILE).exists()
     return Checkpoint(
         model=_read_tensors(path / MODEL_FILE, manifest.checksums, device),
         optimizer=_read_tensors(path / OPTIMIZER_FILE, manifest.checksums, device),
@@ -331,7 +334,8 @@ def _read_checksums(path: Path) -> dict[str, str]:
     if rest or not all(matches):
         raise CheckpointError(f"Checkpoint {path} is damaged: its {CHECKSUMS_FILE} is not a list of checksums.")
     checksums = {match.group(2): match.group(1) for match in matches if match}
-    missing = [name for name in checksums if not (path / name).exists()]
+    # A copy that was sent elsewhere has no replay; the run that resumes from it fills a new one.
+    missing = [name for name in checksums if name != REPLAY_FILE and not (path / name).exists()]
     if missing:
         raise CheckpointError(f"Checkpoint {path} is damaged: it has no {missing[0]}.")
     return checksums

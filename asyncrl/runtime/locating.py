@@ -7,6 +7,7 @@ from pathlib import Path
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import nearest_hint
 from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime import hub
 from asyncrl.runtime.run_folder import MARKER, SELF_PLAY, RunFolder
 
 TRAIN_DIR = "train_dir"
@@ -25,12 +26,14 @@ def find_run(given: str | Path, train_dir: str = TRAIN_DIR) -> Path:
     """Returns the folder of a run.
 
     Args:
-        given: the folder's path, or the run's name in `train_dir`.
+        given: the folder's path, the run's name in `train_dir`, or its address on the Hugging Face Hub.
         train_dir: folder that holds all runs.
 
     Raises:
         UsageError: there is no such run.
     """
+    if hub.is_address(given):
+        return hub.fetch(str(given))
     path = Path(given).expanduser()
     if (path / MARKER).is_file():
         return path
@@ -71,7 +74,8 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
     """Returns the folder of a checkpoint.
 
     Args:
-        given: path of a checkpoint, of a folder of checkpoints or of a run, or the name of a run in `train_dir`.
+        given: path of a checkpoint, of a folder of checkpoints or of a run, the name of a run in `train_dir`, or the
+            address of a run on the Hugging Face Hub (`hf://user/name[@revision]`).
         which: the checkpoint of a run to return: newest or best.
         train_dir: folder that holds all runs.
         policy_idx: which of a run's policies, if it has several.
@@ -82,7 +86,7 @@ def find_checkpoint(given: str | Path, which: str = "newest", train_dir: str = T
     if which not in _WHICH:
         hint = nearest_hint(which, _WHICH)
         raise UsageError(f"There is no checkpoint {which!r} of a run: expected {' or '.join(_WHICH)}{hint}.")
-    path = Path(given).expanduser()
+    path = find_run(given) if hub.is_address(given) else Path(given).expanduser()
     if (path / checkpoints.STATE_FILE).exists():
         return path
     if not (path / "checkpoints").is_dir():

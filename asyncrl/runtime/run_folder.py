@@ -53,6 +53,9 @@ VIDEOS = "videos"
 UNFINISHED = ".part"
 """End of the name of a video that is being written."""
 
+EPISODE_COLUMNS = ("r", "l", "t", "env_steps")
+"""The first columns of the files of episodes."""
+
 MARKER = ".asyncrl-run"
 _LOCK = ".lock"
 _MAX_NAME_BYTES = 200
@@ -172,6 +175,8 @@ class RunFolder:
                 kept = [line for line in lines if _step_of_record(line) <= env_steps]
                 if len(kept) < len(lines):
                     write_text_atomically(self.metrics, "".join(kept))
+            for path in (self.path / "episodes").glob("*.monitor.csv"):
+                _forget_episodes_after(path, env_steps)
 
     def write_config(self, config: TrainConfig) -> None:
         """Writes every setting of the run, default values too, except the settings of one start of the program."""
@@ -392,6 +397,19 @@ def _step_of_record(line: str) -> int:
         return int(json.loads(line)["env_steps"])
     except (ValueError, KeyError, TypeError):
         return 2**62
+
+
+def _forget_episodes_after(path: Path, env_steps: int) -> None:
+    """Deletes the episodes of later steps, and an unfinished last line; deletes a file without episodes."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    if len(lines) > 1 and not lines[1].startswith(",".join(EPISODE_COLUMNS)):
+        return  # of a version that did not write the steps
+    column = EPISODE_COLUMNS.index("env_steps")
+    kept = [row for row in lines[2:] if row.endswith("\n") and int(row.split(",")[column]) <= env_steps]
+    if not kept:
+        path.unlink()
+    elif len(kept) < len(lines) - 2:
+        write_text_atomically(path, "".join((*lines[:2], *kept)))
 
 
 def _no_such_run(path: Path) -> str:

@@ -52,6 +52,13 @@ def test_tensors_are_stepped_and_trained_in_turn_in_one_process() -> None:
     assert resolve(TrainConfig(**in_turn), CPU).num_slots == 0
 
 
+def test_another_memory_order_than_that_of_x86_64_allows_one_process() -> None:
+    weak = Machine(cores=16, keeps_store_order=False)
+    for settings in ({}, {"algo": "sac"}, {"backend": "hogwild", "algo": "a2c"}):
+        assert only(problems(weak, **settings)).suggestions == ("--serial_mode=True",)
+        assert problems(weak, **settings, serial_mode=True) == []
+
+
 def test_sync_refuses_a_partial_round_with_its_arithmetic_and_the_nearest_values() -> None:
     problem = only(problems(**SYNC, batch_size=512, num_batches_per_epoch=3))
     assert "512 x 3 = 1536" in problem.text

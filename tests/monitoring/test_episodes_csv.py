@@ -15,6 +15,7 @@ from asyncrl.monitoring.reports import EpisodeRecord
 from asyncrl.monitoring.status import Record
 from asyncrl.observers.observer import Run
 from asyncrl.observers.writers import EpisodesCsv
+from asyncrl.runtime.run_folder import RunFolder
 
 EPISODES = [
     EpisodeRecord(1.5, 3),
@@ -25,11 +26,12 @@ EPISODES = [
 ]
 
 
-def write(folder: Path, episodes: list[EpisodeRecord], num_policies: int = 1) -> None:
+def write(folder: Path, episodes: list[EpisodeRecord], num_policies: int = 1, first_step: int = 1) -> None:
+    """Writes episodes, each one environment step of the run after the one before."""
     run = Run([EpisodesCsv()])
     run.config, run.folder, run.plan = TrainConfig(env="CartPole-v1"), folder, mock.Mock(num_policies=num_policies)
     run.notify(Observer.on_start)
-    for episode in episodes:
+    for run.env_steps, episode in enumerate(episodes, start=first_step):
         run.notify(Observer.on_episode, episode)
     run.notify(Observer.on_record, Record(1, {}))
     run.notify(Observer.on_end, mock.Mock())
@@ -37,13 +39,14 @@ def write(folder: Path, episodes: list[EpisodeRecord], num_policies: int = 1) ->
 
 
 def read(folder: Path) -> list[dict[str, str]]:
-    """Rows of all files in their order, without their times."""
+    """Rows of all files in their order, without their times and steps."""
     rows = []
     for path in sorted((folder / "episodes").iterdir()):
         first, _, table = path.read_text().partition("\n")
         assert json.loads(first[1:])["env_id"] == "CartPole-v1" and first[0] == "#"
         rows += [
-            {name: cell for name, cell in row.items() if name != "t"} for row in csv.DictReader(io.StringIO(table))
+            {name: cell for name, cell in row.items() if name not in ("t", "env_steps")}
+            for row in csv.DictReader(io.StringIO(table))
         ]
     return rows
 
@@ -63,6 +66,26 @@ def test_a_second_start_keeps_the_files_of_the_first_and_several_policies_are_na
     write(tmp_path, EPISODES[:1])
     write(tmp_path, [EpisodeRecord(2.0, 9, {}, 1)], num_policies=2)
     assert read(tmp_path) == [{"r": "1.500000", "l": "3"}, {"r": "2.000000", "l": "9", "policy": "1"}]
+
+
+def test_a_resumed_run_forgets_the_episodes_after_its_checkpoint(tmp_path: Path) -> None:
+    write(tmp_path, EPISODES)
+    write(tmp_path, EPISODES[:1], first_step=6)
+    (older,) = [tmp_path / "episodes" / "9.monitor.csv"]
+    older.write_text('#{"env_id": "CartPole-v1"}\nr,l,t\n1.0,2,3.0\n')  # of a version that did not write steps
+    before = older.read_text()
+    RunFolder(tmp_path).forget_after(6)
+    assert len(read(tmp_path)) == 7
+    with (tmp_path / "episodes" / "2.monitor.csv").open("a") as file:
+        file.write("4.000000,6,0.1")  # killed while it wrote
+    RunFolder(tmp_path).forget_after(3)
+    assert older.read_text() == before
+    older.unlink()
+    assert [row["l"] for row in read(tmp_path)] == ["3", "4", "5"]
+    write(tmp_path, EPISODES[3:], first_step=4)
+    assert [row["l"] for row in read(tmp_path)] == ["3", "4", "5", "6", "7"]
+    RunFolder(tmp_path).forget_after(-1)
+    assert list((tmp_path / "episodes").iterdir()) == []
 
 
 def test_the_reader_of_stable_baselines_takes_the_files(tmp_path: Path) -> None:

@@ -140,6 +140,36 @@ def test_every_agents_episodes_are_its_own(kind: str) -> None:
     assert named == {f"{name}_return" for name in filled.group._names}
 
 
+def successes(filled: Filled) -> list[tuple[float | None, float | None]]:
+    episodes = filled.group.take_episodes()
+    return [(episode.extra_stats.get("is_success"), episode.extra_stats.get("goals")) for episode in episodes]
+
+
+def test_each_agent_tells_its_own_numbers_and_success_at_its_end() -> None:
+    class Parallel(agent_envs.OwnBits):
+        def step(self, actions: dict[str, int]) -> tuple[dict[str, Any], ...]:
+            *rest, infos = super().step(actions)
+            told = {"is_success": True, "episode_extra_stats": {"goals": 2}}
+            return (
+                *rest,
+                {**infos, "agent_0": told, "agent_1": {"is_success": False}, "agent_2": {"is_success": None}},
+            )
+
+    class Turns(agent_envs.TakeTurns):
+        def step(self, action: int | None) -> None:
+            super().step(action)
+            self.infos = {agent: {"is_success": agent == "first"} for agent in self.possible_agents}
+
+    class Listed(agent_envs.Listed):
+        def step(self, actions: Any) -> Any:
+            *rest, infos = super().step(actions)
+            return (*rest, [{**info, "is_success": place == 1} for place, info in enumerate(infos)])
+
+    assert successes(Filled([Parallel()], rollout=5)) == [(1.0, 2.0), (0.0, None), (None, None)]
+    assert successes(Filled([Turns()], rollout=8))[:2] == [(1.0, None), (0.0, None)]
+    assert successes(Filled([Listed()], rollout=9))[:2] == [(0.0, None), (1.0, None)]
+
+
 class Failing(agent_envs.OwnBits):
     """Fails in its third step: raises, or gives a reward that is not a number."""
 

@@ -69,6 +69,16 @@ def test_a_replay_is_loaded_as_it_was_saved_and_only_if_asked_for(tmp_path):
     assert safetensors.numpy.load_file(path / checkpoints.REPLAY_FILE)["action"].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_copy_without_the_replay_can_be_used_and_one_without_another_file_cannot(tmp_path):
+    path = checkpoints.save(tmp_path, dataclasses.replace(make_checkpoint(), replay=make_replay()), 1, keep=1)
+    assert {file.name for file in path.iterdir()} == {*checkpoints.SHARED_FILES, checkpoints.REPLAY_FILE}
+    (path / checkpoints.REPLAY_FILE).unlink()
+    assert checkpoints.load(path, with_replay=True).replay is None
+    (path / checkpoints.OPTIMIZER_FILE).unlink()
+    with pytest.raises(CheckpointError, match=r"it has no optimizer\.safetensors"):
+        checkpoints.load(path)
+
+
 def test_a_large_replay_is_saved_and_loaded_without_a_copy_in_memory(tmp_path):
     column = np.zeros((1 << 26) // 4, np.float32)
     saved = Checkpoint({}, {}, {}, SavedReplay({"obs.0": [column[:1000], column[1000:]]}, lambda: [0]))

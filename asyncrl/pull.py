@@ -1,0 +1,111 @@
+"""`python -m asyncrl.pull`: downloads a run from the Hugging Face Hub to a run's folder.
+
+    python -m asyncrl.pull --repo=user/name --experiment=my_run
+
+The folder is like that of a run that was trained here: it can be evaluated, plotted, and trained on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.schema import TrainConfig
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime import hub
+from asyncrl.runtime.locating import TRAIN_DIR
+from asyncrl.runtime.reader import run_for_a_reader
+from asyncrl.runtime.run_folder import MARKER, RunFolder, checked_run_path
+
+_DESCRIPTION = "Download a run from the Hugging Face Hub, to evaluate, plot or resume it."
+_EXAMPLES = (
+    "python -m asyncrl.pull --repo=user/name",
+    "python -m asyncrl.pull --repo=user/name@v1.0 --experiment=my_run",
+)
+_NAMES_OF_CODE = ("env", "import_modules", "callbacks", "encoder", "core", "model")
+"""Settings that may name modules."""
+
+
+class _Options(BaseModel):
+    repo: str | None = option(None, "repository on the Hub, user/name or user/name@REVISION (branch, tag or commit)")
+    experiment: str | None = option(None, "name of the run here [default the repository's]")
+    train_dir: str = option(TRAIN_DIR, "folder that holds all runs [default train_dir]")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 2 for a user's mistake."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    flags = option_flags(_Options)
+    if {"--help", "-h"} & set(arguments):
+        print(format_help("python -m asyncrl.pull --repo=USER/NAME", _DESCRIPTION, {}, flags, _EXAMPLES))
+        return 0
+    texts, wrong = split_flags(arguments, {}, flags)
+    options, refused = parse_options(_Options, texts)
+    problems = [problem.text for problem in wrong] + refused
+    try:
+        if options is None or problems:
+            raise UsageError("\nerror: ".join(problems))
+        _pull(options)
+    except (UsageError, checkpoints.CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _pull(options: _Options) -> None:
+    if options.repo is None:
+        raise UsageError("Give the run on the Hub: --repo=USER/NAME.")
+    repo, _ = hub.parse_address(options.repo)
+    name = options.experiment or repo.partition("/")[2]
+    path = checked_run_path(options.train_dir, name)
+    if path.exists() and any(path.iterdir()):
+        raise UsageError(f"{path} exists: give another --experiment.")
+    fetched = hub.fetch(options.repo)
+    found = hub.checkpoints_in(fetched)
+    for checkpoint in found:
+        checkpoints.load(checkpoint)  # checks every file before any is copied
+    config = RunFolder(fetched).read_config()
+    with RunFolder.create(options.train_dir, name, "resume") as folder:
+        try:
+            _copy(fetched, folder.path, found)
+        except BaseException:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+    print(f"{folder.path}: {config.env_id}, {len(found)} checkpoint{'s' * (len(found) != 1)}")
+    if named := _named_code(config):
+        print(f"Its settings name code of yours that a run or an evaluation imports: {', '.join(named)}")
+    sys.stdout.flush()
+
+
+def _copy(fetched: Path, run: Path, found: Sequence[Path]) -> None:
+    for name in hub.RUN_FILES:
+        if (fetched / name).exists() and name != MARKER:
+            shutil.copyfile(fetched / name, run / name)
+    for checkpoint in found:
+        target = run / checkpoint.relative_to(fetched)
+        target.mkdir(parents=True)
+        for file in checkpoints.SHARED_FILES:
+            shutil.copyfile(checkpoint / file, target / file)
+
+
+def _named_code(config: TrainConfig) -> list[str]:
+    """Settings that name a module, as `--name=value`."""
+    values = config.model_dump(mode="json", include=set(_NAMES_OF_CODE))
+    usual = type(config)().model_dump(mode="json")
+    return [
+        f"{name}={value}"
+        for name, value in values.items()
+        if value != usual[name] and (name != "env" or ":" in str(value))
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(run_for_a_reader(main))

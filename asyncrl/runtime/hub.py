@@ -1,0 +1,95 @@
+"""Runs on the Hugging Face Hub. `hf://user/name` stands for the folder of a run, of which a repository has some files:
+
+    config.yaml, environment.json, metrics.jsonl, episodes.json, results.json, .asyncrl-run
+    checkpoints/[policy_N/][best/]checkpoint_*/   without the replay
+    README.md, training.png, replay.mp4           for readers
+
+Only these names are downloaded, those of the last line not at all. Nothing in them can run code: tensors are
+safetensors, the rest is JSON and YAML, and a checkpoint is used only if its checksums are right.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.errors import UsageError
+from asyncrl.runtime import checkpoint as checkpoints
+from asyncrl.runtime.run_folder import MARKER
+
+SCHEME = "hf://"
+CARD, PLOT, VIDEO, RESULTS = "README.md", "training.png", "replay.mp4", "results.json"
+RUN_FILES = (MARKER, "config.yaml", "environment.json", "metrics.jsonl", "episodes.json", RESULTS)
+"""Files of a run's folder that a repository may have, besides checkpoints."""
+
+OLD_CHECKPOINTS = "checkpoints/*checkpoint_*/*"
+"""Files in a repository that a later push replaces."""
+
+_ADDRESS = re.compile(r"(?:hf://)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+
+
+def is_address(given: str | Path) -> bool:
+    """Whether a run or a checkpoint is given by its address on the Hub."""
+    return isinstance(given, str) and given.startswith(SCHEME)
+
+
+def parse_address(given: str) -> tuple[str, str | None]:
+    """Returns repository and revision (branch, tag or commit) of `[hf://]user/name[@revision]`.
+
+    Raises:
+        UsageError: it is not such an address.
+    """
+    found = _ADDRESS.fullmatch(given)
+    if found is None:
+        raise UsageError(
+            f"{given} is no address of a run on the Hugging Face Hub: expected hf://user/name or "
+            "hf://user/name@revision, where the revision is a branch, a tag or a commit."
+        )
+    return found["repo"], found["revision"]
+
+
+def library() -> Any:
+    """The client of the Hub.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if importlib.util.find_spec("huggingface_hub") is None:
+        text = "The Hugging Face Hub needs the package huggingface_hub, which is not installed"
+        raise UsageError(f'{text}: pip install -e ".[hub]"')
+    import huggingface_hub
+
+    return huggingface_hub
+
+
+def fetch(given: str) -> Path:
+    """Downloads the run at an address and returns its folder in the cache of the Hub's client.
+
+    What the cache has is not downloaded again, and is used if the Hub cannot be reached.
+
+    Raises:
+        UsageError: the address is wrong, the client is missing, or there is no such run.
+    """
+    repo, revision = parse_address(given)
+    patterns = [*RUN_FILES, *(f"checkpoints/*checkpoint_*/{name}" for name in checkpoints.SHARED_FILES)]
+    client = library()
+    try:
+        folder = Path(client.snapshot_download(repo, revision=revision, allow_patterns=patterns))
+    except Exception as error:  # of several libraries; what they have in common is `Exception`
+        raise UsageError(f"Cannot read {SCHEME}{repo}: {explain(error)}") from error
+    if not checkpoints_in(folder):
+        raise UsageError(f"{SCHEME}{repo} is not a run of asyncrl: it has no checkpoints/checkpoint_*/state.json.")
+    return folder
+
+
+def checkpoints_in(run: Path) -> list[Path]:
+    """All checkpoints in a run's folder: of all policies, newest, milestones and best."""
+    return [state.parent for state in sorted((run / "checkpoints").rglob(checkpoints.STATE_FILE))]
+
+
+def explain(error: Exception) -> str:
+    """The first lines of the client's error, which names the address and what may be missing, as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])}"
