@@ -7,6 +7,7 @@ owner elsewhere is dead when its file has not been touched for `SILENCE_S`.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -59,6 +60,23 @@ class Owner:
         finally:
             os.close(descriptor)
         return False
+
+    def claim(self, path: Path) -> bool:
+        """Makes this process the owner of some work, named by a file; False if another living process is."""
+        mine = path.with_name(f".{self.name}")
+        mine.write_text(self.name, encoding="utf-8")
+        try:
+            while True:
+                try:
+                    os.link(mine, path)  # unlike opening a new file, also writes the name at once
+                    return True
+                except FileExistsError:
+                    with contextlib.suppress(FileNotFoundError):
+                        if self.is_alive(path.read_text(encoding="utf-8")):
+                            return False
+                        path.unlink()
+        finally:
+            mine.unlink()
 
     def close(self) -> None:
         """Gives everything up that this process owns."""
