@@ -16,6 +16,8 @@ COMMANDS = {
     "evaluate": "play a trained policy for a fixed number of episodes",
     "export": "write a trained policy to one file that runs without asyncrl",
     "benchmark": "measure sync against async, in speed and returns",
+    "launch": "make the runs of a grid of settings and seeds, several at a time, with one table at the end",
+    "sweep": "search good settings for an environment",
     "plot": "draw a run, compare runs, or show how much faster more workers are",
     "completion": 'print a script that completes commands and flags: eval "$(asyncrl completion bash)", or zsh',
 }
@@ -25,7 +27,7 @@ _asyncrl() {{
   local words="{commands}"
   if [ "$COMP_CWORD" -gt 1 ]; then
     case "${{COMP_WORDS[1]}}" in
-      train|validate|benchmark) words="{settings}" ;;
+      train|validate|benchmark|sweep) words="{settings}" ;;
       completion) words="{shells}" ;;
       *) words="" ;;
     esac

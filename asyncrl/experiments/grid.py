@@ -93,7 +93,9 @@ def read_grid(path: Path, train_dir: Path | None = None) -> Grid:
         UsageError: the file has mistakes, one line each.
     """
     content = read_mapping(path)
-    problems = [str(unknown_name(key, _KEYS, f"{path} has an unknown key {key!r}")) for key in content if key not in _KEYS]
+    problems = [
+        str(unknown_name(key, _KEYS, f"{path} has an unknown key {key!r}")) for key in content if key not in _KEYS
+    ]
     settings = content.get("settings") or {}
     grids = content.get("grid") or {}
     grids = list(grids) if isinstance(grids, list) else [grids]
@@ -148,7 +150,9 @@ def _read_evaluation(path: Path, given: Any, problems: list[str]) -> Evaluation 
     if evaluation.checkpoint not in ("newest", "best"):
         problems.append(f"{path}: in evaluate, checkpoint={evaluation.checkpoint} is not possible: newest or best.")
     if not isinstance(evaluation.deterministic, bool):
-        problems.append(f"{path}: in evaluate, deterministic={evaluation.deterministic} is not possible: True or False.")
+        problems.append(
+            f"{path}: in evaluate, deterministic={evaluation.deterministic} is not possible: True or False."
+        )
     return evaluation
 
 

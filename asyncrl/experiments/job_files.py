@@ -71,7 +71,9 @@ def job_file(runs: Sequence[PlannedRun], job_format: Format, path: Path, num_slo
         )
     script = f'{_choice("JOB_COMPLETION_INDEX", runs, _MOUNTED_AT)}\nexec python -m asyncrl.train "$@"\n'
     job = _kubernetes_job(name, script, len(runs), num_slots, cores)
-    return _KUBERNETES.format(count=len(runs), file=path) + yaml.dump(job, Dumper=_Dumper, sort_keys=False, width=10_000)
+    return _KUBERNETES.format(count=len(runs), file=path) + yaml.dump(
+        job, Dumper=_Dumper, sort_keys=False, width=10_000
+    )
 
 
 def _choice(variable: str, runs: Sequence[PlannedRun], train_dir: str) -> str:

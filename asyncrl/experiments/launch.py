@@ -160,7 +160,9 @@ class Launch:
             except UsageError as error:
                 problems.setdefault(str(error), each.name)
         if problems:
-            raise UsageError("\n".join(f"{name}: {line}" for text, name in problems.items() for line in text.split("\n")))
+            raise UsageError(
+                "\n".join(f"{name}: {line}" for text, name in problems.items() for line in text.split("\n"))
+            )
         return planned
 
     def _read_states(self, if_changed: IfChanged) -> None:

@@ -1,13 +1,13 @@
 """Search spaces: which settings are searched, and between which values.
 
-    settings:
-      algo: ppo
-    space:
-      learning_rate: {low: 1.0e-5, high: 1.0e-2, scale: log}
-      gamma: {low: 0.9, high: 0.9999, scale: log_to_one}
-      num_epochs: {low: 1, high: 20}
-      rollout: {values: [16, 32, 64, 128]}
-      lr_schedule: {values: [constant, linear_decay]}
+settings:
+algo: ppo
+space:
+learning_rate: {low: 1.0e-5, high: 1.0e-2, scale: log}
+gamma: {low: 0.9, high: 0.9999, scale: log_to_one}
+num_epochs: {low: 1, high: 20}
+rollout: {values: [16, 32, 64, 128]}
+lr_schedule: {values: [constant, linear_decay]}
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ Pruner = Literal["median", "hyperband", "none"]
 DEFINITION = "study.yaml"
 _JOURNAL = "journal.log"
 _NAME = "sweep"
+_STATES = {"RUNNING": "running", "COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,9 @@ def require_optuna(sampler: Sampler) -> None:
         try:
             __import__(package)
         except ImportError:
-            text = f'A sweep needs {package}, which is not installed: pip install -e ".[sweep]", or pip install {package}'
+            text = (
+                f'A sweep needs {package}, which is not installed: pip install -e ".[sweep]", or pip install {package}'
+            )
             raise UsageError(text) from None
 
 
@@ -216,11 +219,13 @@ class Study:
         continued = []
         for trial in self._running():
             attributes = trial.user_attrs
-            if "owner" in attributes and self._owner.is_alive(attributes["owner"]):
+            if "owner" in attributes:
+                is_alive = self._owner.is_alive(attributes["owner"])
+            else:  # perhaps it is just being started
+                started = trial.datetime_start or datetime.now()
+                is_alive = (datetime.now() - started).total_seconds() < SILENCE_S
+            if is_alive:
                 continue
-            if "run" not in attributes and trial.datetime_start is not None:  # perhaps it is just being started
-                if (datetime.now() - trial.datetime_start).total_seconds() < SILENCE_S:
-                    continue
             try:
                 self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
@@ -246,8 +251,8 @@ class Study:
         by_run = {}
         for trial in self._trials():
             attributes = trial.user_attrs
-            if "run" in attributes and not trial.state.name == "WAITING":
-                state = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed"}.get(trial.state.name, "running")
+            if "run" in attributes and trial.state.name != "WAITING":
+                state = _STATES[trial.state.name]
                 value = trial.value if state == "complete" else None
                 by_run[attributes["run"]] = Result(
                     trial.number, attributes["run"], state, value, tuple(attributes["flags"]), attributes.get("reason")

@@ -162,9 +162,7 @@ class Sweep:
             self._announce(candidates, finalists, say)
             return True
 
-    def _search(
-        self, study: Study, owner: Owner, say: Say, show: Callable[[Sequence[RunningTrial]], None]
-    ) -> None:
+    def _search(self, study: Study, owner: Owner, say: Say, show: Callable[[Sequence[RunningTrial]], None]) -> None:
         running: dict[str, RunningTrial] = {}
         look_for_dead_at = 0.0
         with Slots(self._num_slots) as slots:
@@ -200,7 +198,7 @@ class Sweep:
             say(f"{name}: {' '.join(own)}")
 
     def _look(self, each: RunningTrial, slots: Slots) -> None:
-        """Reports new evaluations, and stops a run that is pruned or decided, or that another process has taken over."""
+        """Reports new evaluations; stops a run that is pruned or decided, or that another process has taken over."""
         import optuna
 
         num_known = len(each.evaluations)
@@ -221,7 +219,8 @@ class Sweep:
 
     def _end_trial(self, study: Study, each: RunningTrial, ended: Ended, say: Say) -> None:
         self._num_ended += 1
-        evaluations = read_evaluations(each.run.folder.metrics)
+        # A run that resumes forgets the evaluations after its checkpoint; one that has decided it stays valid.
+        evaluations = each.evaluations if each.is_decided else read_evaluations(each.run.folder.metrics)
         name, env_steps = each.run.name, each.run.config.train_for_env_steps
         # A run that ended before it could be stopped is complete all the same.
         if evaluations and (ended.exit_code == 0 or each.is_decided):

@@ -120,9 +120,7 @@ def best_settings(flags: Sequence[str]) -> dict[str, Any]:
     loaded = load(flags)
     values = loaded.config.model_dump(mode="json")
     return {
-        name: values[name]
-        for name, origin in loaded.origins.items()
-        if origin != "default" and name not in _NOT_KEPT
+        name: values[name] for name, origin in loaded.origins.items() if origin != "default" and name not in _NOT_KEPT
     }
 
 
