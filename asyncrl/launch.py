@@ -26,7 +26,7 @@ from asyncrl.experiments.launch import IfChanged, Launch, LaunchedRun
 from asyncrl.runtime.reader import run_for_a_reader
 
 _DESCRIPTION = (
-    "Make the runs of a grid (a YAML file with settings, lists of settings and seeds) in one folder, several at a time, "
+    "Make the runs of a grid (a YAML file of settings, lists of them, and seeds) in one folder, several at a time, "
     "and show one table. After a stop the same command continues: finished runs are not repeated, others resume."
 )
 _EXAMPLES = (

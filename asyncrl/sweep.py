@@ -40,8 +40,8 @@ INSTEAD = {
 
 _DESCRIPTION = (
     "Search good settings for an environment: trials are runs, chosen by Optuna, stopped early if they are worse than "
-    "others, and the best ones are run again with fresh seeds. The same command continues a study that was stopped, and "
-    "joins it from other machines that share the folder. All other flags of training are settings of every run."
+    "others, and the best ones are run again with fresh seeds. The same command continues a study that was stopped, "
+    "and joins it from other machines that share the folder. All other flags of training are settings of every run."
 )
 _EXAMPLES = (
     "python -m asyncrl.sweep --study=my_search --env=CartPole-v1 --train_for_env_steps=100000 --num_trials=50",

@@ -182,8 +182,8 @@ class Launch:
             lines = [f"{name} was made with other settings: {text}." for name, text in changed.items()]
             more = [f"{len(lines) - _MOST_SHOWN} other runs, too."] if len(lines) > _MOST_SHOWN else []
             choices = (
-                "Give --changed=repeat to make such runs again (the old ones are kept as NAME_old), --changed=resume to "
-                "continue them with the new settings, or another --train_dir."
+                "Give --changed=repeat to make such runs again (the old ones are kept as NAME_old), --changed=resume "
+                "to continue them with the new settings, or another --train_dir."
             )
             raise UsageError("\n".join([*lines[:_MOST_SHOWN], *more, choices]))
 

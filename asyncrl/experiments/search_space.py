@@ -137,10 +137,9 @@ def find_space(given: str) -> Path:
     if given in space_names():
         return presets_folder() / "sweep" / f"{given}.yaml"
     if not path.is_file():
-        names = ", ".join(space_names())
-        raise UsageError(
-            f"--space={given} is neither a file nor a search space of asyncrl ({names}){nearest_hint(given, space_names())}."
-        )
+        names = space_names()
+        hint = nearest_hint(given, names)
+        raise UsageError(f"--space={given} is neither a file nor a search space of asyncrl ({', '.join(names)}){hint}.")
     return path
 
 
