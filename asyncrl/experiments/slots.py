@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,13 +91,8 @@ class Slots:
         busy = sum(running.threads for running in self._running.values())
         return not self._running or busy + threads <= self._num_cores
 
-    def start(self, command: Command, environment: Mapping[str, str] | None = None) -> None:
-        """Starts a command in a process group of its own, so that Ctrl-C reaches it only through `stop`.
-
-        Args:
-            command: what to run.
-            environment: environment variables in addition to those of this process.
-        """
+    def start(self, command: Command) -> None:
+        """Starts a command in a process group of its own, so that Ctrl-C reaches it only through `stop`."""
         command.log.parent.mkdir(parents=True, exist_ok=True)
         slot = min(set(range(len(self._running) + 1)) - {running.slot for running in self._running.values()})
         reading, writing = os.pipe()
@@ -110,7 +104,6 @@ class Slots:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=None if environment is None else {**os.environ, **environment},
                     start_new_session=True,
                     pass_fds=(reading,),
                 )

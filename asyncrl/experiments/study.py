@@ -172,7 +172,7 @@ class Study:
         self._owner = owner
         self._study = optuna.create_study(
             study_name=_NAME,
-            storage=optuna.storages.JournalStorage(JournalFileBackend(str(folder / _JOURNAL))),
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(folder.resolve() / _JOURNAL))),
             direction="minimize" if definition.objective.is_minimized else "maximize",
             pruner=_make_pruner(definition.pruner, num_evaluations),
             load_if_exists=True,
@@ -273,10 +273,12 @@ class Study:
         """
         from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-        try:
-            found = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
-        except (ValueError, RuntimeError):  # fewer than two complete trials, or all equal
-            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                found = get_param_importances(self._study, evaluator=PedAnovaImportanceEvaluator())
+            except (ValueError, RuntimeError):  # too few complete trials, or all equal
+                return {}
         names = {each.parameter: each.name for each in self._space.searched}
         return {names[parameter]: share for parameter, share in found.items()}
 
