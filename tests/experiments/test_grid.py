@@ -62,7 +62,7 @@ def test_several_grids_are_one_after_the_other(tmp_path) -> None:
 )
 def test_a_flag_keeps_the_value(value) -> None:
     name = {bool: "quiet", dict: "env_kwargs", list: "encoder_mlp_layers", float: "gamma"}.get(type(value), "init_from")
-    if value is None or isinstance(value, (int, str)) and not isinstance(value, bool):
+    if value is None or (isinstance(value, (int, str)) and not isinstance(value, bool)):
         name = {int: "batch_size"}.get(type(value), "init_from")
     assert getattr(load([as_flag(name, value)], lenient=True).config, name) == value
 
@@ -116,4 +116,9 @@ def test_job_files_start_each_run_in_its_task(tmp_path) -> None:
         arguments = shell_arguments(slurm, "SLURM_ARRAY_TASK_ID", number)
         assert arguments[-len(run.flags) - 3 :] == [*run.flags, *run.place, "--quiet"]
         arguments = shell_arguments(container["args"][0], "JOB_COMPLETION_INDEX", number)
-        assert arguments[-len(run.flags) - 3 :] == [*run.flags, "--train_dir=/runs", f"--experiment={run.name}", "--quiet"]
+        assert arguments[-len(run.flags) - 3 :] == [
+            *run.flags,
+            "--train_dir=/runs",
+            f"--experiment={run.name}",
+            "--quiet",
+        ]

@@ -96,7 +96,9 @@ def test_settings_that_cannot_run_are_refused_before_anything_starts(tmp_path, p
 
 
 def test_a_launch_that_is_stopped_stops_its_runs_and_continues(tmp_path, pretends) -> None:
-    text = GRID.replace("[well, fails_once]", "[slow]").replace("train_for_env_steps: 1000", "train_for_env_steps: 100000")
+    text = GRID.replace("[well, fails_once]", "[slow]").replace(
+        "train_for_env_steps: 1000", "train_for_env_steps: 100000"
+    )
     text = text.replace("async_rl: false", "async_rl: false, eval_every_env_steps: 10")
 
     class Stop(Exception):
