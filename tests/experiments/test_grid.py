@@ -116,9 +116,4 @@ def test_job_files_start_each_run_in_its_task(tmp_path) -> None:
         arguments = shell_arguments(slurm, "SLURM_ARRAY_TASK_ID", number)
         assert arguments[-len(run.flags) - 3 :] == [*run.flags, *run.place, "--quiet"]
         arguments = shell_arguments(container["args"][0], "JOB_COMPLETION_INDEX", number)
-        assert arguments[-len(run.flags) - 3 :] == [
-            *run.flags,
-            "--train_dir=/runs",
-            f"--experiment={run.name}",
-            "--quiet",
-        ]
+        assert arguments[-len(run.flags) - 3 :] == [*run.flags, "--train_dir=/runs", run.place[1], "--quiet"]

@@ -131,7 +131,7 @@ def test_a_killed_launch_leaves_no_process_and_goes_on(tmp_path) -> None:
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
     assert len(children) >= 2
-    gone, alive = psutil.wait_procs(children, timeout=10.0)
+    _, alive = psutil.wait_procs(children, timeout=10.0)
     assert not alive
 
     done = subprocess.run(command, capture_output=True, text=True, check=True)
