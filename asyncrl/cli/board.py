@@ -88,9 +88,8 @@ def _table(title: str, rows: Sequence[Row], height: int) -> Table:
 
 
 def _line(row: Row) -> str:
-    return "  " + ", ".join(f"{name} {text}" for name, text in zip(_HEADER[1:], row.cells()[1:], strict=True)).replace(
-        "state ", f"{row.run.name}: ", 1
-    )
+    name, state, steps, share, fps, train_return, eval_return = row.cells()
+    return f"  {name}: {state}, {steps} steps ({share}), {fps} steps/s, return {train_return}, evaluation {eval_return}"
 
 
 def _text(value: float | None, form: str) -> str:
