@@ -115,7 +115,7 @@ def _sweep(arguments: Sequence[str]) -> int:
     )
     with Board() as board:
         is_complete = sweep.run(
-            board.say, lambda trials: board.show(f"{len(trials)} trials", [Row(t.run, "training") for t in trials])
+            board.say, lambda runs: board.show(f"{len(runs)} runs", [Row(run, "training") for run in runs])
         )
     if is_complete:
         print((folder / "results.md").read_text(encoding="utf-8"))

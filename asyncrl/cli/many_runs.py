@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ def run_many(work: Callable[[], int], if_stopped: str) -> int:
         work: starts runs, and stops them by itself when KeyboardInterrupt is raised.
         if_stopped: said after a stop.
     """
-    previous = signal.signal(signal.SIGTERM, _terminate)
+    previous = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return work()
     except UsageError as error:
@@ -31,8 +32,11 @@ def run_many(work: Callable[[], int], if_stopped: str) -> int:
         print(if_stopped, file=sys.stderr)
         return 143 if isinstance(stop, _Terminated) else 130
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _terminate(number: int, frame: FrameType | None) -> None:
-    raise _Terminated
+def _stop(number: int, frame: FrameType | None) -> None:
+    # The handler may have interrupted a print, so it does not use Python's buffers.
+    os.write(2, b"\nstopping all runs, which save first; Ctrl-C again kills them\n")
+    raise _Terminated if number == signal.SIGTERM else KeyboardInterrupt

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 Say = Callable[[str], None]
+Show = Callable[[Sequence[PlannedRun]], None]
 DEFAULT = "default"
 """Name of the settings without any that was searched."""
 _LOOK_EVERY_S = 1.0
@@ -125,15 +126,15 @@ class Sweep:
         self._is_new = define(folder, definition)
         self._num_ended, self._num_failed = 0, 0
 
-    def run(self, say: Say = print, show: Callable[[Sequence[RunningTrial]], None] = lambda trials: None) -> bool:
+    def run(self, say: Say = print, show: Show = lambda runs: None) -> bool:
         """Runs trials until enough have ended, then the final test.
 
         Args:
             say: is given a sentence for each trial that starts or ends.
-            show: is called about once a second with the trials that this process runs.
+            show: is called about once a second with the runs of this process.
 
         Returns:
-            Whether the sweep is complete; False if other processes still run trials, or make the final test.
+            Whether the sweep is complete; False if another process makes the final test.
 
         Raises:
             UsageError: the first trials all failed.
@@ -148,23 +149,21 @@ class Sweep:
                 self._search(study, owner, say, show)
             finally:
                 write_report(self.folder, study, self._objective, [])
-            if (others := study.num_running_elsewhere) > 0:
-                say(f"{others} trials still run in other processes; the last one to end makes the final test.")
-                return False
             if self._num_finalists == 0 or not (finalists := study.best(self._num_finalists)):
                 write_best(self.folder, self._flags, study.best(1))
                 return True
             if not owner.claim(self.folder / "final_test"):
                 say("Another process makes the final test.")
                 return False
-            candidates = self._test(finalists, say)
+            candidates = self._test(finalists, say, show)
             write_report(self.folder, study, self._objective, candidates)
             self._announce(candidates, finalists, say)
             return True
 
-    def _search(self, study: Study, owner: Owner, say: Say, show: Callable[[Sequence[RunningTrial]], None]) -> None:
+    def _search(self, study: Study, owner: Owner, say: Say, show: Show) -> None:
         running: dict[str, RunningTrial] = {}
         look_for_dead_at = 0.0
+        is_waiting = False
         with Slots(self._num_slots) as slots:
             while True:
                 owner.touch()
@@ -173,13 +172,16 @@ class Sweep:
                     for name in study.continue_dead_trials():
                         say(f"{name}: its process has ended; it is continued")
                 self._start_trials(study, slots, running, say)
-                if not running:
+                if not running and study.num_running_elsewhere == 0:
                     return
+                if not running and not is_waiting:
+                    is_waiting = True
+                    say(f"waits for {study.num_running_elsewhere} trials of other processes")
                 for ended in slots.wait(_LOOK_EVERY_S):
                     self._end_trial(study, running.pop(ended.name), ended, say)
                 for each in running.values():
                     self._look(each, slots)
-                show(list(running.values()))
+                show([each.run for each in running.values()])
 
     def _start_trials(self, study: Study, slots: Slots, running: dict[str, RunningTrial], say: Say) -> None:
         """Starts trials while there is room. The default's threads stand for those of a trial, still unknown."""
@@ -220,7 +222,8 @@ class Sweep:
     def _end_trial(self, study: Study, each: RunningTrial, ended: Ended, say: Say) -> None:
         self._num_ended += 1
         # A run that resumes forgets the evaluations after its checkpoint; one that has decided it stays valid.
-        evaluations = each.evaluations if each.is_decided else read_evaluations(each.run.folder.metrics)
+        is_whole = ended.exit_code == 0 and not each.is_decided
+        evaluations = read_evaluations(each.run.folder.metrics) if is_whole else each.evaluations
         name, env_steps = each.run.name, each.run.config.train_for_env_steps
         # A run that ended before it could be stopped is complete all the same.
         if evaluations and (ended.exit_code == 0 or each.is_decided):
@@ -243,7 +246,7 @@ class Sweep:
             log = output_file(self.folder, name)
             raise UsageError(f"The first {self._num_failed} trials failed, the last one with: {reason} (output: {log})")
 
-    def _test(self, finalists: Sequence[Result], say: Say) -> list[Candidate]:
+    def _test(self, finalists: Sequence[Result], say: Say, show: Show) -> list[Candidate]:
         """Runs the best trials and the default settings with fresh seeds; returns the values of each."""
         settings = {DEFAULT: (), **{result.run: result.flags for result in finalists}}
         seeds = range(_FIRST_FINAL_SEED, _FIRST_FINAL_SEED + self._num_final_seeds)
@@ -253,8 +256,9 @@ class Sweep:
             for name, own in settings.items()
         ]
         say(f"final test: {len(finalists)} trials and the default settings, {len(seeds)} fresh seeds each")
-        launch = Launch(Grid(self.folder / "final", tuple(runs), None), num_slots=self._num_slots)
-        launch.make_all(say)
+        grid = Grid(self.folder / "final", tuple(runs), None)
+        launch = Launch(grid, num_slots=self._num_slots, if_changed="repeat")
+        launch.make_all(say, lambda runs: show([each.run for each in runs if each.state == "training"]))
         found: dict[str, list[float]] = {name: [] for name in settings}
         for each in launch.runs:
             evaluations = read_evaluations(each.run.folder.metrics)

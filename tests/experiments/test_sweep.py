@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.experiments.objective import Evaluated, Objective
 from asyncrl.experiments.ownership import Owner
+from asyncrl.experiments.runs import PlannedRun
 from asyncrl.experiments.slots import Ended
 from asyncrl.experiments.study import Definition, Study, define, read_definition
 from asyncrl.experiments.sweep import RunningTrial, Sweep
@@ -122,8 +124,8 @@ def test_a_sweep_that_is_stopped_continues_its_trials(tmp_path, pretends) -> Non
     flags = (*FLAGS[:-1], "--train_for_env_steps=1000", "--eval_every_env_steps=100", "--track_project=slow")
     definition = dataclasses.replace(DEFINITION, flags=flags)
 
-    def stop(running: list[RunningTrial]) -> None:
-        if all(each.evaluations for each in running):
+    def stop(runs: Sequence[PlannedRun]) -> None:
+        if all(run.folder.metrics.exists() for run in runs):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
