@@ -20,6 +20,7 @@ from asyncrl.analysis.statistics import spread
 from asyncrl.analysis.tables import UNKNOWN, cell, number, rounded, table
 from asyncrl.config.errors import UsageError
 from asyncrl.experiments.grid import Evaluation, Grid
+from asyncrl.experiments.ownership import Owner
 from asyncrl.experiments.runs import (
     PlannedRun,
     as_flag,
@@ -108,14 +109,25 @@ class Launch:
         Args:
             say: is given a sentence for each run that starts, ends or fails.
             show: is called about once a second with all runs.
+
+        Raises:
+            UsageError: a run cannot start in its environment, or another process makes these runs.
         """
         self._check_environments()
+        folder = self._grid.train_dir
+        with Owner(folder / "owners") as owner:
+            if not owner.claim(folder / "launch"):
+                raise UsageError(f"Another launch makes runs in {folder}: wait for it, or give another --train_dir.")
+            return self._make_all(owner, say, show)
+
+    def _make_all(self, owner: Owner, say: Callable[[str], None], show: Show) -> bool:
         try:
             with Slots(self._num_slots) as slots:
                 while self._start_next(slots, say) or slots.names:
                     for ended in slots.wait(_LOOK_EVERY_S):
                         self._take(ended, say)
                     show(self.runs)
+                    owner.touch()
         finally:
             self.write_results()
         return not any(each.state == "failed" for each in self.runs)

@@ -16,6 +16,7 @@ from command import wait_until
 from asyncrl.config.errors import UsageError
 from asyncrl.experiments.grid import read_grid
 from asyncrl.experiments.launch import Launch
+from asyncrl.experiments.ownership import Owner
 
 GRID = """
 settings: {env: CartPole-v1, train_for_env_steps: 1000, serial_mode: true, async_rl: false}
@@ -86,6 +87,14 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     assert launch(tmp_path, without, if_changed="repeat").make_all()
     assert starts(tmp_path) == {"well_seed0": 1, "well_seed1": 1, "well_seed0_old": 2, "well_seed1_old": 2}
     assert launch(tmp_path, without).make_all()
+
+
+def test_two_launches_do_not_make_the_same_runs(tmp_path, pretends) -> None:
+    with Owner(tmp_path / "runs" / "owners") as owner:
+        assert owner.claim(tmp_path / "runs" / "launch")
+        with pytest.raises(UsageError, match="Another launch makes runs in"):
+            launch(tmp_path, GRID).make_all()
+    assert launch(tmp_path, GRID).make_all()
 
 
 def test_settings_that_cannot_run_are_refused_before_anything_starts(tmp_path, pretends) -> None:
