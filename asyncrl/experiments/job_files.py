@@ -80,7 +80,7 @@ def _choice(variable: str, runs: Sequence[PlannedRun], train_dir: str) -> str:
     """Shell code that sets the arguments of one run, chosen by the number of the task."""
     cases = []
     for number, run in enumerate(runs):
-        arguments = [*run.flags, f"--train_dir={train_dir}", f"--experiment={run.name}", "--quiet"]
+        arguments = [*run.flags, f"--train_dir={train_dir}", f"--experiment={run.name}"]
         cases.append(f"  {number}) set -- {shlex.join(arguments)} ;;")
     return "\n".join([f'case "${variable}" in', *cases, "esac"])
 

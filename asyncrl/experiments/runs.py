@@ -54,7 +54,7 @@ class PlannedRun:
 
     def training(self, *more: str) -> Command:
         """The command that trains, or resumes training."""
-        arguments = (*self.flags, *self.place, "--quiet", *more)
+        arguments = (*self.flags, *self.place, *more)
         return Command(self.name, "asyncrl.train", arguments, output_file(self.train_dir, self.name), self.threads)
 
 

@@ -114,6 +114,6 @@ def test_job_files_start_each_run_in_its_task(tmp_path) -> None:
     assert container["command"] == ["bash", "-c"]
     for number, run in ((0, runs[0]), (7, runs[7])):
         arguments = shell_arguments(slurm, "SLURM_ARRAY_TASK_ID", number)
-        assert arguments[-len(run.flags) - 3 :] == [*run.flags, *run.place, "--quiet"]
+        assert arguments[-len(run.flags) - 2 :] == [*run.flags, *run.place]
         arguments = shell_arguments(container["args"][0], "JOB_COMPLETION_INDEX", number)
-        assert arguments[-len(run.flags) - 3 :] == [*run.flags, "--train_dir=/runs", run.place[1], "--quiet"]
+        assert arguments[-len(run.flags) - 2 :] == [*run.flags, "--train_dir=/runs", run.place[1]]

@@ -34,7 +34,10 @@ def launch(folder: Path, text: str, **options) -> Launch:
 
 def starts(folder: Path) -> dict[str, int]:
     found = (folder / "runs").glob("*/starts")
-    return {path.parent.name.removeprefix("CartPole-v1_track_project-"): len(path.read_text()) for path in found}
+    return {
+        path.parent.name.removeprefix("CartPole-v1_").removeprefix("track_project-"): len(path.read_text())
+        for path in found
+    }
 
 
 def test_finished_runs_are_not_repeated_and_failed_ones_are_resumed(tmp_path, pretends) -> None:
@@ -79,13 +82,13 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     assert "--changed=repeat" in str(refused.value)
 
     assert launch(tmp_path, changed, if_changed="resume").make_all()
-    assert starts(tmp_path) == {"well_seed0": 2, "well_seed1": 2}
+    assert starts(tmp_path) == {"seed0": 2, "seed1": 2}
     assert launch(tmp_path, changed).make_all(), "it is as the grid wants it now"
-    assert starts(tmp_path) == {"well_seed0": 2, "well_seed1": 2}
+    assert starts(tmp_path) == {"seed0": 2, "seed1": 2}
 
     without = changed.replace(", gamma: 0.9", "")
     assert launch(tmp_path, without, if_changed="repeat").make_all()
-    assert starts(tmp_path) == {"well_seed0": 1, "well_seed1": 1, "well_seed0_old": 2, "well_seed1_old": 2}
+    assert starts(tmp_path) == {"seed0": 1, "seed1": 1, "seed0_old": 2, "seed1_old": 2}
     assert launch(tmp_path, without).make_all()
 
 
