@@ -144,16 +144,15 @@ def _read_evaluation(path: Path, given: Any, problems: list[str]) -> Evaluation 
     values = given if isinstance(given, Mapping) else {"episodes": given}
     unknown = [key for key in values if key not in _EVALUATION_KEYS]
     problems += [str(unknown_name(key, _EVALUATION_KEYS, f"{path}: in evaluate there is no {key}")) for key in unknown]
-    evaluation = Evaluation(**{"episodes": 100, **{key: values[key] for key in values if key not in unknown}})
-    if type(evaluation.episodes) is not int or evaluation.episodes < 1:
+    known: dict[str, Any] = {"episodes": 100, "checkpoint": "newest", "deterministic": False}
+    known |= {key: values[key] for key in values if key in known}
+    if type(known["episodes"]) is not int or known["episodes"] < 1:
         problems.append(f"{path}: evaluate needs a number of episodes, such as 100.")
-    if evaluation.checkpoint not in ("newest", "best"):
-        problems.append(f"{path}: in evaluate, checkpoint={evaluation.checkpoint} is not possible: newest or best.")
-    if not isinstance(evaluation.deterministic, bool):
-        problems.append(
-            f"{path}: in evaluate, deterministic={evaluation.deterministic} is not possible: True or False."
-        )
-    return evaluation
+    if known["checkpoint"] not in ("newest", "best"):
+        problems.append(f"{path}: in evaluate, checkpoint={known['checkpoint']} is not possible: newest or best.")
+    if not isinstance(known["deterministic"], bool):
+        problems.append(f"{path}: in evaluate, deterministic={known['deterministic']} is not possible: True or False.")
+    return Evaluation(**known)
 
 
 def _combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

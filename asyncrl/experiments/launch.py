@@ -164,7 +164,8 @@ class Launch:
 
     def _plan(self) -> list[LaunchedRun]:
         machine = machine_of(Slots(self._num_slots).cores_of_a_slot)
-        planned, problems = [], {}
+        planned: list[LaunchedRun] = []
+        problems: dict[str, str] = {}
         for each in self._grid.runs:
             try:
                 run = plan_run(each.name, self._grid.train_dir, each.flags, machine)

@@ -98,8 +98,6 @@ def read_evaluations(metrics: Path) -> list[Evaluated]:
     found = sorted((record[STEPS], record[EVAL_RETURN]) for record in records if record.get(EVAL_RETURN) is not None)
     if not found:
         return []
-    steps, returns = zip(*found, strict=True)
-    seconds = np.interp(steps, *zip(*times, strict=True)) if times else np.zeros(len(steps))
-    return [
-        Evaluated(int(step), float(at), float(value)) for step, at, value in zip(steps, seconds, returns, strict=True)
-    ]
+    known_steps, known_seconds = zip(*times, strict=True) if times else ((0,), (0.0,))
+    seconds = np.interp([step for step, _ in found], known_steps, known_seconds)
+    return [Evaluated(int(step), float(at), float(value)) for (step, value), at in zip(found, seconds, strict=True)]

@@ -61,6 +61,12 @@ class Owner:
             os.close(descriptor)
         return False
 
+    @property
+    def has_company(self) -> bool:
+        """Whether another process lives that works in the same place."""
+        others = (path.name for path in self._folder.iterdir() if path.name != self.name)
+        return any(self.is_alive(name) for name in others)
+
     def claim(self, path: Path) -> bool:
         """Makes this process the owner of some work, named by a file; False if another living process is."""
         mine = path.with_name(f".{self.name}")

@@ -182,7 +182,9 @@ def _find_problem(values: Any) -> str | None:
     if "values" in values:
         has_list = isinstance(values["values"], list) and len(values["values"]) > 0
         return None if has_list and len(values) == 1 else "values must be a list, alone"
-    low, high, scale = values.get("low"), values.get("high"), values.get("scale", "linear")
+    low: Any = values.get("low")
+    high: Any = values.get("high")
+    scale = values.get("scale", "linear")
     for end in (low, high):
         if not isinstance(end, (int, float)) or isinstance(end, bool):
             return "low and high must be numbers"

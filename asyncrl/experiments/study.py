@@ -168,6 +168,7 @@ class Study:
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         self.definition = definition
         self._space = definition.search_space
+        self._distributions = {each.parameter: each.distribution for each in self._space.searched}
         self._num_trials = num_trials
         self._owner = owner
         self._study = optuna.create_study(
@@ -203,7 +204,7 @@ class Study:
         waits = any(trial.state == optuna.trial.TrialState.WAITING for trial in self._trials())
         if not waits and self.num_started >= self._num_trials:
             return None
-        trial = self._study.ask({each.parameter: each.distribution for each in self._space.searched})
+        trial = self._study.ask(self._distributions)
         run = trial.user_attrs.get("run", f"trial_{trial.number:04d}")
         seed = trial.user_attrs.get("seed", self.definition.seed + trial.number)
         trial.set_user_attr("owner", self._owner.name)
@@ -221,9 +222,10 @@ class Study:
             attributes = trial.user_attrs
             if "owner" in attributes:
                 is_alive = self._owner.is_alive(attributes["owner"])
-            else:  # perhaps it is just being started
+            else:  # perhaps another process is just starting it
                 started = trial.datetime_start or datetime.now()
-                is_alive = (datetime.now() - started).total_seconds() < SILENCE_S
+                is_new = (datetime.now() - started).total_seconds() < SILENCE_S
+                is_alive = is_new and self._owner.has_company
             if is_alive:
                 continue
             try:
@@ -283,7 +285,8 @@ class Study:
         return {names[parameter]: share for parameter, share in found.items()}
 
     def _trials(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
+        trials: list[FrozenTrial] = self._study.get_trials(deepcopy=False)
+        return trials
 
     def _running(self) -> Iterator[FrozenTrial]:
         return (trial for trial in self._trials() if trial.state.name == "RUNNING")

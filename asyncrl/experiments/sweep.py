@@ -60,6 +60,7 @@ class RunningTrial:
         trial: the trial.
         run: its run.
         evaluations: what was evaluated so far.
+        reported_step: number of the evaluation that pruning was told of last.
         is_pruned: whether it was asked to stop because others were better.
         is_decided: whether it was asked to stop because its value is known.
     """
@@ -67,6 +68,7 @@ class RunningTrial:
     trial: Trial
     run: PlannedRun
     evaluations: list[Evaluated] = field(default_factory=list)
+    reported_step: int = 0
     is_pruned: bool = False
     is_decided: bool = False
 
@@ -211,8 +213,11 @@ class Sweep:
             each.is_decided = True
         try:
             for number in range(num_known + 1, len(each.evaluations) + 1):
-                step = max(1, round(each.evaluations[number - 1].env_steps / self._eval_every))
-                each.trial.report(self._objective.so_far(each.evaluations[:number]), step)
+                # An evaluation is made at the end of the dataset in which it is due: the step counts what is due.
+                step = each.evaluations[number - 1].env_steps // self._eval_every
+                if step > each.reported_step:
+                    each.trial.report(self._objective.so_far(each.evaluations[:number]), step)
+                    each.reported_step = step
             each.is_pruned = not each.is_decided and each.trial.should_prune()
         except optuna.exceptions.UpdateFinishedTrialError:
             each.is_pruned = True

@@ -137,6 +137,19 @@ def test_a_sweep_that_is_stopped_continues_its_trials(tmp_path, pretends) -> Non
     assert [(tmp_path / name / "starts").read_text() for name in ("trial_0000", "trial_0001")] == ["xx", "xx"]
 
 
+def test_a_trial_that_was_killed_while_it_was_started_is_not_lost(tmp_path) -> None:
+    define(tmp_path, DEFINITION)
+    with Owner(tmp_path / "owners") as owner:
+        study = Study(tmp_path, DEFINITION, 1, 1, owner)
+        lost = study._study.ask(study._distributions)
+        with Owner(tmp_path / "owners"):
+            assert study.continue_dead_trials() == [], "the other process may be starting it"
+        assert study.continue_dead_trials() == ["trial 0"]
+        again = study.next_trial()
+        assert again is not None and again.params == lost.params
+        assert study.next_trial() is None
+
+
 class Stopped:
     """Slots and a trial of Optuna that prunes after its second report."""
 
