@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LINES_EVERY_S = 30.0
-_HEADER = ("run", "state", "steps", "done", "steps/s", "return", "evaluation")
+_HEADER = ("run", "state", "steps", "done", "steps/s", "return", "eval")
 _FEWEST_ROWS = 3
+_OTHER_COLUMNS = 56
+_FEWEST_LETTERS = 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class Board:
     def show(self, title: str, rows: Sequence[Row]) -> None:
         """Draws the rows again, or prints them if the last time was long ago."""
         if self._live is not None:
-            self._live.update(_table(title, rows, self._live.console.height), refresh=True)
+            console = self._live.console
+            self._live.update(_table(title, rows, console.width, console.height), refresh=True)
         elif time.monotonic() >= self._lines_at:
             self._lines_at = time.monotonic() + _LINES_EVERY_S
             for line in (title, *(_line(row) for row in rows)):
@@ -73,7 +76,7 @@ class Board:
             self._live = None
 
 
-def _table(title: str, rows: Sequence[Row], height: int) -> Table:
+def _table(title: str, rows: Sequence[Row], width: int, height: int) -> Table:
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
@@ -81,7 +84,8 @@ def _table(title: str, rows: Sequence[Row], height: int) -> Table:
         table.add_column(name, justify="left" if name in _HEADER[:2] else "right", no_wrap=True)
     shown = rows[: max(_FEWEST_ROWS, height - len(_HEADER))]
     for row in shown:
-        table.add_row(*row.cells())
+        name, *figures = row.cells()
+        table.add_row(_shortened(name, max(_FEWEST_LETTERS, width - _OTHER_COLUMNS)), *figures)
     if len(shown) < len(rows):
         table.add_row(f"and {len(rows) - len(shown)} more")
     return table
@@ -90,6 +94,12 @@ def _table(title: str, rows: Sequence[Row], height: int) -> Table:
 def _line(row: Row) -> str:
     name, state, steps, share, fps, train_return, eval_return = row.cells()
     return f"  {name}: {state}, {steps} steps ({share}), {fps} steps/s, return {train_return}, evaluation {eval_return}"
+
+
+def _shortened(name: str, letters: int) -> str:
+    """A name without letters in its middle: its end has the seed."""
+    half = (letters - 1) // 2
+    return name if len(name) <= letters else f"{name[:half]}…{name[-half:]}"
 
 
 def _text(value: float | None, form: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,20 @@ def test_a_trial_that_was_killed_while_it_was_started_is_not_lost(tmp_path) -> N
         again = study.next_trial()
         assert again is not None and again.params == lost.params
         assert study.next_trial() is None
+
+
+def test_two_processes_share_a_study(tmp_path, pretends) -> None:
+    # Threads stand for processes: each has an owner, slots and a study of its own.
+    said: list[str] = []
+    sweeps = [Sweep(tmp_path, DEFINITION, num_trials=8, num_slots=1, num_final_seeds=1) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(sweep.run, said.append) for sweep in sweeps]
+        assert any(future.result() for future in futures)
+    found = trials(tmp_path)
+    assert len(found) in (8, 9), "both may start the last trial"
+    assert all(state == "complete" for state, _ in found.values())
+    assert len([name for name in pretends if name.startswith("trial_")]) == len(found)
+    assert len([name for name in pretends if name.startswith("final_")]) == 4, "one of them makes the final test"
 
 
 class Stopped:
