@@ -19,6 +19,11 @@ LIMITS = {
         "--learner_threads=1 --encoder_mlp_layers=[16] --encoder_conv_mlp_layers=[16] --train_for_env_steps=256 "
         "--report_every_s=0.2 --with_tensorboard=False --quiet"
     ),
+    "asyncrl.launch": "--slots=2",
+    "asyncrl.sweep": (
+        "--num_trials=2 --final_best=1 --final_seeds=1 --slots=2 --train_for_env_steps=4096 --serial_mode=True "
+        "--async_rl=False --eval_episodes=1"
+    ),
     "asyncrl.evaluate": "--episodes=1 --num_envs=1",
     "asyncrl.enjoy": "--episodes=1 --max_steps=20",
     "asyncrl.doctor": "--seconds=1",

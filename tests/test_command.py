@@ -26,7 +26,7 @@ def test_a_mistake_is_one_sentence_with_the_nearest_command(capsys: pytest.Captu
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == (
         "error: There is no command 'trian': expected one of train, validate, evaluate, enjoy, export, benchmark, "
-        "plot, report, push, pull, doctor, completion; the nearest is train.\n"
+        "launch, sweep, plot, report, push, pull, doctor, completion; the nearest is train.\n"
     )
     assert main(["validate", "--env=CartPole-v1", "--num_worker=2"]) == 2
     assert "the nearest is --num_workers." in capsys.readouterr().err

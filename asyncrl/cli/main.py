@@ -17,6 +17,8 @@ COMMANDS = {
     "enjoy": "show a trained policy in a window, or write a video of it",
     "export": "write a trained policy to one file that runs without asyncrl",
     "benchmark": "measure sync against async, in speed and returns",
+    "launch": "make the runs of a grid of settings and seeds, several at a time, with one table at the end",
+    "sweep": "search good settings for an environment",
     "plot": "draw a run, compare runs, or show how much faster more workers are",
     "report": "write one HTML page about runs: curves, settings, faults, machine, video",
     "push": "upload a run to the Hugging Face Hub",
@@ -30,7 +32,7 @@ _asyncrl() {{
   local words="{commands}"
   if [ "$COMP_CWORD" -gt 1 ]; then
     case "${{COMP_WORDS[1]}}" in
-      train|validate|benchmark) words="{settings}" ;;
+      train|validate|benchmark|sweep) words="{settings}" ;;
       completion) words="{shells}" ;;
       *) words="" ;;
     esac

@@ -1,0 +1,179 @@
+"""One run of many: its settings, its command, and what its folder tells about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from asyncrl.analysis.records import ELAPSED, EVAL_RETURN, STEPS, TRAIN_RETURN
+from asyncrl.config.checks import find_problems
+from asyncrl.config.errors import ConfigError, Problem
+from asyncrl.config.loading import load
+from asyncrl.config.machine import Machine
+from asyncrl.config.plan import resolve
+from asyncrl.config.schema import TrainConfig
+from asyncrl.experiments.slots import Command
+from asyncrl.run import preflight
+from asyncrl.run.resuming import Change, changes
+from asyncrl.runtime.run_folder import MARKER, RunFolder
+
+_TAIL_BYTES = 1 << 16
+_FPS = "time/fps"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that is to be made.
+
+    Attributes:
+        name: name of its folder.
+        train_dir: folder of all runs.
+        flags: its settings, as flags of training.
+        config: all settings that follow from them.
+        threads: threads that compute at the same time on this machine.
+    """
+
+    name: str
+    train_dir: Path
+    flags: tuple[str, ...]
+    config: TrainConfig
+    threads: int
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.train_dir / self.name)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The flags that name the run."""
+        return f"--train_dir={self.train_dir}", f"--experiment={self.name}"
+
+    def training(self, *more: str) -> Command:
+        """The command that trains, or resumes training."""
+        arguments = (*self.flags, *self.place, *more)
+        return Command(self.name, "asyncrl.train", arguments, output_file(self.train_dir, self.name), self.threads)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The newest figures of a run; None for what was not recorded yet."""
+
+    env_steps: int = 0
+    train_return: float | None = None
+    eval_return: float | None = None
+    fps: float | None = None
+    elapsed_s: float | None = None
+
+
+def plan_run(name: str, train_dir: Path, flags: tuple[str, ...], machine: Machine) -> PlannedRun:
+    """Reads and checks the settings of a run, without its environment.
+
+    Raises:
+        ConfigError: the run cannot start.
+    """
+    loaded = load([*flags, f"--train_dir={train_dir}", f"--experiment={name}"], lenient=True)
+    plan = resolve(loaded.config, machine)
+    problems = list(loaded.problems) or find_problems(loaded.config, plan, machine)
+    if problems:
+        raise ConfigError(problems)
+    return PlannedRun(name, train_dir, flags, loaded.config, plan.num_threads)
+
+
+def check_environment(run: PlannedRun, machine: Machine) -> None:
+    """Makes every check that training makes before it starts, the environment and its memory included.
+
+    Raises:
+        ConfigError: the run cannot start.
+    """
+    checked = preflight.run(load(run.flags, lenient=True), machine)
+    problems = list(checked.problems)
+    if checked.environment_failure is not None:
+        problems.append(Problem(("env",), checked.environment_failure))
+    if problems:
+        raise ConfigError(problems)
+
+
+def machine_of(cores: int) -> Machine:
+    """This machine with as many cores as one run may use."""
+    return dataclasses.replace(Machine.detect(), cores=cores)
+
+
+def as_flag(name: str, value: Any) -> str:
+    """A setting as a flag of training, without loss."""
+    if isinstance(value, (list, tuple, dict)):
+        text = json.dumps(value)
+    elif value is None:
+        text = "none"
+    else:
+        text = str(value)
+    return f"--{name}={text}"
+
+
+def output_file(train_dir: Path, name: str) -> Path:
+    """The file with the output of a run's commands."""
+    return train_dir / "output" / f"{name}.log"
+
+
+def last_error(log: Path) -> str:
+    """The last sentence of an error in a command's output, otherwise its last line."""
+    try:
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1]
+
+
+def read_summary(folder: RunFolder) -> dict[str, Any] | None:
+    """What summary.json says; None if the run has not ended, or was killed."""
+    try:
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None
+
+
+def is_finished(run: PlannedRun) -> bool:
+    """Whether the run has reached its limit, or a callback has ended it."""
+    summary = read_summary(run.folder)
+    if summary is None:
+        return False
+    reached = summary["env_steps"] >= run.config.train_for_env_steps or run.config.train_for_seconds is not None
+    return summary["status"] == "stopped" or (summary["status"] == "completed" and reached)
+
+
+def changed_settings(run: PlannedRun) -> list[Change]:
+    """Settings with other values than those with which the run was last started; none if it was never started.
+
+    Raises:
+        UsageError: the settings of the saved run cannot be read.
+    """
+    folder = run.folder
+    if not (folder.path / MARKER).is_file() or not folder.config.is_file():
+        return []
+    # A run saves the checkpoint that init_from was resolved to.
+    return [change for change in changes(folder.read_config(), run.config) if change.name != "init_from"]
+
+
+def read_progress(folder: RunFolder) -> Progress:
+    """Reads the newest figures from the end of metrics.jsonl."""
+    try:
+        with folder.metrics.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return Progress()
+    newest: dict[str, Any] = {}
+    env_steps = 0
+    for line in lines:  # the first may be cut off
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        newest.update((name, value) for name, value in record.items() if value is not None)
+        env_steps = max(env_steps, newest.get(STEPS, 0))  # the record of an evaluation is of an earlier step
+    return Progress(env_steps, *(newest.get(name) for name in (TRAIN_RETURN, EVAL_RETURN, _FPS, ELAPSED)))

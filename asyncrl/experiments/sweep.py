@@ -1,0 +1,287 @@
+"""Searches settings: trials of a study as runs side by side, then the best ones again with fresh seeds.
+
+consumes  the study's definition and trials, and the evaluations that runs have recorded
+produces  runs, trials' values, `results.md`, `importance.png` and `best.yaml` in the study's folder
+waits     for a command to end, at most a second, then looks at the evaluations of the runs
+stops     when enough trials have ended and the final test is made, or by KeyboardInterrupt; then all runs are asked to
+          stop first
+
+Any number of processes, on machines that share the folder, may do this at once. What a process leaves when it stops or
+is killed is continued by the next one that looks: its trials start again with their settings, from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from asyncrl.config.errors import ConfigError, UsageError
+from asyncrl.config.machine import Machine
+from asyncrl.experiments.grid import Grid, GridRun
+from asyncrl.experiments.launch import Launch
+from asyncrl.experiments.objective import Evaluated, read_evaluations
+from asyncrl.experiments.ownership import Owner
+from asyncrl.experiments.runs import (
+    PlannedRun,
+    as_flag,
+    check_environment,
+    last_error,
+    machine_of,
+    output_file,
+    plan_run,
+)
+from asyncrl.experiments.slots import Ended, Slots
+from asyncrl.experiments.study import Definition, Result, Study, define
+from asyncrl.experiments.sweep_results import Candidate, write_best, write_report
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+Say = Callable[[str], None]
+Show = Callable[[Sequence[PlannedRun]], None]
+DEFAULT = "default"
+"""Name of the settings without any that was searched."""
+_LOOK_EVERY_S = 1.0
+_LOOK_FOR_DEAD_EVERY_S = 20.0
+_FIRST_FINAL_SEED = 1_000_000
+"""Seeds of the final test begin here; those of the search are the numbers of the trials, plus --search_seed."""
+_MOST_FIRST_FAILURES = 4
+_EXIT_USAGE = 2
+
+
+@dataclass
+class RunningTrial:
+    """A trial that this process runs.
+
+    Attributes:
+        trial: the trial.
+        run: its run.
+        evaluations: what was evaluated so far.
+        reported_step: number of the evaluation that pruning was told of last.
+        is_pruned: whether it was asked to stop because others were better.
+        is_decided: whether it was asked to stop because its value is known.
+    """
+
+    trial: Trial
+    run: PlannedRun
+    evaluations: list[Evaluated] = field(default_factory=list)
+    reported_step: int = 0
+    is_pruned: bool = False
+    is_decided: bool = False
+
+
+class Sweep:
+    """A search in one folder.
+
+    Example:
+        definition = Definition(flags=("--env=CartPole-v1",), space=space, objective=Objective("return"))
+        sweep = Sweep(Path("train_dir/my_sweep"), definition, num_trials=50)
+        sweep.run()
+        print(sweep.folder / "best.yaml")
+
+    Attributes:
+        folder: the study's folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        definition: Definition,
+        *,
+        num_trials: int,
+        num_slots: int | None = None,
+        num_finalists: int = 3,
+        num_final_seeds: int = 3,
+    ) -> None:
+        """Checks the settings and defines or joins the study; starts nothing.
+
+        Args:
+            folder: the study's folder.
+            definition: what all its processes agree on.
+            num_trials: number of trials after which no other starts.
+            num_slots: runs of this process at the same time, as for `Slots`.
+            num_finalists: how many of the best trials are run again with fresh seeds; 0 for no final test.
+            num_final_seeds: fresh seeds of each.
+
+        Raises:
+            UsageError: no run can start with these settings, or the study has another definition.
+        """
+        self.folder = folder
+        self._definition = definition
+        self._objective = definition.objective
+        self._space = definition.search_space
+        self._num_trials = num_trials
+        self._num_slots = num_slots
+        self._num_finalists, self._num_final_seeds = num_finalists, num_final_seeds
+        self._flags = (*(as_flag(name, value) for name, value in self._space.settings.items()), *definition.flags)
+        self._machine: Machine = machine_of(Slots(num_slots).cores_of_a_slot)
+        self._base = plan_run(DEFAULT, folder, self._flags, self._machine)
+        steps, every = self._base.config.train_for_env_steps, self._base.config.eval_every_env_steps
+        self._eval_every = every or max(1, steps // 10)
+        self._flags += () if every else (f"--eval_every_env_steps={self._eval_every}",)
+        if self._objective.needs_seconds:
+            self._flags += ("--report_every_s=1",)
+        check_environment(plan_run(DEFAULT, folder, self._flags, self._machine), self._machine)
+        self._is_new = define(folder, definition)
+        self._num_ended, self._num_failed = 0, 0
+
+    def run(self, say: Say = print, show: Show = lambda runs: None) -> bool:
+        """Runs trials until enough have ended, then the final test.
+
+        Args:
+            say: is given a sentence for each trial that starts or ends.
+            show: is called about once a second with the runs of this process.
+
+        Returns:
+            Whether the sweep is complete; False if another process makes the final test.
+
+        Raises:
+            UsageError: the first trials all failed.
+        """
+        with Owner(self.folder / "owners") as owner:
+            num_evaluations = -(-self._base.config.train_for_env_steps // self._eval_every)
+            study = Study(self.folder, self._definition, self._num_trials, num_evaluations, owner)
+            if self._is_new:
+                study.add_first(self._space.drawn(self._base.config))
+                self._is_new = False
+            try:
+                self._search(study, owner, say, show)
+            finally:
+                write_report(self.folder, study, self._objective, [])
+            if self._num_finalists == 0 or not (finalists := study.best(self._num_finalists)):
+                write_best(self.folder, self._flags, study.best(1))
+                return True
+            if not owner.claim(self.folder / "final_test"):
+                say("Another process makes the final test.")
+                return False
+            candidates = self._test(finalists, say, show)
+            write_report(self.folder, study, self._objective, candidates)
+            self._announce(candidates, finalists, say)
+            return True
+
+    def _search(self, study: Study, owner: Owner, say: Say, show: Show) -> None:
+        running: dict[str, RunningTrial] = {}
+        look_for_dead_at = 0.0
+        is_waiting = False
+        with Slots(self._num_slots) as slots:
+            while True:
+                owner.touch()
+                if time.monotonic() >= look_for_dead_at:
+                    look_for_dead_at = time.monotonic() + _LOOK_FOR_DEAD_EVERY_S
+                    for name in study.continue_dead_trials():
+                        say(f"{name}: its process has ended; it is continued")
+                self._start_trials(study, slots, running, say)
+                if not running and study.num_running_elsewhere == 0:
+                    return
+                if not running and not is_waiting:
+                    is_waiting = True
+                    say(f"waits for {study.num_running_elsewhere} trials of other processes")
+                for ended in slots.wait(_LOOK_EVERY_S):
+                    self._end_trial(study, running.pop(ended.name), ended, say)
+                for each in running.values():
+                    self._look(each, slots)
+                show([each.run for each in running.values()])
+
+    def _start_trials(self, study: Study, slots: Slots, running: dict[str, RunningTrial], say: Say) -> None:
+        """Starts trials while there is room. The default's threads stand for those of a trial, still unknown."""
+        while slots.has_room(self._base.threads) and (trial := study.next_trial()) is not None:
+            name, seed, own = trial.user_attrs["run"], trial.user_attrs["seed"], tuple(trial.user_attrs["flags"])
+            try:
+                run = plan_run(name, self.folder, (*self._flags, *own, f"--seed={seed}"), self._machine)
+            except ConfigError as error:
+                reason = " ".join(str(error).splitlines())
+                study.tell(trial, None, is_pruned=True, reason=reason)
+                say(f"{name}: pruned, its settings are not possible: {reason}")
+                continue
+            output_file(self.folder, name).unlink(missing_ok=True)
+            slots.start(run.training())
+            running[name] = RunningTrial(trial, run)
+            say(f"{name}: {' '.join(own)}")
+
+    def _look(self, each: RunningTrial, slots: Slots) -> None:
+        """Reports new evaluations; stops a run that is pruned or decided, or that another process has taken over."""
+        import optuna
+
+        num_known = len(each.evaluations)
+        each.evaluations = read_evaluations(each.run.folder.metrics)
+        if each.is_pruned or each.is_decided or len(each.evaluations) == num_known:
+            return
+        if self._objective.is_decided(each.evaluations):
+            each.is_decided = True
+        try:
+            for number in range(num_known + 1, len(each.evaluations) + 1):
+                # An evaluation is made at the end of the dataset in which it is due: the step counts what is due.
+                step = each.evaluations[number - 1].env_steps // self._eval_every
+                if step > each.reported_step:
+                    each.trial.report(self._objective.so_far(each.evaluations[:number]), step)
+                    each.reported_step = step
+            each.is_pruned = not each.is_decided and each.trial.should_prune()
+        except optuna.exceptions.UpdateFinishedTrialError:
+            each.is_pruned = True
+        if each.is_pruned or each.is_decided:
+            slots.stop(each.run.name)
+
+    def _end_trial(self, study: Study, each: RunningTrial, ended: Ended, say: Say) -> None:
+        self._num_ended += 1
+        # A run that resumes forgets the evaluations after its checkpoint; one that has decided it stays valid.
+        is_whole = ended.exit_code == 0 and not each.is_decided
+        evaluations = read_evaluations(each.run.folder.metrics) if is_whole else each.evaluations
+        name, env_steps = each.run.name, each.run.config.train_for_env_steps
+        # A run that ended before it could be stopped is complete all the same.
+        if evaluations and (ended.exit_code == 0 or each.is_decided):
+            value = self._objective.value(evaluations, env_steps)
+            study.tell(each.trial, value)
+            say(f"{name}: {self._objective.kind} {value:,.6g}")
+            return
+        if each.is_pruned:
+            study.tell(each.trial, None, is_pruned=True, reason=f"after {evaluations[-1].env_steps:,} steps")
+            say(f"{name}: pruned after {evaluations[-1].env_steps:,} steps, return {evaluations[-1].mean_return:,.1f}")
+            return
+        reason = last_error(output_file(self.folder, name)) or f"exit code {ended.exit_code}"
+        if ended.exit_code == 0:
+            reason = "the run has no evaluation"
+        is_impossible = ended.exit_code == _EXIT_USAGE
+        study.tell(each.trial, None, is_pruned=is_impossible, reason=reason)
+        say(f"{name}: {'pruned, its settings are not possible' if is_impossible else 'failed'}: {reason}")
+        self._num_failed += 1
+        if self._num_failed == self._num_ended == _MOST_FIRST_FAILURES:
+            log = output_file(self.folder, name)
+            raise UsageError(f"The first {self._num_failed} trials failed, the last one with: {reason} (output: {log})")
+
+    def _test(self, finalists: Sequence[Result], say: Say, show: Show) -> list[Candidate]:
+        """Runs the best trials and the default settings with fresh seeds; returns the values of each."""
+        settings = {DEFAULT: (), **{result.run: result.flags for result in finalists}}
+        seeds = range(_FIRST_FINAL_SEED, _FIRST_FINAL_SEED + self._num_final_seeds)
+        runs = [
+            GridRun(f"final_{name}_seed{seed}", name, seed, (*self._flags, *own, f"--seed={seed}"))
+            for seed in seeds
+            for name, own in settings.items()
+        ]
+        say(f"final test: {len(finalists)} trials and the default settings, {len(seeds)} fresh seeds each")
+        grid = Grid(self.folder / "final", tuple(runs), None)
+        launch = Launch(grid, num_slots=self._num_slots, if_changed="repeat")
+        launch.make_all(say, lambda runs: show([each.run for each in runs if each.state == "training"]))
+        found: dict[str, list[float]] = {name: [] for name in settings}
+        for each in launch.runs:
+            evaluations = read_evaluations(each.run.folder.metrics)
+            if each.state == "finished" and evaluations:
+                env_steps = each.run.config.train_for_env_steps
+                found[each.group].append(self._objective.value(evaluations, env_steps))
+        return [Candidate(name, settings[name], tuple(values)) for name, values in found.items()]
+
+    def _announce(self, candidates: Sequence[Candidate], finalists: Sequence[Result], say: Say) -> None:
+        """Chooses the best of the finalists by the median of its final test, and writes its settings."""
+        sign = 1.0 if self._objective.is_minimized else -1.0
+        tested = [each for each in candidates if each.name != DEFAULT and each.values]
+        if not tested:
+            say("No run of the final test has ended well: best.yaml has the settings of the best trial.")
+            write_best(self.folder, self._flags, finalists[:1])
+            return
+        best = min(tested, key=lambda each: sign * each.median)
+        write_best(self.folder, self._flags, [result for result in finalists if result.run == best.name])
+        default = next(each for each in candidates if each.name == DEFAULT)
+        if default.values and sign * default.median <= sign * best.median:
+            say("The default settings are as good as the best trial in the final test: keep them, or search longer.")

@@ -1,0 +1,109 @@
+"""`python -m asyncrl.launch`: makes the runs of a grid in one folder, several at a time, and shows one table.
+
+    python -m asyncrl.launch grid.yaml [--slots=4] [--retries=2]
+    python -m asyncrl.launch grid.yaml --write=slurm|kubernetes    (writes a job file and starts nothing)
+
+After a stop, the same command continues: finished runs are not repeated, others resume from their checkpoints.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, NonNegativeInt, PositiveInt
+
+from asyncrl.cli.board import Board, Row
+from asyncrl.cli.many_runs import run_many
+from asyncrl.config.errors import UsageError
+from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.experiments.grid import read_grid
+from asyncrl.experiments.job_files import FILE_NAMES, job_file
+from asyncrl.experiments.launch import IfChanged, Launch, LaunchedRun
+from asyncrl.runtime.reader import run_for_a_reader
+
+_DESCRIPTION = (
+    "Make the runs of a grid (a YAML file of settings, lists of them, and seeds) in one folder, several at a time, "
+    "and show one table. After a stop the same command continues: finished runs are not repeated, others resume."
+)
+_EXAMPLES = (
+    "python -m asyncrl.launch grid.yaml --slots=4",
+    "python -m asyncrl.launch grid.yaml --write=slurm",
+)
+
+
+class _Options(BaseModel):
+    slots: PositiveInt | None = option(
+        None,
+        "runs at the same time, each with its share of the cores [default: as many as have a core for each of their "
+        "threads]",
+    )
+    retries: NonNegativeInt = option(2, "how often a run that failed is resumed [default 2]")
+    changed: IfChanged = option(
+        "refuse",
+        "what to do with runs that were made with other settings: refuse to start; repeat them, and keep the old ones "
+        "as NAME_old; or resume them with the new settings [default refuse]",
+    )
+    train_dir: Path | None = option(None, "folder of all runs [default: that of the file, or train_dir/FILE]")
+    table: bool = option(False, "show the table of what was made and start nothing")
+    write: Literal["slurm", "kubernetes"] | None = option(
+        None, "write a job file for this kind of cluster, with one task for each run, and start nothing"
+    )
+    out: Path | None = option(None, "with --write: the file [default launch.sbatch or launch.yaml]")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code.
+
+    0 all runs are finished, 1 some failed, 2 mistake of the user, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    flags = option_flags(_Options)
+    if {"--help", "-h"} & set(arguments):
+        print(format_help("python -m asyncrl.launch GRID.yaml", _DESCRIPTION, {}, flags, _EXAMPLES))
+        return 0
+    return run_many(lambda: _launch(arguments), "Stopped. The same command continues.")
+
+
+def _launch(arguments: Sequence[str]) -> int:
+    given = [] if not arguments or arguments[0].startswith("--") else [arguments[0]]
+    texts, wrong = split_flags(arguments[len(given) :], {}, option_flags(_Options))
+    options, refused = parse_options(_Options, texts)
+    problems = [problem.text for problem in wrong] + refused
+    if not given:
+        problems.append("No grid was given: the first argument is its YAML file, as in asyncrl launch grid.yaml.")
+    if problems or options is None:
+        raise UsageError("\n".join(problems))
+    grid = read_grid(Path(given[0]), options.train_dir)
+    launch = Launch(grid, num_slots=options.slots, retries=options.retries, if_changed=options.changed)
+    if options.write is not None:
+        path = options.out or Path(FILE_NAMES[options.write])
+        runs = [each.run for each in launch.runs]
+        path.write_text(job_file(runs, options.write, path, options.slots), encoding="utf-8")
+        print(f"wrote {path} with {len(runs)} tasks")
+        return 0
+    if options.table:
+        print(launch.table())
+        return 0
+    print(f"{len(launch.runs)} runs in {grid.train_dir}: {_counts(launch.runs)}", flush=True)
+    with Board() as board:
+        has_succeeded = launch.make_all(board.say, lambda runs: board.show(_counts(runs), _rows(runs)))
+    print(launch.table(), flush=True)
+    print(f"table: {grid.train_dir / 'results.md'}", flush=True)
+    return 0 if has_succeeded else 1
+
+
+def _counts(runs: Sequence[LaunchedRun]) -> str:
+    counts = Counter("waiting" if each.state == "trained" else each.state for each in runs)
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _rows(runs: Sequence[LaunchedRun]) -> list[Row]:
+    return [Row(each.run, each.state) for each in runs if each.state in ("training", "evaluating", "failed")]
+
+
+if __name__ == "__main__":
+    sys.exit(run_for_a_reader(main))

@@ -1,0 +1,154 @@
+"""Launches: what is made, what is not made again, and what is said of failures and changed settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from command import wait_until
+
+from asyncrl.config.errors import UsageError
+from asyncrl.experiments.grid import read_grid
+from asyncrl.experiments.launch import Launch
+from asyncrl.experiments.ownership import Owner
+
+GRID = """
+settings: {env: CartPole-v1, train_for_env_steps: 1000, serial_mode: true, async_rl: false}
+grid: {track_project: [well, fails_once]}
+seeds: 2
+evaluate: {episodes: 5}
+"""
+
+
+def launch(folder: Path, text: str, **options) -> Launch:
+    path = folder / "grid.yaml"
+    path.write_text(text)
+    return Launch(read_grid(path, folder / "runs"), num_slots=2, **options)
+
+
+def starts(folder: Path) -> dict[str, int]:
+    found = (folder / "runs").glob("*/starts")
+    return {
+        path.parent.name.removeprefix("CartPole-v1_").removeprefix("track_project-"): len(path.read_text())
+        for path in found
+    }
+
+
+def test_finished_runs_are_not_repeated_and_failed_ones_are_resumed(tmp_path, pretends) -> None:
+    said: list[str] = []
+    assert launch(tmp_path, GRID).make_all(said.append)
+    assert starts(tmp_path) == {"well_seed0": 1, "well_seed1": 1, "fails_once_seed0": 2, "fails_once_seed1": 2}
+    assert sum("exit code 1: something broke" in text and "started again" in text for text in said) == 2
+    assert len(pretends) == 6 + 4, "each run, two of them twice, and four evaluations"
+
+    pretends.clear()
+    again = launch(tmp_path, GRID)
+    assert again.make_all()
+    assert pretends == []
+    entries = json.loads((tmp_path / "runs" / "results.json").read_text())
+    assert [entry["state"] for entry in entries] == ["finished"] * 4
+    assert [entry["training_return"] for entry in entries] == [100.0, 100.0, 101.0, 101.0]
+    row = "| CartPole-v1_track_project-well | 2 of 2 | 1,000 | 100 [100, 101] | 5.00 | 100 |"
+    assert row in again.table().splitlines()
+
+    more = launch(tmp_path, GRID.replace("episodes: 5", "episodes: 6").replace("seeds: 2", "seeds: 3"))
+    assert more.make_all()
+    assert len(pretends) == 2 + 1 + 6, "the runs of the third seed, one twice; all are evaluated"
+    assert starts(tmp_path)["well_seed0"] == 1
+
+
+def test_a_run_that_keeps_failing_is_given_up_and_the_others_are_made(tmp_path, pretends) -> None:
+    said: list[str] = []
+    made = launch(tmp_path, GRID.replace("fails_once", "fails, refuses"), retries=1)
+    assert not made.make_all(said.append)
+    counts = starts(tmp_path)
+    assert (counts["fails_seed0"], counts["refuses_seed0"], counts["well_seed0"]) == (2, 1, 1)
+    assert any("refuses_seed0: failed with exit code 2: these settings are not possible" in text for text in said)
+    assert "| CartPole-v1_track_project-fails | 0 of 2 | - | - | - | - |" in made.table()
+
+
+def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pretends) -> None:
+    text = GRID.replace("[well, fails_once]", "[well]").replace("evaluate: {episodes: 5}", "")
+    assert launch(tmp_path, text).make_all()
+    changed = text.replace("train_for_env_steps: 1000", "train_for_env_steps: 2000, gamma: 0.9")
+    with pytest.raises(UsageError, match=r"seed0 was made with other settings: .*gamma: 0.99 -> 0.9") as refused:
+        launch(tmp_path, changed)
+    assert "--changed=repeat" in str(refused.value)
+
+    assert launch(tmp_path, changed, if_changed="resume").make_all()
+    assert starts(tmp_path) == {"seed0": 2, "seed1": 2}
+    assert launch(tmp_path, changed).make_all(), "it is as the grid wants it now"
+    assert starts(tmp_path) == {"seed0": 2, "seed1": 2}
+
+    without = changed.replace(", gamma: 0.9", "")
+    assert launch(tmp_path, without, if_changed="repeat").make_all()
+    assert starts(tmp_path) == {"seed0": 1, "seed1": 1, "seed0_old": 2, "seed1_old": 2}
+    assert launch(tmp_path, without).make_all()
+
+
+def test_two_launches_do_not_make_the_same_runs(tmp_path, pretends) -> None:
+    with Owner(tmp_path / "runs" / "owners") as owner:
+        assert owner.claim(tmp_path / "runs" / "launch")
+        with pytest.raises(UsageError, match="Another launch makes runs in"):
+            launch(tmp_path, GRID).make_all()
+    assert launch(tmp_path, GRID).make_all()
+
+
+def test_settings_that_cannot_run_are_refused_before_anything_starts(tmp_path, pretends) -> None:
+    with pytest.raises(UsageError, match=r"CartPole-v1_track_project-well_seed0: .*gamma=7") as refused:
+        launch(tmp_path, GRID.replace("async_rl: false", "async_rl: false, gamma: 7"))
+    assert len(str(refused.value).splitlines()) == 1, "not once for each run"
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_launch_that_is_stopped_stops_its_runs_and_continues(tmp_path, pretends) -> None:
+    text = GRID.replace("[well, fails_once]", "[slow]").replace(
+        "train_for_env_steps: 1000", "train_for_env_steps: 100000"
+    )
+    text = text.replace("async_rl: false", "async_rl: false, eval_every_env_steps: 10")
+
+    class Stop(Exception):
+        pass
+
+    def stop(runs) -> None:
+        if all((each.run.folder.metrics).exists() for each in runs):
+            raise Stop
+
+    stopped = launch(tmp_path, text)
+    with pytest.raises(Stop):
+        stopped.make_all(show=stop)
+    summaries = [json.loads(each.run.folder.summary.read_text()) for each in stopped.runs]
+    assert [summary["status"] for summary in summaries] == ["interrupted"] * 2
+    assert [each.state for each in launch(tmp_path, text).runs] == ["waiting"] * 2
+
+
+@pytest.mark.timeout(120)
+def test_a_killed_launch_leaves_no_process_and_goes_on(tmp_path) -> None:
+    grid = tmp_path / "grid.yaml"
+    settings = "{env: CartPole-v1, serial_mode: true, async_rl: false, train_for_env_steps: 20000, save_every_s: 0.2}"
+    grid.write_text(f"settings: {settings}\nseeds: 2\n")
+    command = [sys.executable, "-m", "asyncrl", "launch", str(grid), f"--train_dir={tmp_path / 'runs'}", "--slots=2"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        checkpoints = tmp_path / "runs" / "CartPole-v1_seed0" / "checkpoints"
+        wait_until(lambda: any(checkpoints.glob("checkpoint_*")), 60.0, "a run has saved a checkpoint")
+        children = psutil.Process(first.pid).children(recursive=True)
+    finally:
+        os.kill(first.pid, signal.SIGKILL)
+        first.wait()
+    assert len(children) >= 2
+    _, alive = psutil.wait_procs(children, timeout=10.0)
+    assert not alive
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "| CartPole-v1 | 2 of 2 | 20," in done.stdout
+    output = (tmp_path / "runs" / "output" / "CartPole-v1_seed0.log").read_text()
+    assert "Resuming from" in output or "Nothing to do" in output
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "2 finished" in again.stdout and "starts" not in again.stdout

@@ -1,0 +1,138 @@
+"""Commands in slots: how many run at once, on which cores, and that none outlives its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from command import wait_until
+
+from asyncrl.experiments.ownership import SILENCE_S, Owner
+from asyncrl.experiments.slots import Command, Slots
+
+# Writes its cores and its process id into a file, and then waits for Ctrl-C, which it answers or not.
+WAITING = """
+import json, os, signal, subprocess, sys, time
+path, answers, starts = sys.argv[1:]
+if answers == "no":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) if starts == "child" else None
+with open(path + ".part", "w") as file:
+    json.dump([sorted(os.sched_getaffinity(0)), os.getpid(), child and child.pid, __name__], file)
+os.replace(path + ".part", path)
+try:
+    time.sleep(100)
+except KeyboardInterrupt:
+    print("stopped well")
+    sys.exit(7)
+"""
+OWNER = """
+import sys
+from pathlib import Path
+from asyncrl.experiments.slots import Command, Slots
+folder = Path(sys.argv[1])
+slots = Slots(2)
+for name in ("a", "b"):
+    slots.start(Command(name, "waiting", (str(folder / name), "no", "child"), folder / f"{name}.log"))
+slots.wait(100)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "waiting.py").write_text(WAITING)
+    root = Path(__file__).resolve().parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(root)]))
+    return tmp_path
+
+
+def read(path: Path) -> list:
+    import json
+
+    wait_until(path.exists, 20.0, f"{path.name} was written")
+    return json.loads(path.read_text())
+
+
+def waiting(folder: Path, name: str, answers: str = "yes", threads: int = 1) -> Command:
+    return Command(name, "waiting", (str(folder / name), answers, "alone"), folder / f"{name}.log", threads)
+
+
+def test_a_command_that_is_stopped_ends_by_itself_and_one_that_does_not_is_killed(folder, monkeypatch) -> None:
+    with Slots(2) as slots:
+        for name, answers in (("good", "yes"), ("deaf", "no")):
+            slots.start(waiting(folder, name, answers))
+        assert not slots.has_room(1)
+        processes = {name: read(folder / name) for name in ("good", "deaf")}
+        assert [process[3] for process in processes.values()] == ["__main__", "__main__"]
+        monkeypatch.setattr("asyncrl.experiments.slots._GRACE_S", 1.0)
+        for name in processes:
+            slots.stop(name)
+        ended = {}
+        while slots.names:
+            ended.update({each.name: each.exit_code for each in slots.wait(20.0)})
+        assert ended == {"good": 7, "deaf": -signal.SIGKILL}
+    assert (folder / "good.log").read_text() == "stopped well\n"
+    assert not any(psutil.pid_exists(process[1]) for process in processes.values())
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores to share out")
+def test_slots_share_out_the_cores(folder) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    with Slots(len(usable)) as slots:
+        for name in ("a", "b"):
+            slots.start(waiting(folder, name))
+        assert [read(folder / name)[0] for name in ("a", "b")] == [[usable[0]], [usable[1]]]
+
+
+def test_without_a_number_of_slots_each_thread_has_a_core(monkeypatch) -> None:
+    monkeypatch.setattr("asyncrl.experiments.slots.available_cores", lambda: 4)
+
+    class Running:
+        threads = 3
+
+    slots = Slots()
+    assert slots.has_room(9), "one command always may start"
+    slots._running["a"] = Running()
+    assert slots.has_room(1) and not slots.has_room(2)
+    assert (slots.cores_of_a_slot, Slots(2).cores_of_a_slot, Slots(8).cores_of_a_slot) == (4, 2, 1)
+
+
+def test_a_killed_owner_leaves_no_process(folder) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(folder)], start_new_session=True)
+    pids = [pid for name in ("a", "b") for pid in read(folder / name)[1:3]]
+    assert all(psutil.pid_exists(pid) for pid in pids)
+    owner.kill()
+    owner.wait()
+
+    def are_gone() -> bool:
+        alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+    wait_until(are_gone, 10.0, "commands that ignore Ctrl-C, and their children, are gone")
+
+
+def test_work_has_one_owner_until_that_one_ends(tmp_path) -> None:
+    work = tmp_path / "work"
+    with Owner(tmp_path / "owners") as first, Owner(tmp_path / "owners") as second:
+        assert first.claim(work)
+        assert not second.claim(work)
+        assert second.is_alive(first.name)
+        first.close()
+        assert not second.is_alive(first.name)
+        assert second.claim(work)
+        first._file = os.open(os.devnull, os.O_RDONLY)  # for the second close
+
+
+def test_an_owner_of_another_machine_is_dead_when_it_has_been_silent(tmp_path) -> None:
+    other = tmp_path / "elsewhere_0123abcd"
+    other.touch()
+    with Owner(tmp_path) as owner:
+        assert owner.is_alive(other.name)
+        long_ago = other.stat().st_mtime - SILENCE_S - 1.0
+        os.utime(other, (long_ago, long_ago))
+        assert not owner.is_alive(other.name)

@@ -1,0 +1,248 @@
+"""Sweeps: trials, what becomes of those of a dead process, the final test and what is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.loading import load
+from asyncrl.experiments.objective import Evaluated, Objective
+from asyncrl.experiments.ownership import Owner
+from asyncrl.experiments.runs import PlannedRun
+from asyncrl.experiments.slots import Ended
+from asyncrl.experiments.study import Definition, Study, define, read_definition
+from asyncrl.experiments.sweep import RunningTrial, Sweep
+from asyncrl.experiments.sweep_results import best_settings
+from asyncrl.sweep import main
+
+pytest.importorskip("optuna")
+pytest.importorskip("cmaes")
+
+FLAGS = ("--env=CartPole-v1", "--serial_mode=True", "--async_rl=False", "--train_for_env_steps=1000")
+SPACE: dict[str, Any] = {"space": {"learning_rate": {"low": 0.001, "high": 0.1, "scale": "log"}}}
+DEFINITION = Definition(FLAGS, SPACE, Objective("return"), pruner="none")
+
+
+def space(**values: dict[str, Any]) -> dict[str, Any]:
+    return {"space": {**SPACE["space"], **values}}
+
+
+def run(folder: Path, definition: Definition, **options: Any) -> tuple[Sweep, list[str]]:
+    said: list[str] = []
+    options = {"num_trials": 6, "num_slots": 2, "num_finalists": 2, "num_final_seeds": 2, **options}
+    sweep = Sweep(folder, definition, **options)
+    assert sweep.run(said.append)
+    return sweep, said
+
+
+def trials(folder: Path, definition: Definition = DEFINITION) -> dict[str, tuple[str, float | None]]:
+    with Owner(folder / "owners") as owner:
+        results = Study(folder, definition, 0, 1, owner).results()
+    return {result.run: (result.state, result.value) for result in results}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "random"])
+def test_a_sweep_finds_tests_and_writes_the_best_settings(tmp_path, pretends, sampler) -> None:
+    definition = dataclasses.replace(DEFINITION, sampler=sampler)
+    _, said = run(tmp_path / "study", definition)
+    found = trials(tmp_path / "study", definition)
+    assert [state for state, _ in found.values()] == ["complete"] * 6
+    values = {name: value or 0.0 for name, (_, value) in found.items()}
+    assert values["trial_0000"] == pytest.approx(1000 * 0.0025), "the first trial has the preset's learning rate"
+    assert len(set(values.values())) == 6
+    best = sorted(values, key=lambda name: -values[name])[:2]
+    finals = [name for name in pretends if name.startswith("final_")]
+    assert sorted(finals) == sorted(f"final_{name}_seed{1_000_000 + n}" for n in (0, 1) for name in (*best, "default"))
+    written = load([f"--config={tmp_path / 'study' / 'best.yaml'}"]).config
+    assert 1000 * written.learning_rate == pytest.approx(values[best[0]])
+    results = (tmp_path / "study" / "results.md").read_text()
+    assert results.index("## Final test") < results.index(f"| {best[0]} |") < results.index("| default |")
+    assert (tmp_path / "study" / "importance.png").exists()
+
+    pretends.clear()
+    run(tmp_path / "study", definition)
+    assert pretends == [], "a sweep that is complete has nothing to do"
+    run(tmp_path / "study", definition, num_trials=7)
+    assert pretends[0] == "trial_0006"
+    assert any("final test" in text for text in said)
+
+
+def test_impossible_settings_are_pruned_trials_whoever_refuses_them(tmp_path, pretends) -> None:
+    more = space(gamma={"values": [0.9, 7]}, track_project={"values": ["well", "refuses"]})
+    definition = dataclasses.replace(DEFINITION, space=more, sampler="random")
+    _, said = run(tmp_path, definition, num_trials=12)
+    states = [state for state, _ in trials(tmp_path, definition).values()]
+    assert len(states) == 12 and set(states) == {"complete", "pruned"}
+    assert any("settings are not possible: --gamma=7" in text for text in said)
+    assert any("settings are not possible: these settings are not possible" in text for text in said)
+
+
+def test_a_run_that_has_reached_the_threshold_is_stopped(tmp_path, pretends) -> None:
+    flags = (*FLAGS[:-1], "--train_for_env_steps=100000", "--eval_every_env_steps=100", "--track_project=slow")
+    objective = Objective("steps_to_threshold", threshold=0.5)
+    definition = dataclasses.replace(DEFINITION, flags=flags, objective=objective)
+    run(tmp_path, definition, num_trials=2, num_finalists=0)
+    for name, (state, value) in trials(tmp_path, definition).items():
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert (state, summary["status"]) == ("complete", "interrupted")
+        assert value is not None and value <= summary["env_steps"] < 10_000
+
+
+def test_trials_of_a_dead_process_start_again_with_their_settings_and_run(tmp_path) -> None:
+    define(tmp_path, DEFINITION)
+    with Owner(tmp_path / "owners") as alive:
+        others = Study(tmp_path, DEFINITION, 3, 1, alive)
+        kept = others.next_trial()
+        with Owner(tmp_path / "owners") as dead:
+            lost = Study(tmp_path, DEFINITION, 3, 1, dead).next_trial()
+        assert kept is not None and lost is not None
+        assert others.num_started == 2
+        assert others.continue_dead_trials() == [lost.user_attrs["run"]]
+        assert others.continue_dead_trials() == [], "once"
+        again = others.next_trial()
+        assert again is not None and again.number == 2
+        assert again.params == lost.params
+        for name in ("run", "seed", "flags"):
+            assert again.user_attrs[name] == lost.user_attrs[name]
+        assert again.user_attrs["owner"] == alive.name
+        assert others.num_started == 2, "a continued trial counts once"
+        assert others.next_trial() is not None
+        assert others.next_trial() is None
+        others.tell(lost, 5.0)  # its first process comes back: its result is too late
+        others.tell(again, 1.0)
+        states = {result.run: (result.state, result.value) for result in others.results()}
+        assert states[lost.user_attrs["run"]] == ("complete", 1.0)
+
+
+def test_a_sweep_that_is_stopped_continues_its_trials(tmp_path, pretends) -> None:
+    flags = (*FLAGS[:-1], "--train_for_env_steps=1000", "--eval_every_env_steps=100", "--track_project=slow")
+    definition = dataclasses.replace(DEFINITION, flags=flags)
+
+    def stop(runs: Sequence[PlannedRun]) -> None:
+        if all(run.folder.metrics.exists() for run in runs):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Sweep(tmp_path, definition, num_trials=2, num_slots=2).run(lambda text: None, stop)
+    assert trials(tmp_path, definition) == {"trial_0000": ("running", None), "trial_0001": ("running", None)}
+    _, said = run(tmp_path, definition, num_trials=2, num_finalists=0)
+    assert sum("it is continued" in text for text in said) == 2
+    assert [state for state, _ in trials(tmp_path, definition).values()] == ["complete"] * 2
+    assert [(tmp_path / name / "starts").read_text() for name in ("trial_0000", "trial_0001")] == ["xx", "xx"]
+
+
+def test_a_trial_that_was_killed_while_it_was_started_is_not_lost(tmp_path) -> None:
+    define(tmp_path, DEFINITION)
+    with Owner(tmp_path / "owners") as owner:
+        study = Study(tmp_path, DEFINITION, 1, 1, owner)
+        lost = study._study.ask(study._distributions)
+        with Owner(tmp_path / "owners"):
+            assert study.continue_dead_trials() == [], "the other process may be starting it"
+        assert study.continue_dead_trials() == ["trial 0"]
+        again = study.next_trial()
+        assert again is not None and again.params == lost.params
+        assert study.next_trial() is None
+
+
+def test_two_processes_share_a_study(tmp_path, pretends) -> None:
+    # Threads stand for processes: each has an owner, slots and a study of its own.
+    said: list[str] = []
+    sweeps = [Sweep(tmp_path, DEFINITION, num_trials=8, num_slots=1, num_final_seeds=1) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(sweep.run, said.append) for sweep in sweeps]
+        assert any(future.result() for future in futures)
+    found = trials(tmp_path)
+    assert len(found) in (8, 9), "both may start the last trial"
+    assert all(state == "complete" for state, _ in found.values())
+    assert len([name for name in pretends if name.startswith("trial_")]) == len(found)
+    assert len([name for name in pretends if name.startswith("final_")]) == 4, "one of them makes the final test"
+
+
+class Stopped:
+    """Slots and a trial of Optuna that prunes after its second report."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+        self.reported: list[tuple[float, int]] = []
+        self.told: list[dict[str, Any]] = []
+
+    def stop(self, name: str) -> None:
+        self.stopped.append(name)
+
+    def report(self, value: float, step: int) -> None:
+        self.reported.append((value, step))
+
+    def should_prune(self) -> bool:
+        return len(self.reported) >= 2
+
+    def tell(self, trial: Any, value: float | None, **more: Any) -> None:
+        self.told.append({"value": value, **more})
+
+
+def test_a_run_that_is_worse_than_others_is_stopped_and_its_trial_is_pruned(tmp_path, monkeypatch, pretends) -> None:
+    sweep = Sweep(tmp_path, DEFINITION, num_trials=2)
+    fake: Any = Stopped()
+    each = RunningTrial(fake, sweep._base)
+    evaluations: list[Evaluated] = []
+    monkeypatch.setattr("asyncrl.experiments.sweep.read_evaluations", lambda path: list(evaluations))
+    for steps in (100, 210, 300):
+        evaluations.append(Evaluated(steps, 1.0, float(steps)))
+        sweep._look(each, fake)
+    assert fake.reported == [(100.0, 1), (210.0, 2)], "nothing is reported of a run that was asked to stop"
+    assert fake.stopped == [sweep._base.name]
+    said: list[str] = []
+    sweep._end_trial(fake, each, Ended(each.run.name, 130), said.append)
+    assert fake.told == [{"value": None, "is_pruned": True, "reason": "after 300 steps"}]
+
+
+def test_a_study_is_joined_with_its_own_definition_only(tmp_path) -> None:
+    assert define(tmp_path, DEFINITION)
+    assert not define(tmp_path, DEFINITION)
+    assert read_definition(tmp_path) == DEFINITION
+    other = dataclasses.replace(DEFINITION, sampler="random", flags=(*FLAGS, "--gamma=0.9"))
+    with pytest.raises(UsageError, match=r"flags: .*now .*--gamma=0.9; sampler: tpe, now random"):
+        define(tmp_path, other)
+
+
+def test_a_sweep_whose_first_trials_all_fail_ends_with_the_reason(tmp_path, pretends) -> None:
+    definition = dataclasses.replace(DEFINITION, flags=(*FLAGS, "--track_project=fails"))
+    with pytest.raises(UsageError, match="first 4 trials failed, the last one with: something broke"):
+        run(tmp_path, definition)
+
+
+def test_the_best_settings_need_no_preset(tmp_path) -> None:
+    flags = (*FLAGS, "--learning_rate=0.0123", "--eval_every_env_steps=50", "--seed=4")
+    values = best_settings(flags)
+    assert "seed" not in values and "eval_every_env_steps" not in values
+    path = tmp_path / "best.yaml"
+    path.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in values.items()))
+    with_preset, without = load(flags).config, load([f"--config={path}", "--preset=none"]).config
+    kept = {"seed": 0, "eval_every_env_steps": None}
+    assert without == with_preset.model_copy(update=kept)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--env=CartPole-v1",), "--study is required"),
+        (("--study=new",), "--env is required for a new study"),
+        (("--study=new", "--env=CartPole-v1", "--objective=steps_to_threshold"), "give --threshold=NUMBER"),
+        (("--study=new", "--env=CartPole-v1", "--seed=1"), "--seed cannot be set here: give --search_seed"),
+        (("--study=new", "--env=CartPole-v1", "--space=none.yaml"), "neither a file nor a search space"),
+        (("--study=new", "--env=CartPole-v1", "--gama=1"), "There is no flag --gama"),
+        (("--study=new", "--env=CartPole-v1", "--gamma=2"), "--gamma=2 is not possible"),
+        (("--study=../new", "--env=CartPole-v1"), "cannot name a run"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, capsys, arguments, said) -> None:
+    assert main([*arguments, f"--train_dir={tmp_path}"]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 1 and said in errors[0]
+    assert not list(tmp_path.iterdir())
