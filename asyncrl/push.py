@@ -194,8 +194,7 @@ def _evaluate(path: Path, episodes: int) -> dict[str, Any]:
     if spec.spaces:
         result = result.of_agents([spec.agents[agent] for agent in spec.own_agents])
     print(result.to_text(), flush=True)
-    found = json.loads(result.to_json())
-    return {**found, "checkpoint": path.name, "env_steps": checkpoints.saved_env_steps(path)}
+    return {**result.to_data(), "checkpoint": path.name, "env_steps": checkpoints.saved_env_steps(path)}
 
 
 def _draw(run: Path, path: Path) -> None:
