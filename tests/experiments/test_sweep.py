@@ -48,7 +48,7 @@ def trials(folder: Path, definition: Definition = DEFINITION) -> dict[str, tuple
     return {result.run: (result.state, result.value) for result in results}
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "random"])
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
 def test_a_sweep_finds_tests_and_writes_the_best_settings(tmp_path, pretends, sampler) -> None:
     definition = dataclasses.replace(DEFINITION, sampler=sampler)
     _, said = run(tmp_path / "study", definition)
