@@ -154,7 +154,8 @@ def test_a_trial_that_was_killed_while_it_was_started_is_not_lost(tmp_path) -> N
 def test_two_processes_share_a_study(tmp_path, pretends) -> None:
     # Threads stand for processes: each has an owner, slots and a study of its own.
     said: list[str] = []
-    sweeps = [Sweep(tmp_path, DEFINITION, num_trials=4, num_slots=1, num_final_seeds=1, num_finalists=1) for _ in range(2)]
+    options = {"num_trials": 4, "num_slots": 1, "num_final_seeds": 1, "num_finalists": 1}
+    sweeps = [Sweep(tmp_path, DEFINITION, **options) for _ in range(2)]
     with ThreadPoolExecutor(2) as pool:
         futures = [pool.submit(sweep.run, said.append) for sweep in sweeps]
         assert any(future.result() for future in futures)
