@@ -145,7 +145,8 @@ def test_a_tracker_without_a_server_holds_the_records_of_a_resumed_run(name: str
     assert found["id"] == (folder / "trackers" / f"{name}_id").read_text().strip()
     assert float(found["settings"]["learning_rate"]) == 3e-4
     assert "model.safetensors" in found["files"]
-    assert found["videos"] == len(list((folder / "videos").iterdir())) > 3
+    # Those after the last checkpoint were made again; MLflow's have the same names.
+    assert found["videos"] - (name != "mlflow") == len(list((folder / "videos").iterdir())) > 3
     if found["records"] is not None:
         kept = without_repeated_steps(found["records"])
         assert kept == expected and len(kept) < len(found["records"]) - 1

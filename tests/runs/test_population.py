@@ -177,7 +177,7 @@ def test_a_killed_run_goes_on_with_the_turns_that_its_checkpoints_hold(start: Ca
     newest = [checkpoint.latest(folder) for folder in folders]
     resumed_at = sum(int(checkpoint.load_state(path)["policy_env_steps"]) for path in newest if path is not None)
     kept = [line for line in before if line["turn"] <= turns[line["policy"]]]
-    steps = int(training.records()[-1]["env_steps"]) + 20_000
+    steps = int(training.records()[-1]["env_steps"]) + 60_000
     resumed = start("asyncrl.train", "--experiment=run", f"--train_for_env_steps={steps}")
     code, _, stderr = resumed.finish()
     assert code == 0, stderr

@@ -158,7 +158,7 @@ def test_a_run_that_does_not_exist_is_answered_with_those_that_do(train_dir):
 def test_the_config_comes_back_as_it_was_written_without_what_belongs_to_one_start(train_dir):
     config = TrainConfig(env="mod:Env-v0", env_kwargs={"a": [1, {"b": None}]}, encoder="123", adam_eps=1e-9)
     of_one_start = {"train_dir": "here", "experiment": "run", "restart_behavior": "restart", "train_for_seconds": 1.0}
-    of_one_start |= {"quiet": True, "profile": True}
+    of_one_start |= {"quiet": True, "progress": "live", "profile": True}
     assert set(of_one_start) == set(OF_ONE_START)
     with RunFolder.create(str(train_dir), "run", "resume") as folder:
         folder.write_config(config.model_copy(update=of_one_start))
