@@ -46,9 +46,15 @@ def give_training_info(env: Any, info: Mapping[str, Any]) -> None:
 
 
 def give_reward_shaping(env: Any, shaping: Mapping[str, float], agent: int) -> None:
-    """Gives an environment the factors of its reward for one agent, or for one of a vectorized environment's."""
-    if (method := _find_method(env, _TAKES_SHAPING)) is not None:
-        method(dict(shaping), agent)
+    """Gives an environment the factors of its reward for one agent, or for one of a vectorized environment's.
+
+    Raises:
+        TypeError: it has no method for them: a vectorized implementation of an environment that has one.
+    """
+    method = _find_method(env, _TAKES_SHAPING)
+    if method is None:
+        raise TypeError(f"{type(env).__name__} has no {_TAKES_SHAPING}(), which its single environments have")
+    method(dict(shaping), agent)
 
 
 def default_reward_shaping(env: Any, env_id: str) -> tuple[tuple[str, float], ...]:

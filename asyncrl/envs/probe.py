@@ -176,7 +176,8 @@ def _answers(
         if isinstance(env, SingleEnv):
             spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
         enter("get_default_reward_shaping()")
-        spec = dataclasses.replace(spec, reward_shaping=default_reward_shaping(env, str(env_id)))
+        if env_backend != "tensor":  # which never tells which policy plays an episode
+            spec = dataclasses.replace(spec, reward_shaping=default_reward_shaping(env, str(env_id)))
         enter("close()")
         env.close()
     except UsageError as error:

@@ -22,6 +22,7 @@ from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
+from asyncrl.rollout.failures import EnvironmentCallFailed
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.rollout.worker import LocalActions, Split
@@ -110,6 +111,16 @@ def test_an_episode_has_the_shaping_of_its_policy_from_its_beginning_on(make: An
         assert paid[:first] == [1.0] * (5 if spec.agents else 3)
         expected = [OF_POLICIES[policy]["bonus"] for policy in played_by[first:].tolist()]
         assert paid[first:] == expected and {10.0, 20.0} <= set(expected)
+
+
+def test_a_vectorized_implementation_that_cannot_take_it_is_a_failure_and_not_ignored() -> None:
+    spec = dataclasses.replace(read_spec(Bonus(), "Bonus"), is_vectorized=True)
+    envs = SyncVectorEnv([Bonus, Bonus], autoreset_mode=AutoresetMode.SAME_STEP)
+    group = VectorEnvGroup(envs, 0, 0, spec, "raw")
+    group.set_training_info(TrainingInfo(reward_shaping=OF_POLICIES))
+    with pytest.raises(EnvironmentCallFailed, match="set_reward_shaping") as raised:
+        group.reset(np.zeros((2, 2), np.float32))
+    assert "has no set_reward_shaping()" in str(raised.value.__cause__)
 
 
 def test_one_policy_has_the_first_shaping_and_a_recreated_environment_gets_it_again() -> None:
