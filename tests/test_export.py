@@ -194,7 +194,12 @@ def save(folder: Path, policy: Policy) -> Path:
     return checkpoint.save(folder, checkpoint.Checkpoint(policy._model.state_dict(), {}, state), 100, keep=5)
 
 
-def test_the_command_exports_one_of_several_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("format_name", ["onnx", "torch_export"])
+def test_the_command_exports_one_of_several_policies(
+    format_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
     policies = [make_policy("CartPole-v1", {}) for _ in range(2)]
     with torch.no_grad():
         policies[1]._model.policy_head.bias[0] += 50.0
@@ -204,13 +209,19 @@ def test_the_command_exports_one_of_several_policies(tmp_path: Path, capsys: pyt
     (run / ".asyncrl-run").touch()
     chosen = []
     for idx in range(2):
-        out = tmp_path / f"{idx}.pt2"
-        named = [f"--experiment={run}", f"--policy={idx}", "--format=torch_export", f"--out={out}"]
+        out = tmp_path / f"{idx}.exported"
+        named = [f"--experiment={run}", f"--policy={idx}", f"--format={format_name}", f"--out={out}"]
         assert export.main(named) == 0
         assert "largest difference of a parameter" in capsys.readouterr().out
-        module = torch.export.load(out).module()
-        _, action = module(torch.randn(50, 4), torch.zeros(50, 2))
-        chosen.append(action.float().mean())
+        if format_name == "onnx":
+            session = runtime.InferenceSession(out, providers=["CPUExecutionProvider"])
+            observed = next(each.name for each in session.get_inputs() if each.name != "noise")
+            feed = {observed: np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)}
+            outputs = session.run(["action"], {**feed, "noise": np.zeros((50, 2), np.float32)})
+            chosen.append(outputs[0].mean())
+        else:
+            _, action = torch.export.load(out).module()(torch.randn(50, 4), torch.zeros(50, 2))
+            chosen.append(action.float().mean())
     assert chosen[1] == 0.0 < chosen[0]
 
 
