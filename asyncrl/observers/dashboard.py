@@ -30,6 +30,8 @@ _LEARNING = {
     "train/value_loss": "value loss",
     "train/critic_loss": "critic loss",
     "train/approx_kl": "KL divergence",
+    "lag/mean": "lag, versions",
+    "replay/updates_per_env_step": "updates per step",
     "train/clip_fraction": "clip fraction",
     "train/explained_variance": "explained variance",
     "train/entropy": "entropy",
@@ -38,8 +40,6 @@ _LEARNING = {
     "train/grad_norm": "gradient norm",
     "train/learning_rate": "learning rate",
     "train/n_updates": "updates",
-    "lag/mean": "lag, versions",
-    "replay/updates_per_env_step": "updates per step",
     "replay/size": "replay, steps",
 }
 _FAULTS = {
@@ -93,10 +93,9 @@ class Board:
 
     def render(self, width: int, height: int, is_ascii: bool = False) -> RenderableType:
         """The table, at most `width` columns and `height` rows."""
-        head = [self._title(width), self._progress(width, is_ascii), Text("")]
-        head += self._curves(width, is_ascii)
+        head = [self._title(width), self._progress(width, is_ascii), Text(""), *self._curves(width, is_ascii)]
         blocks = [
-            ("where the time goes", self._times()),
+            ("where the time goes", self._times(2 if width < 120 else 3)),
             ("learning", self._learning()),
             ("environment's own numbers", self._extra_stats()),
             ("faults", self._faults()),
@@ -141,12 +140,12 @@ class Board:
             texts.append(Text.assemble((f"{title:<7} ", "dim"), f"{value:>9} {unit:<7} ", curve, f" {trend}"))
         return [*texts, Text("")]
 
-    def _times(self) -> list[tuple[str, str]]:
+    def _times(self, num_phases: int) -> list[tuple[str, str]]:
         shares = self._run.phase_shares
         rows = []
         for role in dict.fromkeys(role for role, _ in shares):
             of_role = [(share, phase.value) for (name, phase), share in shares.items() if name == role]
-            largest = sorted(of_role, reverse=True)[:3]
+            largest = sorted(of_role, reverse=True)[:num_phases]
             rows += [(f"{role} {phase.replace('_', ' ')}", f"{share:.0%}") for share, phase in largest if share >= 0.01]
         return rows
 
@@ -164,20 +163,22 @@ class Board:
         found = [(title, f"{self._scalars[name]:,.0f}") for name, title in _FAULTS.items() if self._scalars.get(name)]
         return found or ([("none", "")] if self._scalars else [])
 
-    def _policies(self, width: int, most_rows: int) -> list[RenderableType]:
-        """One row for each of several policies."""
+    def _policies(self, width: int, most_rows: int) -> list[Text]:
+        """One row for each of several policies, and an empty one."""
         count = self._run.plan.num_policies
         if count == 1 or not self._scalars:
             return []
         names = [name for name in _OF_POLICIES if any(f"policy_{idx}/{name}" in self._scalars for idx in range(count))]
-        table = Table.grid(padding=(0, 2))
-        table.add_row(Text("policy", "dim"), *(Text(_OF_POLICIES[name], "dim") for name in names))
-        shown = min(count, max(1, most_rows - 2))
+        rows = [Text("policy" + "".join(f"{_OF_POLICIES[name]:>10}" for name in names), "dim")]
+        shown = count if count + 2 <= most_rows else max(1, most_rows - 3)
         for idx in range(shown):
             values = (number(self._scalars.get(f"policy_{idx}/{name}")) for name in names)
-            table.add_row(str(idx), *(Text(value, justify="right") for value in values))
-        more = [Text(f"and {count - shown} more", "dim")] if shown < count else []
-        return [table, *more, Text("")]
+            rows.append(Text(f"{idx:<6}" + "".join(f"{value:>10}" for value in values)))
+        if shown < count:
+            rows.append(Text(f"and {count - shown} more", "dim"))
+        for row in rows:
+            row.truncate(width)
+        return [*rows, Text("")]
 
 
 def number(value: float | None) -> str:
@@ -215,26 +216,34 @@ def _trend(history: Iterable[tuple[float, float]]) -> str:
 
 
 def _columns(blocks: Sequence[tuple[str, Sequence[tuple[str, str]]]], width: int, height: int) -> RenderableType:
-    """Blocks of named figures side by side, each cut where there is no room."""
+    """Blocks of named figures side by side. Where there is no room the longest of a column loses its last rows."""
     count = max(1, min(len(blocks), 2 if width < 120 else 3 if width < 180 else 5))
     own_width = (width - 3 * (count - 1)) // count
-    columns: list[list[Text]] = [[] for _ in range(count)]
+    stacks: list[list[list[Text]]] = [[] for _ in range(count)]
     for title, rows in blocks:
-        column = min(columns, key=len)
-        room = height - len(column) - (1 if column else 0)
-        if room < 2:
-            continue
-        if column:
-            column.append(Text(""))
-        column.append(Text(title[:own_width], "bold"))
-        for name, value in rows[: room - 1]:
+        lines = [Text(title[:own_width], "bold")]
+        for name, value in rows:
             value = value[: own_width - 1]
             name_width = own_width - len(value) - 1
-            column.append(Text(f"{name[:name_width]:<{name_width}} {value}"))
+            lines.append(Text(f"{name[:name_width]:<{name_width}} {value}"))
+        min(stacks, key=_num_rows).append(lines)
+    for stack in stacks:
+        while _num_rows(stack) > height:
+            longest = max(stack, key=len)
+            if len(longest) > 2:
+                longest.pop()
+            else:
+                stack.pop()
+    columns = [[line for block in stack for line in (Text(""), *block)][1:] for stack in stacks]
     table = Table.grid(padding=(0, 3, 0, 0))
     for row in range(max(map(len, columns), default=0)):
         table.add_row(*(column[row] if row < len(column) else Text(" " * own_width) for column in columns))
     return table
+
+
+def _num_rows(stack: Sequence[Sequence[Text]]) -> int:
+    """Rows of blocks with an empty row between two."""
+    return sum(len(block) + 1 for block in stack) - 1 if stack else 0
 
 
 class Usage:
@@ -256,7 +265,7 @@ class Usage:
         now = time.monotonic()
         if now - self._looked_at >= self.EVERY_S:
             self._look(now)
-        return [*self._rows, *self._of_gpus]
+        return [*self._rows[:2], *self._of_gpus, *self._rows[2:]]
 
     def close(self) -> None:
         if self._query is not None:
@@ -282,11 +291,11 @@ class Usage:
         self._before, self._looked_at = seconds, now
         machine = psutil.virtual_memory()
         self._rows = [
-            ("processes", f"{len(seconds)}"),
             ("cores in use", f"{UNKNOWN if cores is None else f'{cores:.1f}'} of {psutil.cpu_count()}"),
-            ("cores in use, all programs", f"{psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1):.1f}"),
             ("memory", f"{(private + shared) / 2**30:.1f} GiB"),
             ("memory free", f"{machine.available / 2**30:.1f} of {machine.total / 2**30:.1f} GiB"),
+            ("cores in use, all programs", f"{psutil.cpu_percent() / 100 * (psutil.cpu_count() or 1):.1f}"),
+            ("processes", f"{len(seconds)}"),
         ]
         if self._uses_gpu:
             self._look_at_gpus()
@@ -298,7 +307,7 @@ class Usage:
                 return
             for line in self._query.communicate()[0].splitlines() if self._query.returncode == 0 else ():
                 idx, busy, used, total = (part.strip() for part in line.split(","))
-                name, text = f"GPU {idx}", f"{busy} %, {float(used) / 1024:.1f} of {float(total) / 1024:.1f} GiB"
+                name, text = f"GPU {idx}", f"{busy.replace('[N/A]', UNKNOWN)} %, {_gib(used)} of {_gib(total)} GiB"
                 self._of_gpus = [*(row for row in self._of_gpus if row[0] != name), (name, text)]
         what = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
         self._query = subprocess.Popen(
@@ -308,3 +317,8 @@ class Usage:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+
+
+def _gib(mebibytes: str) -> str:
+    """What nvidia-smi prints for memory; a part of a GPU (MIG) has `[N/A]`."""
+    return f"{float(mebibytes) / 1024:.1f}" if mebibytes.isdecimal() else UNKNOWN

@@ -10,6 +10,14 @@ import termios
 from typing import Any
 
 
+def foreground_group(descriptor: int) -> int | None:
+    """The process group in the foreground of a terminal; None if the terminal does not control this process."""
+    try:
+        return os.tcgetpgrp(descriptor) or None  # 0: a group of another PID namespace
+    except OSError:
+        return None
+
+
 class Keys:
     """Reads keys that were pressed, and never waits.
 
@@ -47,12 +55,7 @@ class Keys:
         self._descriptor, self._before = -1, None
 
     def _is_in_foreground(self) -> bool:
-        if self._descriptor < 0:
-            return False
-        try:
-            return os.tcgetpgrp(self._descriptor) == os.getpgrp()
-        except OSError:
-            return False
+        return foreground_group(self._descriptor) == os.getpgrp()
 
     def _switch(self) -> None:
         """Switches to single keys, again if a shell has switched back after Ctrl-Z."""

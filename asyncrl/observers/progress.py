@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -11,7 +12,7 @@ from asyncrl.config.schema import Progress
 from asyncrl.monitoring.reports import EvaluationReport
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.monitoring.summary import Summary
-from asyncrl.observers.keys import Keys
+from asyncrl.observers.keys import Keys, foreground_group
 from asyncrl.observers.observer import Observer, Run
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ class ProgressBar(Observer):
         live: one line at the bottom of the terminal, drawn again for each status. The key d changes to the dashboard.
         lines: a line every `report_every_s`, for log files, pipes and CI.
         quiet: messages only.
+
+    In the background of a terminal (`&`, or Ctrl-Z and `bg`) lines replace dashboard and live line. If drawing fails,
+    lines replace them for the rest of the run, which continues.
     """
 
     def __init__(
@@ -71,20 +75,27 @@ class ProgressBar(Observer):
 
     def on_status(self, run: Run, status: Status) -> None:
         """Draws dashboard or live line again, or prints a line if the status belongs to a record."""
-        if self._mode in ("dashboard", "live"):
-            self._answer_keys()
-            if self._board is not None:
-                self._board.note_status(status)
-            self._draw(run, status)
-        elif self._mode == "lines" and status.is_of_record:
+        if self._board is not None:
+            self._board.note_status(status)
+        if self._can_draw(run):
+            try:
+                self._answer_keys()
+                self._draw(run, status)
+                return
+            except Exception as error:  # of the terminal or nvidia-smi: not worth the run
+                self._give_up(run, error)
+        if self._mode != "quiet" and status.is_of_record:
             print_line(status.text, self._stream or sys.stdout)
 
     def on_message(self, run: Run, text: str) -> None:
         """Prints the message: above dashboard or live line, otherwise to standard error."""
-        if self._mode in ("dashboard", "live"):
-            self._terminal().print(text, markup=False, highlight=False)
-        else:
-            print_line(text, self._stream or sys.stderr)
+        if self._can_draw(run):
+            try:
+                self._terminal().print(text, markup=False, highlight=False)
+                return
+            except Exception as error:
+                self._give_up(run, error)
+        print_line(text, self._stream or sys.stderr)
 
     def on_evaluation(self, run: Run, evaluation: EvaluationReport) -> None:
         if self._mode != "quiet":
@@ -94,17 +105,48 @@ class ProgressBar(Observer):
 
     def on_end(self, run: Run, summary: Summary) -> None:
         """Leaves the last live line on the screen, without the dashboard, and gives the terminal back as it was."""
-        if self._live is not None:
-            if self._last_line is not None:
+        if self._can_draw(run) and self._live is not None and self._last_line is not None:
+            with contextlib.suppress(OSError):  # the terminal is gone
                 self._live.update(self._last_line, refresh=True)
-            self._live.stop()
-            self._live = None
-            run.draws_on_terminal = False
+        self._release_terminal(run)
+
+    def _can_draw(self, run: Run) -> bool:
+        """Whether to draw. In the background what was drawn is left, because a shell has written below it."""
+        if self._mode not in ("dashboard", "live"):
+            return False
+        try:
+            group = foreground_group(self._terminal().file.fileno())
+        except (OSError, ValueError):  # not a file
+            return True
+        if group in (None, os.getpgrp()):
+            return True
+        self._stop_live(run, is_silent=True)
+        return False
+
+    def _give_up(self, run: Run, error: Exception) -> None:
+        self._mode = "lines"
+        self._release_terminal(run)
+        self.on_message(run, f"warning: progress is shown as lines from here on: {type(error).__name__}: {error}")
+
+    def _release_terminal(self, run: Run) -> None:
+        """Gives the terminal back as it was, if it is still there."""
         if self._keys is not None:
             self._keys.close()
         if self._board is not None:
             self._board.usage.close()
         self._keys = self._board = None
+        self._stop_live(run)
+
+    def _stop_live(self, run: Run, is_silent: bool = False) -> None:
+        if self._live is None:
+            return
+        live, self._live = self._live, None
+        run.draws_on_terminal = False
+        console = self._terminal()
+        console.quiet = is_silent
+        with contextlib.suppress(OSError):
+            live.stop()
+        console.quiet = False
 
     def _terminal(self) -> Console:
         from rich.console import Console
@@ -127,6 +169,7 @@ class ProgressBar(Observer):
         if self._live is None:
             self._live = Live(shown, console=console, auto_refresh=False)
             self._live.start()
+            console.show_cursor(True)  # a process that is killed or stopped (Ctrl-Z) cannot show it again
             run.draws_on_terminal = True
         self._live.update(shown, refresh=True)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
+import pty
 import subprocess
 import sys
 import termios
@@ -22,7 +24,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.reports import Phase
 from asyncrl.monitoring.status import Record, Status
 from asyncrl.observers.dashboard import Board, Usage, number, sparkline
-from asyncrl.observers.observer import Run
+from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.progress import ProgressBar, choose_mode
 
 STATUS = Status(
@@ -104,11 +106,32 @@ def test_each_of_several_policies_has_a_row(tmp_path: Path, size: tuple[int, int
     ]  # fmt: skip
 
 
-def test_many_policies_leave_room_for_the_rest(tmp_path: Path) -> None:
-    board = Board(make_run(tmp_path, num_policies=40), FixedUsage(uses_gpu=False))
-    board.note_record(Record(0, {f"policy_{idx}/rollout/ep_rew_mean": 1.0 for idx in range(40)}))
-    rows = drawn(board, 80, 24)
-    assert len(rows) < 24 and any("more" in row for row in rows) and any("faults" in row for row in rows)
+CROWDED = {
+    **SCALARS,
+    **{f"train/{name}": 0.5 for name in ("policy_gradient_loss", "clip_fraction", "entropy", "std", "grad_norm")},
+    **{f"episode_extra_stats/own_{idx}": float(idx) for idx in range(30)},
+}
+
+
+@pytest.mark.parametrize("num_policies", [1, 2, 40])
+@pytest.mark.parametrize("height", [20, 24, 50])
+def test_no_block_takes_all_the_room_of_the_others(tmp_path: Path, num_policies: int, height: int) -> None:
+    run = make_run(tmp_path, num_policies=num_policies)
+    phases = (Phase.STEP, Phase.COPY, Phase.FORWARD, Phase.WAIT_SLOTS)
+    run.phase_shares = {(role, phase): 0.25 for role in ("rollout", "inference", "learner") for phase in phases}
+    board = Board(run, FixedUsage(uses_gpu=False))
+    board.note_status(STATUS)
+    of_policies = {f"policy_{idx}/rollout/ep_rew_mean": 1.0 for idx in range(num_policies) if num_policies > 1}
+    board.note_record(Record(25_000, {**CROWDED, **of_policies}))
+    rows = drawn(board, 80, height)
+    assert len(rows) < height
+    text = "\n".join(rows)
+    if height < 24 and num_policies > 1:
+        return  # the smallest terminal has no room for every block beside policies
+    assert ("more" in text) == (num_policies == 40)
+    expected = ("rollout", "policy loss", "goals", "environment failures", "cores in use")
+    assert [part for part in expected if part not in text] == []
+    assert num_policies > 1 or height < 24 or "learner" in text
 
 
 def test_before_the_first_record_it_says_what_the_run_does(tmp_path: Path) -> None:
@@ -145,6 +168,10 @@ def test_usage_counts_this_process_and_its_children_and_reads_gpus(
             time.sleep(0.01)
         assert dict(usage.rows())["GPU 0"] == "87 %, 2.0 of 80.0 GiB"
         assert " of " in dict(usage.rows())["cores in use"]
+        tool.write_text("#!/bin/sh\necho '0, [N/A], [N/A], [N/A]'\n")  # a part of a GPU (MIG)
+        while "- %" not in dict(usage.rows())["GPU 0"] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert dict(usage.rows())["GPU 0"] == "- %, - of - GiB"
     finally:
         child.communicate(b"\n")
         usage.close()
@@ -212,6 +239,82 @@ def test_a_small_terminal_has_the_line(tmp_path: Path) -> None:
     shown = shown_after(run, progress, stream)
     assert "25,000 of" in shown and "KL divergence" not in shown
     progress.on_end(run, SimpleNamespace())  # type: ignore[arg-type]
+
+
+def test_a_dashboard_that_fails_becomes_lines_and_the_run_continues(tmp_path: Path) -> None:
+    screen, lines, run = io.StringIO(), io.StringIO(), make_run(tmp_path)
+    console = Console(file=screen, force_terminal=True, width=100, height=30, color_system=None)
+    progress = ProgressBar("dashboard", console=console, stream=lines)
+    run.add(progress)
+    run.notify(Observer.on_start)
+    run.notify(Observer.on_status, STATUS)
+    assert progress._board is not None and run.draws_on_terminal
+    progress._board.render = lambda *size: 1 / 0  # type: ignore[assignment, return-value, method-assign]
+    run.notify(Observer.on_status, STATUS)
+    run.notify(Observer.on_status, STATUS)
+    run.notify(Observer.on_message, "the disk is full")
+    run.notify(Observer.on_end, SimpleNamespace())  # type: ignore[arg-type]
+    assert run.failure is None and not run.is_stopping and not run.draws_on_terminal
+    warning, *rest = lines.getvalue().splitlines()
+    assert warning.startswith("warning: progress is shown as lines from here on: ZeroDivisionError")
+    assert rest == [STATUS.text, STATUS.text, "the disk is full"]
+
+
+_RUN_ON_TERMINAL = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_dashboard import SCALARS, STATUS, make_run
+from asyncrl.monitoring.status import Record
+from asyncrl.observers.observer import Observer
+from asyncrl.observers.progress import ProgressBar
+if sys.argv[1] == "background":
+    os.setpgid(0, 0) if os.fork() == 0 else os.wait() and os._exit(0)
+run, progress = make_run(Path("runs")), ProgressBar()
+run.add(progress)
+run.notify(Observer.on_start)
+run.notify(Observer.on_record, Record(25_000, SCALARS))
+run.notify(Observer.on_status, STATUS)
+if sys.argv[1] == "raises":
+    progress._board.render = None
+    run.notify(Observer.on_status, STATUS)
+    run.notify(Observer.on_end, None)
+elif sys.argv[1] == "killed":
+    os.kill(os.getpid(), 9)
+else:
+    run.notify(Observer.on_end, None)
+"""
+
+
+def on_terminal(case: str) -> tuple[str, bool]:
+    """What a process writes to a terminal that it controls, and whether the terminal reads by line afterwards."""
+    process_id, terminal = pty.fork()
+    if process_id == 0:
+        os.environ.update(TERM="xterm", COLUMNS="100", LINES="30")
+        here = str(Path(__file__).parent)
+        os.execv(sys.executable, [sys.executable, "-c", _RUN_ON_TERMINAL, case, here])
+    try:
+        written = b""
+        with contextlib.suppress(OSError):  # the end of a terminal, on Linux
+            while more := os.read(terminal, 65536):
+                written += more
+        os.waitpid(process_id, 0)
+        return written.decode(), is_by_line(terminal)
+    finally:
+        os.close(terminal)
+
+
+@pytest.mark.parametrize("case", ["ends", "raises", "killed"])
+def test_the_terminal_has_its_cursor_however_the_run_ends_and_its_echo_unless_it_is_killed(case: str) -> None:
+    written, is_by_line_again = on_terminal(case)
+    assert "KL divergence" in written, written
+    assert written.rindex("\x1b[?25h") > written.rindex("\x1b[?25l")
+    assert is_by_line_again or case == "killed"  # a shell restores the modes of the terminal after a killed command
+
+
+def test_a_run_in_the_background_writes_lines_and_no_control_sequences() -> None:
+    written, is_still_by_line = on_terminal("background")
+    assert written.splitlines() == [STATUS.text] and is_still_by_line
 
 
 _CHILD = """
