@@ -41,6 +41,8 @@ _LEARNING = {
     "train/learning_rate": "learning rate",
     "train/n_updates": "updates",
     "replay/size": "replay, steps",
+    "self_play/elo": "Elo",
+    "self_play/win_rate": "wins against the pool",
 }
 _FAULTS = {
     "perf/restarts": "restarts",
@@ -54,11 +56,13 @@ _OF_POLICIES = {
     "rollout/ep_rew_mean": "return",
     "rollout/ep_len_mean": "length",
     "time/total_env_steps": "steps",
+    "train/policy_gradient_loss": "policy loss",
+    "train/value_loss": "value loss",
     "train/approx_kl": "KL",
-    "train/entropy": "entropy",
     "lag/mean": "lag",
-    "self_play/elo": "Elo",
+    "train/entropy": "entropy",
 }
+_POLICY_WIDTH, _FIGURE_WIDTH = 6, 12
 _EXTRA = "episode_extra_stats/"
 
 
@@ -169,15 +173,15 @@ class Board:
         if count == 1 or not self._scalars:
             return []
         names = [name for name in _OF_POLICIES if any(f"policy_{idx}/{name}" in self._scalars for idx in range(count))]
-        rows = [Text("policy" + "".join(f"{_OF_POLICIES[name]:>10}" for name in names), "dim")]
+        names = names[: (width - _POLICY_WIDTH) // _FIGURE_WIDTH]
+        titles = "".join(f"{_OF_POLICIES[name]:>{_FIGURE_WIDTH}}" for name in names)
+        rows = [Text(f"{'policy':<{_POLICY_WIDTH}}{titles}", "dim")]
         shown = count if count + 2 <= most_rows else max(1, most_rows - 3)
         for idx in range(shown):
             values = (number(self._scalars.get(f"policy_{idx}/{name}")) for name in names)
-            rows.append(Text(f"{idx:<6}" + "".join(f"{value:>10}" for value in values)))
+            rows.append(Text(f"{idx:<{_POLICY_WIDTH}}" + "".join(f"{value:>{_FIGURE_WIDTH}}" for value in values)))
         if shown < count:
             rows.append(Text(f"and {count - shown} more", "dim"))
-        for row in rows:
-            row.truncate(width)
         return [*rows, Text("")]
 
 
