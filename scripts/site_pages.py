@@ -27,13 +27,15 @@ SOURCES = {
 }
 """Files of the repository that are pages under other names."""
 _PAGES = {path: name for name, path in SOURCES.items()}
-_LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
+_FLAG = re.compile(r"(?<![\w`-])--[a-z]\w*(=[\w.]+)?")
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Adds the generated pages to those of docs/."""
     pages = {
-        name: notebook_page(path) if path.suffix == ".ipynb" else path.read_text() for name, path in SOURCES.items()
+        name: notebook_page(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+        for name, path in SOURCES.items()
     }
     pages |= {"settings.md": settings_page(), "metrics.md": metrics_page(), "python_reference.md": python_page()}
     for name, text in pages.items():
@@ -42,7 +44,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Turns links between files of the repository into links between pages.
+    """Turns links between files of the repository into links between pages, and names of files into titles.
 
     A link to what is no page points out of docs/, or to no file, so `mkdocs build --strict` fails.
     """
@@ -50,8 +52,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     folder = SOURCES.get(name, ROOT / "docs" / name).parent
 
     def link(match: re.Match[str]) -> str:
-        target = Path(os.path.normpath(folder / match.group(1)))
-        return f"]({_PAGES.get(target) or os.path.relpath(target, ROOT / 'docs')}{match.group(2) or ''})"
+        text, path, anchor = match.groups("")
+        target = Path(os.path.normpath(folder / path))
+        if text.removeprefix("docs/") == target.name and target.suffix == ".md" and target.exists():
+            text = target.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        return f"[{text}]({_PAGES.get(target) or os.path.relpath(target, ROOT / 'docs')}{anchor})"
 
     return _LINK.sub(link, markdown)
 
@@ -82,7 +87,7 @@ def settings_page() -> str:
         lines.append("| --- | --- | --- | --- |")
         lines += [
             f"| `{setting.name}` | {_cell(format_value(setting.default))} | {_cell(setting.expected)} | "
-            f"{_cell(setting.description)} |"
+            f"{_cell(_with_code(setting.description))} |"
             for setting in of_section
         ]
     return "\n".join(lines) + "\n"
@@ -109,6 +114,11 @@ def python_page() -> str:
         if callable(getattr(asyncrl, name)):
             lines += ["", f"::: asyncrl.{name}"]
     return "\n".join(lines) + "\n"
+
+
+def _with_code(text: str) -> str:
+    """Flags as code, so that they are not broken after a hyphen."""
+    return _FLAG.sub(r"`\g<0>`", text)
 
 
 def _cell(text: str) -> str:

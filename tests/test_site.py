@@ -53,6 +53,8 @@ def test_links_of_the_repository_become_links_of_the_site_and_wrong_ones_stay_wr
     assert turned("tutorial.md", "../README.md#start") == "index.md#start"
     assert turned("index.md", "docs/gpu.md") == turned("gpu.md", "gpu.md") == "gpu.md"
     assert turned("contributing.md", "docs/results.md") == "results.md"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    assert pages.on_page_markdown("[docs/gpu.md](docs/gpu.md)", page, None, None) == "[On a GPU](gpu.md)"
     assert turned("python_api.md", "notebooks/cartpole.ipynb") == "notebook.md"
     assert turned("index.md", "gpu.md") == "../gpu.md", "it is wrong in the repository, so it is wrong in the site"
     assert turned("gpu.md", "docs/gpu.md") == "docs/gpu.md"
