@@ -1,10 +1,12 @@
-"""Pages of the documentation site that are made from the code: home, settings, metrics and the Python interface.
+"""Pages of the documentation site that are made when it is built: from files outside of docs/, and from the code.
 
 MkDocs calls the functions (`hooks` in mkdocs.yml). Nothing of it is kept in the repository, so nothing can be stale.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,31 +19,54 @@ from asyncrl.config.settings import SECTION_TITLES, all_settings
 from asyncrl.monitoring.metrics import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]
-_LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
+SOURCES = {
+    "index.md": ROOT / "README.md",
+    "contributing.md": ROOT / "CONTRIBUTING.md",
+    "changelog.md": ROOT / "CHANGELOG.md",
+    "notebook.md": ROOT / "docs" / "notebooks" / "cartpole.ipynb",
+}
+"""Files of the repository that are pages under other names."""
+_PAGES = {path: name for name, path in SOURCES.items()}
+_LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
+_FLAG = re.compile(r"(?<![\w`-])--[a-z]\w*(=[\w.]+)?")
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Adds the generated pages to those of docs/."""
     pages = {
-        "index.md": (ROOT / "README.md").read_text(encoding="utf-8"),
-        "settings.md": settings_page(),
-        "metrics.md": metrics_page(),
-        "python_reference.md": python_page(),
+        name: notebook_page(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+        for name, path in SOURCES.items()
     }
+    pages |= {"settings.md": settings_page(), "metrics.md": metrics_page(), "python_reference.md": python_page()}
     for name, text in pages.items():
         files.append(structure.File.generated(config, name, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Turns links of the repository into links of the site; what the site does not have becomes plain text."""
+    """Turns links between files of the repository into links between pages, and names of files into titles.
+
+    A link to what is no page points out of docs/, or to no file, so `mkdocs build --strict` fails.
+    """
+    name = page.file.src_uri
+    folder = SOURCES.get(name, ROOT / "docs" / name).parent
 
     def link(match: re.Match[str]) -> str:
-        path, anchor = match.group(1), match.group(2) or ""
-        name = "index.md" if Path(path).name == "README.md" else Path(path).name
-        return f"]({name}{anchor})" if files.get_file_from_path(name) is not None else "]"
+        text, path, anchor = match.groups("")
+        target = Path(os.path.normpath(folder / path))
+        if text.removeprefix("docs/") == target.name and target.suffix == ".md" and target.exists():
+            text = target.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        return f"[{text}]({_PAGES.get(target) or os.path.relpath(target, ROOT / 'docs')}{anchor})"
 
-    return re.sub(r"\[([^\]]*)\](?=[^(]|$)", r"[\1]", _LINK.sub(link, markdown))
+    return _LINK.sub(link, markdown)
+
+
+def notebook_page(path: Path) -> str:
+    """The cells of a notebook as Markdown, without outputs."""
+    cells = [
+        (cell["cell_type"], "".join(cell["source"])) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+    ]
+    return "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for kind, text in cells) + "\n"
 
 
 def settings_page() -> str:
@@ -62,7 +87,7 @@ def settings_page() -> str:
         lines.append("| --- | --- | --- | --- |")
         lines += [
             f"| `{setting.name}` | {_cell(format_value(setting.default))} | {_cell(setting.expected)} | "
-            f"{_cell(setting.description)} |"
+            f"{_cell(_with_code(setting.description))} |"
             for setting in of_section
         ]
     return "\n".join(lines) + "\n"
@@ -89,6 +114,11 @@ def python_page() -> str:
         if callable(getattr(asyncrl, name)):
             lines += ["", f"::: asyncrl.{name}"]
     return "\n".join(lines) + "\n"
+
+
+def _with_code(text: str) -> str:
+    """Flags as code, so that they are not broken after a hyphen."""
+    return _FLAG.sub(r"`\g<0>`", text)
 
 
 def _cell(text: str) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from document_blocks import ROOT
@@ -28,6 +30,34 @@ def test_every_figure_of_a_report_is_described() -> None:
     assert describe("worker/12/env_steps") == METRICS["worker/N/env_steps"]
     assert describe("episode_extra_stats/goals scored") is not None
     assert describe("train/unknown") is describe("profile/rollout") is None
+
+
+def test_every_name_that_an_observer_publishes_is_described() -> None:
+    families = "rollout|eval|time|lag|replay|perf|self_play|worker|hyperparameters"
+    text = "".join(path.read_text() for path in sorted((ROOT / "asyncrl" / "observers").glob("*.py")))
+    names = set(re.findall(rf'"((?:{families})/[a-z_/{{}}]+)"', text))
+    assert {"time/fps", "self_play/elo", "worker/{worker_idx}/env_steps"} <= names
+    example = {"{role}": "rollout", "lag/{name}": "lag/mean", "{name}": "NAME", "{worker_idx}": "3"}
+    for variable, value in example.items():
+        names = {name.replace(variable, value) for name in names}
+    assert [name for name in sorted(names) if describe(name) is None] == []
+
+
+def test_links_of_the_repository_become_links_of_the_site_and_wrong_ones_stay_wrong() -> None:
+    pages = pytest.importorskip("site_pages")
+
+    def turned(name: str, link: str) -> str:
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        return str(pages.on_page_markdown(f"see [it]({link}).", page, None, None)).removeprefix("see [it](")[:-2]
+
+    assert turned("tutorial.md", "../README.md#start") == "index.md#start"
+    assert turned("index.md", "docs/gpu.md") == turned("gpu.md", "gpu.md") == "gpu.md"
+    assert turned("contributing.md", "docs/results.md") == "results.md"
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="index.md"))
+    assert pages.on_page_markdown("[docs/gpu.md](docs/gpu.md)", page, None, None) == "[On a GPU](gpu.md)"
+    assert turned("python_api.md", "notebooks/cartpole.ipynb") == "notebook.md"
+    assert turned("index.md", "gpu.md") == "../gpu.md", "it is wrong in the repository, so it is wrong in the site"
+    assert turned("gpu.md", "docs/gpu.md") == "docs/gpu.md"
 
 
 @pytest.fixture(scope="module")

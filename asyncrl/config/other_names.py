@@ -32,6 +32,7 @@ _TARGETS = "the target critics move at each update, by the fraction --tau"
 _SCALES = "uint8 images are divided by 255, and --normalize_input normalizes everything else"
 _PER_ENV = "for each of --num_workers processes"
 _STEPS_OF_ALL = "times n_envs: there the steps of one environment are counted, here those of all"
+_ONE_RATE = "one for policy, critics and entropy coefficient"
 _UPDATE_RATIO = "gradient_steps / (train_freq x n_envs)"
 
 OTHER_NAMES: dict[str, OtherName] = {
@@ -84,8 +85,8 @@ OTHER_NAMES: dict[str, OtherName] = {
     "clip_vloss": OtherName(CLEANRL, "ppo_clip_value", "the range, in units of normalized returns"),
     "norm_adv": OtherName(CLEANRL, "normalize_advantage"),
     "anneal_lr": OtherName(CLEANRL, "lr_schedule", "--lr_schedule=linear_decay"),
-    "policy_lr": OtherName(CLEANRL, "learning_rate", "one for policy, critics and entropy coefficient"),
-    "q_lr": OtherName(CLEANRL, "learning_rate", "one for policy, critics and entropy coefficient"),
+    "policy_lr": OtherName(CLEANRL, "learning_rate", _ONE_RATE),
+    "q_lr": OtherName(CLEANRL, "learning_rate", _ONE_RATE),
     "policy_frequency": OtherName(
         CLEANRL, "policy_delay", "the policy is updated once each time, there as often as the critics"
     ),
@@ -167,6 +168,26 @@ OTHER_NAMES: dict[str, OtherName] = {
         RLLIB, "num_batches_to_accumulate", "datasets that may wait, of all workers"
     ),
     "twin_q": OtherName(RLLIB, "", "SAC has two critics"),
+    "num_rollout_workers": OtherName(RLLIB, "num_workers"),
+    "num_sgd_iter": OtherName(RLLIB, "num_epochs"),
+    "sgd_minibatch_size": OtherName(RLLIB, "batch_size"),
+    "shuffle_batch_per_epoch": OtherName(RLLIB, "shuffle_minibatches"),
+    "clip_rewards": OtherName(RLLIB, "reward_clip", "the limit; there True takes the sign of rewards"),
+    "vtrace": OtherName(RLLIB, "with_vtrace"),
+    "vtrace_clip_rho_threshold": OtherName(RLLIB, "vtrace_rho"),
+    "vtrace_clip_pg_rho_threshold": OtherName(RLLIB, "vtrace_rho", "one limit for both"),
+    "broadcast_interval": OtherName(RLLIB, "", "weights are published after each pass over a dataset"),
+    "actor_lr": OtherName(RLLIB, "learning_rate", _ONE_RATE),
+    "critic_lr": OtherName(RLLIB, "learning_rate", _ONE_RATE),
+    "alpha_lr": OtherName(RLLIB, "learning_rate", _ONE_RATE),
+    "initial_alpha": OtherName(RLLIB, "ent_coef", "a fixed value; auto starts at 1"),
+    "replay_buffer_config": OtherName(RLLIB, "replay_size", "its capacity; all steps are drawn equally often"),
+    "store_buffer_in_checkpoints": OtherName(RLLIB, "save_replay"),
+    "num_steps_sampled_before_learning_starts": OtherName(RLLIB, "warmup_env_steps"),
+    "training_intensity": OtherName(RLLIB, "updates_per_env_step", "training_intensity / batch_size"),
+    "target_network_update_freq": OtherName(RLLIB, "", _TARGETS),
+    "max_num_env_runner_restarts": OtherName(RLLIB, "max_restarts", "of all workers within --restart_window_s"),
+    "evaluation_num_env_runners": OtherName(RLLIB, "", "one process evaluates while training continues"),
 }
 """By the name there."""
 
