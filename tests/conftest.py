@@ -43,12 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Gives all processes of this session one folder for temporary files, which is cleared away; pytest keeps its own.
 
-    It holds what processes that are killed leave, such as the sockets of fork servers.
+    It holds what processes that are killed leave, such as the sockets of fork servers. Matplotlib's cache goes there, too:
+    EnvPool otherwise chooses a folder with a fixed name, which another user of the machine may own.
     """
     if hasattr(config, "workerinput"):
         return  # a process of pytest-xdist: it has the folder of the one that started it
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
     folder = os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="asyncrl-tests-")
+    os.environ["MPLCONFIGDIR"] = os.path.join(folder, "matplotlib")
     # At the very end: multiprocessing removes its own folder in there with priority -100.
     util.Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
 
