@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
-from asyncrl.config.schema import TrainConfig
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime import hub
 from asyncrl.runtime.locating import TRAIN_DIR
@@ -28,8 +27,6 @@ _EXAMPLES = (
     "python -m asyncrl.pull --repo=user/name",
     "python -m asyncrl.pull --repo=user/name@v1.0 --experiment=my_run",
 )
-_NAMES_OF_CODE = ("env", "import_modules", "callbacks", "encoder", "core", "model")
-"""Settings that may name modules."""
 
 
 class _Options(BaseModel):
@@ -80,8 +77,8 @@ def _pull(options: _Options) -> None:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
     print(f"{folder.path}: {config.env_id}, {len(found)} checkpoint{'s' * (len(found) != 1)}")
-    if named := _named_code(config):
-        print(f"Its settings name code of yours that a run or an evaluation imports: {', '.join(named)}")
+    if named := hub.named_code(folder.path):
+        print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
     sys.stdout.flush()
 
 
@@ -94,17 +91,6 @@ def _copy(fetched: Path, run: Path, found: Sequence[Path]) -> None:
         target.mkdir(parents=True)
         for file in checkpoints.SHARED_FILES:
             shutil.copyfile(checkpoint / file, target / file)
-
-
-def _named_code(config: TrainConfig) -> list[str]:
-    """Settings that name a module, as `--name=value`."""
-    values = config.model_dump(mode="json", include=set(_NAMES_OF_CODE))
-    usual = type(config)().model_dump(mode="json")
-    return [
-        f"{name}={value}"
-        for name, value in values.items()
-        if value != usual[name] and (name != "env" or ":" in str(value))
-    ]
 
 
 if __name__ == "__main__":

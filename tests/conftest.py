@@ -43,8 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Gives all processes of this session one folder for temporary files, which is cleared away; pytest keeps its own.
 
-    It holds what processes that are killed leave, such as the sockets of fork servers. Matplotlib's cache goes there, too:
-    EnvPool otherwise chooses a folder with a fixed name, which another user of the machine may own.
+    It holds what processes that are killed leave, such as the sockets of fork servers, and Matplotlib's cache: EnvPool
+    otherwise chooses a folder with a fixed name, which another user of the machine may own.
     """
     if hasattr(config, "workerinput"):
         return  # a process of pytest-xdist: it has the folder of the one that started it

@@ -192,6 +192,52 @@ def test_a_pickle_is_refused_and_other_files_are_not_downloaded(
     assert not any("policy.pkl" in path or "hubconf.py" in path for _, path in hub.requests)
 
 
+@pytest.mark.parametrize("place", ["config.yaml", "state.json"])
+def test_a_run_that_names_code_is_not_used_from_its_address(
+    run: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    assert push_run(run, "--checkpoint=newest", "--episodes=0") == 0
+    ran = tmp_path / "code_ran"
+    given = {"env": "subprocess:getoutput", "env_kwargs": {"cmd": f"touch {ran}"}}
+    files = dict(hub.files(REPO))
+    if place == "config.yaml":
+        files[place] = yaml.safe_dump({**yaml.safe_load(files[place]), **given}).encode()
+    else:
+        (name,) = [name for name in files if name.endswith(place)]
+        state = json.loads(files[name])
+        state["state"]["config"] |= given
+        before, files[name] = hashlib.sha256(files[name]).hexdigest(), json.dumps(state).encode()
+        sums = name.replace(place, "SHA256SUMS")
+        files[sums] = files[sums].replace(before.encode(), hashlib.sha256(files[name]).hexdigest().encode())
+    hub.commit(REPO, files)
+    named = f"env=subprocess:getoutput with env_kwargs={given['env_kwargs']}"
+    with pytest.raises(UsageError, match="names code that would be imported or called") as raised:
+        load_policy(f"hf://{REPO}")
+    assert named in str(raised.value)
+    assert evaluate_command.main([f"--experiment=hf://{REPO}", "--episodes=1"]) == 2
+    assert named in capsys.readouterr().err
+    assert pull.main([f"--repo={REPO}", f"--train_dir={tmp_path}", "--experiment=here"]) == 0
+    assert named in capsys.readouterr().out
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"env": "CartPole-v1", "callbacks": [], "import_modules": []}, []),
+        ({"env": "pettingzoo:connect_four_v3"}, []),
+        ({"env": "pettingzoo:utils.wrappers.base.os.system"}, ["env=pettingzoo:utils.wrappers.base.os.system"]),
+        ({"env": "ALE/Pong-v5", "import_modules": ["mine"]}, ["import_modules=['mine']"]),
+        ({"policies": {"1": {"algo": "mine:ALGO"}}}, ["algo=mine:ALGO"]),
+        ({"policy_mapping": "os:system", "callbacks": ["a:b"]}, ["callbacks=['a:b']", "policy_mapping=os:system"]),
+    ],
+)
+def test_settings_that_name_code_are_found(tmp_path: Path, settings: dict[str, Any], named: list[str]) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert addresses.named_code(tmp_path) == named
+
+
 def test_a_mistake_is_one_sentence(
     run: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

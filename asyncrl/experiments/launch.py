@@ -266,9 +266,11 @@ class Launch:
         return saved if wanted else None
 
     def _with_flags(self, log: Path) -> str:
-        """The result of an evaluation, from the last line of its output, with the flags that it was made with."""
+        """The result of an evaluation, from its output, with the flags that it was made with."""
         assert self._grid.evaluation is not None
-        result = json.loads(log.read_text(encoding="utf-8").splitlines()[-1])
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        # Libraries may write warnings behind it while the process ends.
+        result = json.loads(next(line for line in reversed(lines) if line.startswith("{")))
         return json.dumps({"flags": self._grid.evaluation.flags, **result}) + "\n"
 
     def _in_words(self, each: LaunchedRun) -> str:

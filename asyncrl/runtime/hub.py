@@ -4,16 +4,22 @@
     checkpoints/[policy_N/][best/]checkpoint_*/   without the replay
     README.md, training.png, replay.mp4           for readers
 
-Only these names are downloaded, those of the last line not at all. Nothing in them can run code: tensors are
-safetensors, the rest is JSON and YAML, and a checkpoint is used only if its checksums are right.
+Only these names are downloaded, those of the last line not at all. Reading them runs no code: tensors are safetensors,
+the rest is JSON and YAML, and a checkpoint is used only if its checksums are right. But settings can name functions of
+this machine, with arguments: an environment may be `subprocess:getoutput`. A run with such settings is not used from
+its address; whoever wants it pulls it, is told what it names, and uses the folder.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from asyncrl.config.errors import UsageError
 from asyncrl.runtime import checkpoint as checkpoints
@@ -26,6 +32,11 @@ RUN_FILES = (MARKER, "config.yaml", "environment.json", "metrics.jsonl", "episod
 
 OLD_CHECKPOINTS = "checkpoints/*checkpoint_*/*"
 """Files in a repository that a later push replaces."""
+
+_MODULES = ("import_modules", "callbacks")
+_FUNCTIONS = ("env", "algo", "policy_mapping")
+_PETTINGZOO = re.compile(r"pettingzoo:[a-z0-9_]+")
+"""An environment of the package itself, which is looked up there and not called as a function."""
 
 _ADDRESS = re.compile(r"(?:hf://)?(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
 
@@ -82,6 +93,60 @@ def fetch(given: str) -> Path:
     if not checkpoints_in(folder):
         raise UsageError(f"{SCHEME}{repo} is not a run of asyncrl: it has no checkpoints/checkpoint_*/state.json.")
     return folder
+
+
+def fetch_without_code(given: str) -> Path:
+    """Like `fetch`, of a run whose settings name no code.
+
+    Raises:
+        UsageError: as `fetch`, or the settings name code.
+    """
+    folder = fetch(given)
+    if named := named_code(folder):
+        raise UsageError(
+            f"{given} names code that would be imported or called: {', '.join(named)}. If you trust it, download it "
+            f"with `asyncrl pull --repo={given.removeprefix(SCHEME)}` and give the folder."
+        )
+    return folder
+
+
+def named_code(run: Path) -> list[str]:
+    """Settings in a run's folder, its checkpoints included, that name code, as `name=value`."""
+    found: dict[str, None] = {}
+    for settings in _settings_in(run):
+        for name in _MODULES:
+            if settings.get(name):
+                found[f"{name}={settings[name]}"] = None
+        for name in _FUNCTIONS:
+            value = str(settings.get(name, ""))
+            if ":" in value and not _PETTINGZOO.fullmatch(value):
+                has_arguments = name == "env" and settings.get("env_kwargs")
+                arguments = f" with env_kwargs={settings['env_kwargs']}" if has_arguments else ""
+                found[f"{name}={value}{arguments}"] = None
+    return list(found)
+
+
+def _settings_in(run: Path) -> Iterator[dict[str, Any]]:
+    """All settings in a run's folder: of the run, of each of its policies, and the copies in checkpoints.
+
+    Raises:
+        UsageError: a file of them cannot be read.
+    """
+    read: list[Any] = []
+    for path in (run / "config.yaml", *(folder / checkpoints.STATE_FILE for folder in checkpoints_in(run))):
+        try:
+            text = path.read_text(encoding="utf-8") if path.exists() else "{}"
+            content = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UsageError(f"Cannot read {path}: {explain(error)}") from error
+        read.append(content)
+    while read:
+        content = read.pop()
+        if isinstance(content, dict):
+            yield content
+            read += [value for name, value in content.items() if name != "env_kwargs"]
+        elif isinstance(content, list):
+            read += content
 
 
 def checkpoints_in(run: Path) -> list[Path]:

@@ -33,7 +33,7 @@ def find_run(given: str | Path, train_dir: str = TRAIN_DIR) -> Path:
         UsageError: there is no such run.
     """
     if hub.is_address(given):
-        return hub.fetch(str(given))
+        return hub.fetch_without_code(str(given))
     path = Path(given).expanduser()
     if (path / MARKER).is_file():
         return path
