@@ -71,7 +71,10 @@ class Owner:
         """Makes this process the owner of some work, named by a file; False if another living process is."""
         mine = path.with_name(f".{self.name}")
         mine.write_text(self.name, encoding="utf-8")
+        # Two that find a dead owner must not both replace it: the second would remove what the first has written.
+        guard = os.open(path.with_name(f".{path.name}.guard"), os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            fcntl.flock(guard, fcntl.LOCK_EX)
             while True:
                 try:
                     os.link(mine, path)  # unlike opening a new file, also writes the name at once
@@ -82,6 +85,7 @@ class Owner:
                             return False
                         path.unlink()
         finally:
+            os.close(guard)
             mine.unlink()
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
@@ -33,6 +34,7 @@ except KeyboardInterrupt:
 """
 OWNER = """
 import sys
+import threading
 from pathlib import Path
 from asyncrl.experiments.slots import Command, Slots
 folder = Path(sys.argv[1])
@@ -127,6 +129,29 @@ def test_work_has_one_owner_until_that_one_ends(tmp_path) -> None:
         assert not second.is_alive(first.name)
         assert second.claim(work)
         first._file = os.open(os.devnull, os.O_RDONLY)  # for the second close
+
+
+def test_one_of_two_that_find_a_dead_owner_takes_its_work(tmp_path) -> None:
+    work = tmp_path / "work"
+    work.write_text("nobody_0123abcd")
+    with Owner(tmp_path / "owners") as slow, Owner(tmp_path / "owners") as quick:
+        ask = slow.is_alive
+
+        def is_alive(name: str) -> bool:
+            found = ask(name)
+            other = threading.Thread(target=lambda: taken.append(quick.claim(work)), daemon=True)
+            other.start()
+            other.join(0.2)  # time in which the other one could replace the dead owner, too
+            others.append(other)
+            return found
+
+        taken: list[bool] = []
+        others: list[threading.Thread] = []
+        slow.is_alive = is_alive
+        assert slow.claim(work)
+        for other in others:
+            other.join(10.0)
+        assert taken == [False]
 
 
 def test_an_owner_of_another_machine_is_dead_when_it_has_been_silent(tmp_path) -> None:
