@@ -7,7 +7,7 @@
 Only these names are downloaded, those of the last line not at all. Reading them runs no code: tensors are safetensors,
 the rest is JSON and YAML, and a checkpoint is used only if its checksums are right. But settings can name functions of
 this machine, with arguments: an environment may be `subprocess:getoutput`. A run with such settings is not used from
-its address; whoever wants it pulls it, is told what it names, and uses the folder.
+its address; `pull` downloads it and says what it names, and its folder can be used.
 """
 
 from __future__ import annotations
