@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +47,15 @@ class Counter(gymnasium.Env[Any, Any]):
         reward = self._pays * float(action) + (self._luck if is_over else 0.0)
         return self.observation_space.low, reward, is_over, False, info
 
+    def close(self) -> None:
+        if self._draws == "no end":
+            raise ZeroDivisionError("the window is gone")
+
     def render(self) -> Any:
         if self._draws == "mistake" and self._num_steps > 2:
             raise ZeroDivisionError("the camera")
+        if self._draws == "crash" and self._num_steps > 2:
+            os.kill(os.getpid(), signal.SIGSEGV)
         if self._draws == "growing" and self._num_steps > 2:
             return np.zeros((64, 64, 3), np.uint8)
         return np.full(self._shape, min(10 + 20 * self._num_steps, 250), np.uint8)

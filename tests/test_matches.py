@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import torch
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import make_env
 from asyncrl.envs.spaces import read_spec
+from asyncrl.envs.spec import DiscreteAction
 from asyncrl.evaluate import main
-from asyncrl.evaluation.matches import MatchResult, RandomPlayer, play_matches
+from asyncrl.evaluation.matches import MatchResult, RandomPlayer, play_matches, same_spaces
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.policy import Policy
 from asyncrl.runtime import checkpoint as checkpoints
@@ -118,3 +120,10 @@ def test_mistakes_are_one_sentence(good: Path, tmp_path: Path, capsys: pytest.Ca
     path = checkpoints.save(alone, Checkpoint(ActorCritic(spec, config).state_dict(), {}, state), 100, keep=1)
     assert main([f"--checkpoint={path}", "--opponents=random"]) == 2
     assert "needs an environment of several agents, and CartPole-v1 has one" in capsys.readouterr().err
+
+
+def test_policies_of_one_environment_play_in_another_that_differs_in_nothing_they_see() -> None:
+    spec = read_spec(make_env("CartPole-v1"), "CartPole-v1")
+    shaped = dataclasses.replace(spec, env_id="other", max_episode_steps=7, reward_shaping=(("bonus", 1.0),))
+    assert same_spaces(spec, shaped)
+    assert not same_spaces(spec, dataclasses.replace(spec, action=DiscreteAction(5, 0)))

@@ -136,3 +136,18 @@ def test_a_recurrent_policy_that_misses_first_observations_is_warned_of_and_deci
     assert "no best checkpoint is chosen" in str(warning) and "--eval_every_env_steps=" in str(warning)
     (warning,) = checked("--env=Vector-v0", "--use_rnn=True", "--eval_every_env_steps=1000").warnings
     assert "best" not in str(warning) and "--eval_every_env_steps=" not in str(warning)
+
+
+def test_returns_that_a_population_shapes_are_warned_of_and_decide_no_best_checkpoint(
+    probed: dict[str, EnvSpec],
+) -> None:
+    probed["Shaped-v0"] = dataclasses.replace(probed["Choice-v0"], reward_shaping=(("bonus", 1.0),))
+    population = ("--with_pbt=True", "--num_policies=2", "--policy_mapping=random", "--pbt_start_mutation=0")
+    for flags in (("--env=Shaped-v0",), ("--env=Choice-v0", *population)):
+        result = checked(*flags)
+        assert not result.warnings and not preflight.training_returns_mislead(result.config, result.spec)
+    result = checked("--env=Shaped-v0", *population)
+    assert preflight.training_returns_mislead(result.config, result.spec)
+    (warning,) = result.warnings
+    assert "no best checkpoint is chosen" in str(warning) and "--eval_every_env_steps=" in str(warning)
+    assert not checked("--env=Shaped-v0", *population, "--eval_every_env_steps=1000").warnings

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -172,7 +174,7 @@ def test_a_run_whose_environment_cannot_be_drawn_is_trained_with_one_warning(tmp
 
 
 @pytest.mark.usefixtures("leaves_nothing")
-def test_the_process_of_evaluations_writes_videos_of_each_policy(tmp_path: Path) -> None:
+def test_a_process_of_its_own_writes_videos_of_each_policy(tmp_path: Path) -> None:
     settings = {"num_policies": 2, "policy_mapping": "independent", "train_for_env_steps": 800, "num_epochs": 1}
     finished = run(tmp_path, "async-local", "drawn_envs:game", **settings, video_every_env_steps=10_000)
     reports = [report for report in finished.reports if isinstance(report, VideoReport)]
@@ -180,6 +182,51 @@ def test_the_process_of_evaluations_writes_videos_of_each_policy(tmp_path: Path)
     assert {(report.env_steps == 0, report.policy_idx) for report in reports} >= {(False, 0), (False, 1)}
     assert names(tmp_path / "videos") == sorted(Path(report.path).name for report in reports)
     assert not any(isinstance(report, EvaluationReport) for report in finished.reports)
+
+
+def test_a_renderer_that_fails_to_close_costs_nothing(tmp_path: Path) -> None:
+    recording = Recording(tmp_path / "videos", env_kwargs={"draws": "no end"})
+    recording.publish(0)
+    (report,) = recording.run()
+    assert report.error is None and names(tmp_path / "videos") == ["step_000000000000.mp4"]
+
+
+def test_a_video_that_ffmpeg_could_not_finish_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = imageio_ffmpeg.write_frames
+
+    def write_without_the_end(path: str, *args: Any, **named: Any) -> Any:
+        try:
+            yield from write(path, *args, **named)
+        finally:
+            os.truncate(path, Path(path).stat().st_size - 1)
+
+    monkeypatch.setattr(imageio_ffmpeg, "write_frames", write_without_the_end)
+    recording = Recording(tmp_path / "videos")
+    recording.publish(0)
+    (report,) = recording.run()
+    assert report.error is not None and "is incomplete" in report.error
+    assert names(tmp_path / "videos") == []
+
+
+@pytest.mark.usefixtures("leaves_nothing")
+def test_a_crash_while_drawing_ends_videos_and_neither_evaluations_nor_the_run(tmp_path: Path) -> None:
+    settings = {"train_for_env_steps": 800, "num_epochs": 1, "env_kwargs": {"draws": "crash"}}
+    finished = run(
+        tmp_path, "async-local", SPEC.env_id, **settings, video_every_env_steps=10_000, eval_every_env_steps=10_000
+    )
+    (report,) = [report for report in finished.reports if isinstance(report, VideoReport)]
+    assert report.error is not None and "SIGSEGV" in report.error
+    evaluations = [report for report in finished.reports if isinstance(report, EvaluationReport)]
+    assert [report.env_steps for report in evaluations] == [finished.outcome.env_steps]
+
+
+def test_a_failing_video_is_tried_once_in_a_run_that_restarts_at_checkpoints(tmp_path: Path) -> None:
+    listens = Listens()
+    settings = {"checkpoint_resets": True, "save_every_env_steps": 50, "env_kwargs": {"draws": "mistake"}}
+    result = Trainer(config_of(tmp_path, **settings), [listens], preset="none").run()
+    assert result.status == "completed"
+    assert len(list((result.folder / "checkpoints").glob("*"))) > 1
+    assert len([text for text in listens.said if "no more videos" in text]) == 1
 
 
 def test_a_missing_package_is_one_sentence_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

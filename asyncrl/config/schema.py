@@ -558,11 +558,6 @@ class TrainConfig(BaseModel):
         return type(self).model_validate({**values, **own})
 
     @property
-    def plays_episodes(self) -> bool:
-        """Whether a process plays whole episodes during training, for evaluations or videos."""
-        return self.eval_every_env_steps is not None or self.video_every_env_steps is not None
-
-    @property
     def maps_policies(self) -> str:
         """`policy_mapping`, with auto resolved."""
         return "by_space" if self.policy_mapping == "auto" else self.policy_mapping

@@ -81,7 +81,7 @@ class FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Writes what an environment draws to MP4 files, frame by frame, so that no episode is held in memory.
 
     Frames per second are `metadata["render_fps"]`, or 30. A file is complete when the next one begins, or when the
-    environment is closed.
+    environment is closed: both raise UsageError if ffmpeg could not finish it.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], video: PathOf) -> None:
@@ -125,6 +125,7 @@ class FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise UsageError(f"{self._path}: a frame of {width} x {height} follows others of another size.")
             self._encoder.send(np.ascontiguousarray(frame[:height, :width], dtype=np.uint8))
         except (OSError, RuntimeError) as error:
+            self._encoder = None
             reason = str(error).partition("\n")[0]
             raise UsageError(f"The video {self._path} cannot be written: {reason}.") from error
 
@@ -146,9 +147,34 @@ class FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._encoder.send(None)
 
     def _complete(self) -> None:
-        if self._encoder is not None:
-            self._encoder.close()
-            self._encoder = None
+        if self._encoder is None:
+            return
+        encoder, self._encoder = self._encoder, None
+        encoder.close()
+        assert self._path is not None
+        if not is_complete_video(self._path):
+            raise UsageError(f"The video {self._path} is incomplete: ffmpeg could not finish it. Is the disk full?")
+
+
+def is_complete_video(path: Path) -> bool:
+    """Whether a file is an MP4 video with its index, and whole: each of its boxes begins with its size and name."""
+    names = set()
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            begin = 0
+            while begin < end:
+                file.seek(begin)
+                head = file.read(16)
+                size = int.from_bytes(head[:4], "big")
+                size = int.from_bytes(head[8:16], "big") if size == 1 else size  # 1: the size is behind the name
+                if size < 8:
+                    return False
+                names.add(head[4:8])
+                begin += size
+    except OSError:
+        return False
+    return begin == end and {b"moov", b"mdat"} <= names
 
 
 def _draw_once(env: gymnasium.Env[Any, Any], env_id: str, render_mode: str) -> None:

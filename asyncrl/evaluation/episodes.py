@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import math
 import statistics
 import time
@@ -24,6 +26,8 @@ from asyncrl.envs.spec import EnvSpec
 
 # Far from the indices of a run's own environments, so that no evaluation episode has the seed of a training episode.
 _FIRST_SEED_IDX = 1_000_000_000
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -203,8 +207,9 @@ def evaluate(
                 reported_at = time.monotonic()
                 report(sum(len(lane.finished) for lane in lanes), sum(lane.num_steps for lane in lanes))
     finally:
-        for lane in lanes:
-            lane.env.close()
+        with contextlib.ExitStack() as closing:
+            for lane in lanes:
+                closing.callback(_close, lane.env)
     finished = {episode: result for lane in lanes for episode, result in lane.finished.items()}
     played = [finished[episode] for episode in range(episodes)]
     by_agent = zip(*(episode.returns for episode in played), strict=True)
@@ -215,6 +220,16 @@ def evaluate(
         extra_stats=tuple(episode.extra_stats for episode in played),
         ended_at_s=tuple(episode.ended_at - started_at for episode in played),
     )
+
+
+def _close(env: gymnasium.Env[Any, Any]) -> None:
+    """Closes an environment; UsageError of what recorded it passes, and its own error only ends in the log."""
+    try:
+        env.close()
+    except UsageError:
+        raise
+    except Exception:
+        log.warning("an environment failed in close()", exc_info=True)
 
 
 def _act(

@@ -178,6 +178,7 @@ def same_spaces(one: EnvSpec, other: EnvSpec) -> bool:
         "max_episode_steps": None,
         "is_vectorized": False,
         "resets_within_step": False,
+        "reward_shaping": (),
     }
     first, second = (dataclasses.replace(spec.kinds[0], **irrelevant) for spec in (one, other))
     return first == second

@@ -2,7 +2,7 @@
 
 consumes  published weights and statistics, one consistent block of each policy
 produces  RUN/videos/step_<env steps>.mp4, with several policies step_<env steps>_policy_<i>.mp4, and its report
-waits     until enough environment steps were trained; the process of the evaluations checks it, too
+waits     until enough environment steps were trained; it checks every POLL_S seconds
 stops     as evaluations do, or after the first video that cannot be made
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import time
@@ -24,6 +25,7 @@ _HISTORY = 240
 _BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _ASCII_BARS = ".:-=+*#@"
 _TREND_S = 60.0
+_END_OF_QUERY_S = 1.0
 _LEARNING = {
     "train/policy_gradient_loss": "policy loss",
     "train/actor_loss": "actor loss",
@@ -274,7 +276,8 @@ class Usage:
     def close(self) -> None:
         if self._query is not None:
             self._query.kill()
-            self._query.communicate()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hang, and holds the process then
+                self._query.communicate(timeout=_END_OF_QUERY_S)
             self._query = None
 
     def _look(self, now: float) -> None:

@@ -139,6 +139,7 @@ class Run:
         self.training_info: bytes | None = None
         self._sent_info: bytes | None = None
         self._told = TrainingInfo()
+        self._told_lock = threading.Lock()
         self._observers = list(observers)
         self._listeners: dict[str, tuple[Observer, ...]] = {}
         self.configs_of_policies: list[TrainConfig] = []
@@ -223,7 +224,9 @@ class Run:
         Raises:
             UsageError: the dict cannot be pickled, or has more than 32 KiB.
         """
-        self._tell(self._told._replace(of_observers=dict(info), num_of_observers=self._told.num_of_observers + 1))
+        with self._told_lock:
+            number = self._told.num_of_observers + 1
+            self._tell(self._told._replace(of_observers=dict(info), num_of_observers=number))
 
     def set_reward_shaping(self, policy_idx: int, shaping: Mapping[str, float]) -> None:
         """Changes the factors of the reward of a policy, for each agent from its next episode on.
@@ -241,9 +244,10 @@ class Run:
         if unknown := [name for name in shaping if name not in defaults]:
             text = f"{self.spec.env_id} has no reward shaping {', '.join(map(repr, unknown))}"
             raise UsageError(f"{text}; it has: {', '.join(defaults) or 'none'}.")
-        shapings = list(self._told.reward_shaping) or [defaults] * max(1, len(self.configs_of_policies))
-        shapings[policy_idx] = {**defaults, **shaping}
-        self._tell(self._told._replace(reward_shaping=tuple(shapings)))
+        with self._told_lock:
+            shapings = list(self._told.reward_shaping) or [defaults] * max(1, len(self.configs_of_policies))
+            shapings[policy_idx] = {**defaults, **shaping}
+            self._tell(self._told._replace(reward_shaping=tuple(shapings)))
 
     def _tell(self, info: TrainingInfo) -> None:
         self.training_info = RunControl.pack_training_info(info)

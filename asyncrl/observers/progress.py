@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["dashboard", "live", "lines", "quiet"]
 
+_DRAWN: tuple[Mode, ...] = ("dashboard", "live")
 _BAR_WIDTHS = (8, 24)
 _BOARD_EVERY_S = 1.0
 _KEY = "d"
@@ -63,7 +64,7 @@ class ProgressBar(Observer):
 
     def on_start(self, run: Run) -> None:
         self._mode = self._given_mode or choose_mode(run.config.progress, run.config.quiet, run.plan.serial_mode)
-        if self._mode in ("dashboard", "live"):
+        if self._mode in _DRAWN:
             from asyncrl.observers.dashboard import Board, Usage
 
             self._keys = Keys()
@@ -77,7 +78,7 @@ class ProgressBar(Observer):
         """Draws dashboard or live line again, or prints a line if the status belongs to a record."""
         if self._board is not None:
             self._board.note_status(status)
-        if self._can_draw(run):
+        if self._mode in _DRAWN and self._is_in_foreground(run):
             try:
                 self._answer_keys()
                 self._draw(run, status)
@@ -89,7 +90,7 @@ class ProgressBar(Observer):
 
     def on_message(self, run: Run, text: str) -> None:
         """Prints the message: above dashboard or live line, otherwise to standard error."""
-        if self._can_draw(run):
+        if self._mode in _DRAWN and self._is_in_foreground(run):
             try:
                 self._terminal().print(text, markup=False, highlight=False)
                 return
@@ -105,15 +106,13 @@ class ProgressBar(Observer):
 
     def on_end(self, run: Run, summary: Summary) -> None:
         """Leaves the last live line on the screen, without the dashboard, and gives the terminal back as it was."""
-        if self._can_draw(run) and self._live is not None and self._last_line is not None:
-            with contextlib.suppress(OSError):  # the terminal is gone
+        if self._live is not None and self._last_line is not None and self._is_in_foreground(run):
+            with contextlib.suppress(Exception):  # the terminal is gone, or does not know the characters
                 self._live.update(self._last_line, refresh=True)
         self._release_terminal(run)
 
-    def _can_draw(self, run: Run) -> bool:
-        """Whether to draw. In the background what was drawn is left, because a shell has written below it."""
-        if self._mode not in ("dashboard", "live"):
-            return False
+    def _is_in_foreground(self, run: Run) -> bool:
+        """Whether the terminal is the run's. If not, what was drawn is left, because a shell has written below it."""
         try:
             group = foreground_group(self._terminal().file.fileno())
         except (OSError, ValueError):  # not a file
@@ -144,7 +143,7 @@ class ProgressBar(Observer):
         run.draws_on_terminal = False
         console = self._terminal()
         console.quiet = is_silent
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # the same: it draws once more
             live.stop()
         console.quiet = False
 

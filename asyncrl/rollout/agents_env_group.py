@@ -162,6 +162,8 @@ class AgentsEnvGroup(HostEnvGroup):
         return [next(each[kind]) for kind in self._kind_of]
 
     def _advance(self, env_idx: int, env: AgentsEnv, actions: Sequence[Any]) -> AgentsState:
+        if env_idx in self._begin_failures:
+            raise self._begin_failures.pop(env_idx)
         try:
             state = env.step(actions)[0]
         except Exception as error:
@@ -196,7 +198,7 @@ class AgentsEnvGroup(HostEnvGroup):
             self._is_present[column] = state.is_present[place]
             self._moves[column] = state.moves[place]
         if begun and (self.policies is not None or self._training_info.reward_shaping):
-            self._begin_episodes(begun)
+            self._begin_next_episodes(begun)
 
     def _end_episode(self, env_idx: int, column: int, name: str, extra_stats: Any) -> None:
         numbers = dict(extra_stats)

@@ -66,6 +66,7 @@ class EnvironmentGroup(ABC):
         self._num_recreated = 0
         self._episodes: list[EpisodeRecord] = []
         self._training_info = TrainingInfo()
+        self._begin_failures: dict[int, EnvironmentTrouble] = {}
 
     def take_episodes(self) -> tuple[EpisodeRecord, ...]:
         """Episodes finished since the last call."""
@@ -132,6 +133,13 @@ class EnvironmentGroup(ABC):
                 give_reward_shaping(self._envs[position], shaping[policy_idx], agent)
             except Exception as error:
                 raise self._call_failed(position, "set_reward_shaping", error) from error
+
+    def _begin_next_episodes(self, columns: Iterable[int]) -> None:
+        """`_begin_episodes` after a step whose results are already stored: a failure counts as one of the next step."""
+        try:
+            self._begin_episodes(columns)
+        except EnvironmentTrouble as trouble:
+            self._begin_failures[trouble.env_idx - self._first_env_idx] = trouble
 
     def _record_episode(
         self,

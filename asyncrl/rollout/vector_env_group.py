@@ -116,6 +116,8 @@ class VectorEnvGroup(HostEnvGroup):
         self._start(0, obs)
 
     def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
+        if self._begin_failures:
+            return self._lose_all(rows, self._begin_failures.pop(0))
         try:
             obs, reward, *ends, infos = self._envs[0].step(self._adapter.to_vector_env(actions))
         except Exception as error:
@@ -146,7 +148,7 @@ class VectorEnvGroup(HostEnvGroup):
             self._lengths[flags.ended] = self._num_rows[flags.ended] = 0
         self._num_steps += 1
         if self.policies is not None or self._training_info.reward_shaping:
-            self._begin_episodes(np.flatnonzero(self._begins(flags)).tolist())
+            self._begin_next_episodes(np.flatnonzero(self._begins(flags)).tolist())
         return int(flags.valid.sum())
 
     def start_slot(self, last_obs: ObsArray, first_obs: ObsArray) -> list[int]:
@@ -158,7 +160,7 @@ class VectorEnvGroup(HostEnvGroup):
         first_obs[restarted] = self._reset_obs[restarted]
         self._holds_final_obs[:] = False
         if self.policies is not None or self._training_info.reward_shaping:
-            self._begin_episodes(restarted.tolist())
+            self._begin_next_episodes(restarted.tolist())
         return [int(env) for env in restarted]
 
     def _begins(self, flags: RowFlags) -> npt.NDArray[np.bool_]:

@@ -460,11 +460,26 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
 
 
 def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker | VideoWorker]:
-    """The roles that play whole episodes during training; one process serves all.
+    """An evaluation for each policy; one process serves all."""
+    return [
+        EvaluationWorker(team, setup.control, each.checkpoints, setup.first_env_steps, policy_idx)
+        for policy_idx, (each, team) in enumerate(_published_teams(setup))
+    ]
 
-    They are an evaluation for each policy and, if videos are wanted, one recorder of all. With
-    `--policy_mapping=independent` each agent is played by its own policy. Otherwise the one evaluated plays all agents
-    of its spaces, and the first policy of their spaces plays each of the others.
+
+def build_video_workers(setup: RunSetup) -> list[EvaluationWorker | VideoWorker]:
+    """The recorder of all policies' videos, if videos are wanted. Its own process, because drawing may crash one."""
+    if setup.config.video_every_env_steps is None:
+        return []
+    teams = [team for _, team in _published_teams(setup)]
+    return [VideoWorker(teams, setup.control, setup.checkpoints.parent / VIDEOS, setup.first_env_steps)]
+
+
+def _published_teams(setup: RunSetup) -> list[tuple[RunSetup, PublishedTeam]]:
+    """The parts of the run that belong to each policy, and who plays whole episodes with it during training.
+
+    With `--policy_mapping=independent` each agent is played by its own policy. Otherwise the policy itself plays all
+    agents of its spaces, and the first policy of their spaces plays each of the others.
     """
     setups = [setup.of_policy(idx) for idx in range(setup.plan.num_policies)]
     policies = [PublishedPolicy(each.config, each.spec, WeightsChannel(each.arena)) for each in setups]
@@ -477,12 +492,4 @@ def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker | VideoWo
             players = {**first, **dict.fromkeys(policy.spec.own_agents, policy)}
         return PublishedTeam(policy, {agent: player for agent, player in players.items() if player is not policy})
 
-    teams = [team_of(policy) for policy in policies]
-    workers: list[EvaluationWorker | VideoWorker] = [
-        EvaluationWorker(team, setup.control, each.checkpoints, setup.first_env_steps, policy_idx)
-        for policy_idx, (each, team) in enumerate(zip(setups, teams, strict=True))
-    ]
-    if setup.config.video_every_env_steps is not None:
-        folder = setup.checkpoints.parent / VIDEOS
-        workers.append(VideoWorker(teams, setup.control, folder, setup.first_env_steps))
-    return workers
+    return [(each, team_of(policy)) for each, policy in zip(setups, policies, strict=True)]

@@ -240,10 +240,15 @@ def _mapping_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
 
 
 def training_returns_mislead(config: TrainConfig, spec: EnvSpec) -> bool:
-    """Whether returns in training differ from those of the policy in whole episodes.
+    """Whether returns in training say less about a policy than evaluations do.
 
-    After a truncation its recurrent state misses the first observation of the next episode (see `VectorEnvGroup`).
+    A population changes the factors of the reward, and returns with different factors cannot be compared.
     """
+    return _misses_first_observations(config, spec) or (config.with_pbt and bool(spec.reward_shaping))
+
+
+def _misses_first_observations(config: TrainConfig, spec: EnvSpec) -> bool:
+    """Whether a recurrent state misses the first observation after a truncation (see `VectorEnvGroup`)."""
     return config.use_rnn and spec.resets_within_step
 
 
@@ -256,16 +261,22 @@ def _env_warnings(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> Ite
         )
         fitting = f"--save_every_env_steps={10 * plan.num_envs * longest}"
         yield Problem(("save_every_env_steps", "checkpoint_resets"), text, (fitting,))
-    if training_returns_mislead(config, spec):
+    evaluate = ("--eval_every_env_steps=100000",) if config.eval_every_env_steps is None else ()
+    is_not_chosen = config.save_best_metric == "auto" and evaluate
+    end = ", and no best checkpoint is chosen by them." if is_not_chosen else "."
+    if _misses_first_observations(config, spec):
         text = (
             f"{spec.env_id} resets its environments within a step (autoreset mode SAME_STEP or DISABLED). After a "
-            "truncation a recurrent policy misses the first observation, so training returns differ from what the "
-            "policy reaches"
+            f"truncation a recurrent policy misses the first observation, so training returns differ from what the "
+            f"policy reaches{end}"
         )
-        evaluate = ("--eval_every_env_steps=100000",) if config.eval_every_env_steps is None else ()
-        is_not_chosen = config.save_best_metric == "auto" and evaluate
-        text += ", and no best checkpoint is chosen by them." if is_not_chosen else "."
         yield Problem(("env_backend", "use_rnn", "save_best_metric"), text, (*evaluate, "--env_backend=gym"))
+    elif training_returns_mislead(config, spec) and is_not_chosen:
+        text = (
+            f"{spec.env_id} has reward shaping, which population-based training changes, so returns in training cannot "
+            f"be compared{end}"
+        )
+        yield Problem(("with_pbt", "save_best_metric"), text, evaluate)
     has_images = any(kind.observation.has_images for kind in spec.kinds)
     has_convolutions = has_images and config.encoder == config.model == "default"
     rate, usual = config.learning_rate, TrainConfig.model_fields["learning_rate"].default

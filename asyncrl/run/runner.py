@@ -2,7 +2,8 @@
 
     run_serial      one loop: rollout workers, learner, evaluation, one after the other
     run_parallel    starts a process for each role, watches them until the learner has ended, then ends all
-    _rollout_main, _inference_main, _evaluation_main, _learner_main    the loops of these processes
+    _rollout_main, _inference_main, _evaluation_main, _learner_main    the loops of these processes; videos have
+                                                                       one of their own, with the evaluation's loop
 
 Both modes take the same two callbacks: `send` receives the reports of all roles, and `steer` controls the run between
 two waits: it shows progress, passes on requests of observers, and requests a stop.
@@ -23,10 +24,11 @@ import torch
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
+from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome, joint_outcome
-from asyncrl.monitoring.reports import EvaluationFailed, Report
+from asyncrl.monitoring.reports import EvaluationFailed, Report, VideoReport
 from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
 from asyncrl.run.build_roles import (
     build_evaluation_workers,
@@ -34,11 +36,13 @@ from asyncrl.run.build_roles import (
     build_learner,
     build_rollout_worker,
     build_serial,
+    build_video_workers,
 )
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, ProcessManager, RunFailed
 from asyncrl.runtime.reporting import ReportSender
+from asyncrl.runtime.run_folder import VIDEOS
 from asyncrl.runtime.signals import StopAtOnce
 
 REPORT_EVERY_S = 1.0
@@ -71,9 +75,15 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
     Raises:
         RunFailed: an environment failed. The learner has saved.
     """
-    part = setup
+    part, videos_failed = setup, False
+
+    def note(report: Report) -> None:
+        nonlocal videos_failed
+        videos_failed |= isinstance(report, VideoReport) and report.error is not None
+        send(report)
+
     try:
-        result = _run_serial_part(part, send, steer)
+        result = _run_serial_part(part, note, steer)
         while isinstance(result, Path):
             pending, info = part.control.take_change(), part.control.newest_training_info
             part.arena.close()
@@ -82,20 +92,22 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
                 part.control.send_change(pending)
             if info is not None:
                 part.control.send_training_info(RunControl.pack_training_info(info))
-            result = _run_serial_part(part, send, steer)
+            result = _run_serial_part(part, note, steer, with_videos=not videos_failed)
         return result
     finally:
         part.arena.close()
 
 
-def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOutcome | Path:
+def _run_serial_part(
+    setup: RunSetup, send: Send, steer: ControlCallback, with_videos: bool = True
+) -> LearnerOutcome | Path:
     """Runs to the end, or with `checkpoint_resets` to the next checkpoint, whose path is returned."""
     torch.set_num_threads(setup.plan.learner_threads)
     config, control, waker = setup.config, setup.control, Waker()
     steer_run = functools.partial(steer, control)
     learners, exchanges, workers = build_serial(setup, waker, steer_run)
-    evaluations: list[EvaluationWorker | VideoWorker] = []
-    plays_episodes = config.plays_episodes
+    evaluations = build_evaluation_workers(setup) if config.eval_every_env_steps is not None else []
+    videos = build_video_workers(setup) if with_videos else []
     reset_at: Path | None = None
     outcome: LearnerOutcome | None = None
     try:
@@ -127,9 +139,9 @@ def _run_serial_part(setup: RunSetup, send: Send, steer: ControlCallback) -> Lea
                     if config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
                         reset_at = Path(saved.path)
                 steer(control)
-            if not evaluations and (plays_episodes or control.num_evaluations > 0):
+            if not evaluations and control.num_evaluations > 0:
                 evaluations = build_evaluation_workers(setup)
-            for evaluation in evaluations:
+            for evaluation in (*evaluations, *videos):
                 if evaluation.is_due and not control.stop_requested:
                     for report in evaluation.run(steer_run):
                         send(report)
@@ -188,13 +200,15 @@ def run_parallel(
             args = (worker_idx, waker, list(learner_wakers.values()), server)
             specs.append(WorkerSpec(f"rollout-{worker_idx}", _rollout_main, args, worker_idx))
         restarts = RestartPolicy(processes, setup, specs, wake_all, send)
-        if config.plays_episodes:
-            processes.start(EVALUATION, _evaluation_main, setup)
+        if config.eval_every_env_steps is not None:
+            processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)
+        if config.video_every_env_steps is not None:
+            processes.start(VIDEOS, _evaluation_main, setup, build_video_workers)
         num_evaluations = 0
         outcomes: dict[str, LearnerOutcome] = {}
         try:
             while True:
-                ended, failures = _wait(processes, send)
+                ended, failures = _wait(processes, send, setup)
                 outcomes |= ended
                 restarts.handle_failures(failures)
                 restarts.update()
@@ -205,7 +219,7 @@ def run_parallel(
                     for waker in learner_wakers.values():
                         waker.wake()
                 if control.num_evaluations > num_evaluations and EVALUATION not in processes.running:
-                    processes.start(EVALUATION, _evaluation_main, setup)
+                    processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)
                 num_evaluations = control.num_evaluations
         except RunFailed:
             if left := [name for name in names if name in processes.running]:  # they save, as after Ctrl-C
@@ -219,11 +233,12 @@ def run_parallel(
         control.end()
         wake_all()
         deadline = time.monotonic() + LAST_EVALUATION_S
-        while EVALUATION in processes.running and not control.stop_requested:
+        while (playing := {EVALUATION, VIDEOS} & set(processes.running)) and not control.stop_requested:
             if time.monotonic() > deadline:
-                send(EvaluationFailed(f"the last evaluation took longer than {LAST_EVALUATION_S:g} s"))
+                for name in playing:
+                    send(_failure_report(name, f"the last one took longer than {LAST_EVALUATION_S:g} s", setup))
                 break
-            _wait(processes, send)
+            _wait(processes, send, setup)
             steer(control)
         return joint_outcome([outcomes[name] for name in names])
     except StopAtOnce:
@@ -242,24 +257,35 @@ def run_parallel(
             waker.close()
 
 
-def _wait(processes: ProcessManager, send: Send) -> tuple[dict[str, LearnerOutcome], list[ChildFailure]]:
+def _wait(
+    processes: ProcessManager, send: Send, setup: RunSetup
+) -> tuple[dict[str, LearnerOutcome], list[ChildFailure]]:
     """Waits until a process ends, at most `WATCH_S`, and sends all reports.
 
-    Returns the outcomes of learners that have ended, and the failures of processes other than the evaluation's.
+    Returns the outcomes of learners that have ended, and the failures of processes that the run needs: it goes on
+    without evaluations and videos.
     """
     outcomes, failures = {}, []
     ended = processes.wait(WATCH_S)
     for report in processes.take_reports():
         send(report)
     for child in ended:
-        if isinstance(child, ChildFailure) and child.child == EVALUATION:
-            processes.bury(EVALUATION)  # a later request starts another one
-            send(EvaluationFailed(child.summary))
+        if isinstance(child, ChildFailure) and child.child in (EVALUATION, VIDEOS):
+            processes.bury(child.child)  # a later request starts another evaluation
+            send(_failure_report(child.child, child.summary, setup))
         elif isinstance(child, ChildFailure):
             failures.append(child)
         elif isinstance(child.value, LearnerOutcome):
             outcomes[child.child] = child.value
     return outcomes, failures
+
+
+def _failure_report(name: str, reason: str, setup: RunSetup) -> EvaluationFailed | VideoReport:
+    """What is reported if the process of evaluations or videos failed as a whole."""
+    if name == EVALUATION:
+        return EvaluationFailed(reason)
+    env_steps = WeightsChannel(setup.of_policy(0).arena).newest.env_steps
+    return VideoReport(str(setup.checkpoints.parent / VIDEOS), env_steps, error=reason)
 
 
 def _environment_failure(worker_idx: int, error: EnvironmentTrouble | EnvironmentsKeepFailing) -> RunFailed:
@@ -317,10 +343,12 @@ def _inference_main(
     reports.send(server.report())
 
 
-def _evaluation_main(setup: RunSetup, reports: ReportSender) -> None:
+def _evaluation_main(
+    setup: RunSetup, build: Callable[[RunSetup], list[EvaluationWorker | VideoWorker]], reports: ReportSender
+) -> None:
     torch.set_num_threads(1)
     os.nice(EVALUATION_NICENESS)
-    evaluations = build_evaluation_workers(setup)
+    evaluations = build(setup)
     while not all(evaluation.is_over for evaluation in evaluations):
         due = [evaluation for evaluation in evaluations if evaluation.is_due]
         for evaluation in due:

@@ -23,6 +23,7 @@ from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.reports import Phase
 from asyncrl.monitoring.status import Record, Status
+from asyncrl.observers import dashboard
 from asyncrl.observers.dashboard import Board, Usage, number, sparkline
 from asyncrl.observers.observer import Observer, Run
 from asyncrl.observers.progress import ProgressBar, choose_mode
@@ -179,6 +180,19 @@ def test_usage_counts_this_process_and_its_children_and_reads_gpus(
         usage.close()
 
 
+def test_a_query_that_no_signal_ends_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard, "_END_OF_QUERY_S", 0.01)
+    usage = Usage(uses_gpu=True)
+    usage._query = subprocess.Popen(["sleep", "60"], stdout=subprocess.PIPE, text=True)
+    query = usage._query
+    monkeypatch.setattr(query, "kill", lambda: None)  # as if it hung in the driver
+    usage.close()
+    assert query.poll() is None
+    monkeypatch.undo()
+    query.kill()
+    query.communicate()
+
+
 @pytest.mark.parametrize(
     ("progress", "is_terminal", "term", "quiet", "is_serial", "expected"),
     [
@@ -260,6 +274,31 @@ def test_a_dashboard_that_fails_becomes_lines_and_the_run_continues(tmp_path: Pa
     warning, *rest = lines.getvalue().splitlines()
     assert warning.startswith("warning: progress is shown as lines from here on: ZeroDivisionError")
     assert rest == [STATUS.text, STATUS.text, "the disk is full"]
+
+
+class Ascii(io.StringIO):
+    """A terminal that does not know the characters of a table."""
+
+    def write(self, text: str) -> int:
+        text.encode("ascii")
+        return super().write(text)
+
+
+@pytest.mark.parametrize("ends_at_once", [True, False])
+def test_a_terminal_that_stops_taking_characters_does_not_end_the_run(tmp_path: Path, ends_at_once: bool) -> None:
+    lines, run = io.StringIO(), make_run(tmp_path)
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, height=30, color_system=None)
+    progress = ProgressBar("dashboard", console=console, stream=lines)
+    run.add(progress)
+    run.notify(Observer.on_start)
+    run.notify(Observer.on_status, STATUS)
+    assert run.draws_on_terminal
+    console.file = Ascii()
+    if not ends_at_once:
+        run.notify(Observer.on_status, STATUS)
+        assert "UnicodeEncodeError" in lines.getvalue()
+    run.notify(Observer.on_end, SimpleNamespace())  # type: ignore[arg-type]
+    assert run.failure is None and not run.is_stopping and not run.draws_on_terminal
 
 
 _RUN_ON_TERMINAL = """

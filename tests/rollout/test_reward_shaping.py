@@ -9,20 +9,22 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from agent_envs import Shaped
+from agent_envs import ComeAndGo, Shaped
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from policy_envs import MarkingPolicies
 from small_runs import planned, small_arena
 
-from asyncrl.buffers.control import TrainingInfo
+from asyncrl.buffers.control import RunControl, TrainingInfo
+from asyncrl.buffers.replay import StepRows
 from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import as_agents_env
 from asyncrl.envs.interface import default_reward_shaping, give_training_info
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
-from asyncrl.rollout.failures import EnvironmentCallFailed
+from asyncrl.rollout.failures import EnvironmentCallFailed, FailureLog, Recovery
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 from asyncrl.rollout.worker import LocalActions, Split
@@ -121,6 +123,58 @@ def test_a_vectorized_implementation_that_cannot_take_it_is_a_failure_and_not_ig
     with pytest.raises(EnvironmentCallFailed, match="set_reward_shaping") as raised:
         group.reset(np.zeros((2, 2), np.float32))
     assert "has no set_reward_shaping()" in str(raised.value.__cause__)
+
+
+class ThirdTellingFails:
+    """Tells environments their reward shaping, but for the third time, which is in the middle of a run."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def set_reward_shaping(self, shaping: Mapping[str, float], agent: int) -> None:
+        self.count += 1
+        if self.count == 3:
+            raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("is_vectorized", [True, False])
+def test_an_environment_that_fails_to_take_it_later_is_recreated(is_vectorized: bool) -> None:
+    control = RunControl(small_arena(planned(num_workers=1, num_envs_per_worker=2))[0], 1)
+    control.has_finished_episode = True
+    told, made = ThirdTellingFails(), []
+
+    def make() -> Any:
+        env = BonusVector() if is_vectorized else as_agents_env(ComeAndGo(), "ComeAndGo")
+        made.append(env)
+        inner: Any = env if is_vectorized else env.env  # type: ignore[union-attr]
+        inner.set_reward_shaping = told.set_reward_shaping
+        return env
+
+    recovery = Recovery(FailureLog(0, TrainConfig(), control), make, lambda env_idx, steps: steps)
+    env = make()
+    group: HostEnvGroup
+    if is_vectorized:
+        spec = dataclasses.replace(read_spec(Bonus(), "Bonus"), is_vectorized=True)
+        group = VectorEnvGroup(env, 0, 0, spec, "raw", recovery)
+        actions: Any = np.zeros((2, 2), np.float32)
+    else:
+        spec = read_spec(env, "ComeAndGo")
+        group = AgentsEnvGroup([env], [0], 0, spec, "raw", recovery)
+        actions = np.zeros(spec.num_agents, np.int64)
+    group.set_training_info(TrainingInfo(reward_shaping=({"bonus": 5.0},)))
+    num_columns = max(2, spec.num_agents)
+    obs = np.zeros((num_columns, spec.observation.row_size), np.float32)
+    group.reset(obs)
+    rows_of_failure = []
+    for row in range(12):
+        flags = [np.zeros(num_columns, dtype) for dtype in (np.float32, bool, bool, bool, bool, bool)]
+        rows = StepRows(*flags[:4], obs, *flags[4:])
+        group.step(actions, rows)
+        if [step for step in group.take_lost() if step.has_failed]:
+            rows_of_failure.append(row)
+            assert not rows.valid.any()
+    assert rows_of_failure == ([3] if is_vectorized else [2])  # the step after the one that began the episode
+    assert len(made) == 2 and told.count > 5
 
 
 def test_one_policy_has_the_first_shaping_and_a_recreated_environment_gets_it_again() -> None:
