@@ -77,12 +77,24 @@ def _launch(arguments: Sequence[str]) -> int:
         problems.append("No grid was given: the first argument is its YAML file, as in asyncrl launch grid.yaml.")
     if problems or options is None:
         raise UsageError("\n".join(problems))
+    if options.write is not None and options.changed != "refuse":
+        raise UsageError(
+            f"--changed={options.changed} is not possible with --write: the tasks of a job resume runs with the "
+            "settings that they have. Make changed runs without --write, or give another --train_dir."
+        )
     grid = read_grid(Path(given[0]), options.train_dir)
     launch = Launch(grid, num_slots=options.slots, retries=options.retries, if_changed=options.changed)
     if options.write is not None:
         path = options.out or Path(FILE_NAMES[options.write])
+        if options.out is None and path.exists():
+            raise UsageError(f"{path} exists: remove it, or name the file with --out={path}.")
         runs = [each.run for each in launch.runs]
-        path.write_text(job_file(runs, options.write, path, options.slots), encoding="utf-8")
+        try:
+            if options.write == "slurm":  # writes no output, and says nothing, where the folder is missing
+                grid.train_dir.mkdir(parents=True, exist_ok=True)
+            path.write_text(job_file(runs, options.write, path, options.slots), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"The job file cannot be written: {error}.") from error
         print(f"wrote {path} with {len(runs)} tasks")
         return 0
     if options.table:

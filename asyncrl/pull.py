@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
+from asyncrl.config.settings import read_mapping
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime import hub
 from asyncrl.runtime.locating import TRAIN_DIR
@@ -69,15 +70,17 @@ def _pull(options: _Options) -> None:
     found = hub.checkpoints_in(fetched)
     for checkpoint in found:
         checkpoints.load(checkpoint)  # checks every file before any is copied
-    config = RunFolder(fetched).read_config()
+    named = hub.named_code(fetched)
     with RunFolder.create(options.train_dir, name, "resume") as folder:
         try:
             _copy(fetched, folder.path, found)
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-    print(f"{folder.path}: {config.env_id}, {len(found)} checkpoint{'s' * (len(found) != 1)}")
-    if named := hub.named_code(folder.path):
+    # Reading the settings as a configuration would import the code that they name.
+    env = read_mapping(folder.path / "config.yaml").get("env", "no environment")
+    print(f"{folder.path}: {env}, {len(found)} checkpoint{'s' * (len(found) != 1)}")
+    if named:
         print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
     sys.stdout.flush()
 

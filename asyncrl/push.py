@@ -97,7 +97,10 @@ def _push(options: _Options) -> None:
     with tempfile.TemporaryDirectory(prefix="asyncrl-push-") as name:
         folder = Path(name) / "files"
         folder.mkdir()
-        _collect(run, folder, repo, options)
+        try:
+            _collect(run, folder, repo, options)
+        except OSError as error:
+            raise UsageError(f"Cannot collect the files of {run}: {error}. If it still trains, try again.") from error
         if client is None:
             assert options.out is not None
             shutil.copytree(folder, options.out)
@@ -134,7 +137,9 @@ def _collect(run: Path, folder: Path, repo: str, options: _Options) -> None:
         target.mkdir(parents=True)
         for file in checkpoints.SHARED_FILES:
             shutil.copyfile(path / file, target / file)
-    results = [_evaluate(path, options.episodes) for path in published] if options.episodes > 0 else []
+    # The copies: a run that still trains may remove its own.
+    copies = [folder / next(place for place, path in uploaded.items() if path == each) for each in published]
+    results = [_evaluate(path, options.episodes) for path in copies] if options.episodes > 0 else []
     (folder / hub.RESULTS).unlink(missing_ok=True)
     if results:
         (folder / hub.RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
@@ -142,7 +147,7 @@ def _collect(run: Path, folder: Path, repo: str, options: _Options) -> None:
     if video is not None:
         shutil.copyfile(video, folder / hub.VIDEO)
     _draw(run, folder / hub.PLOT)
-    env_steps = checkpoints.saved_env_steps(published[0])
+    env_steps = checkpoints.saved_env_steps(copies[0])
     card = format_card(repo, config, env_steps, which, results, folder, options.license)
     (folder / hub.CARD).write_text(card, encoding="utf-8")
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

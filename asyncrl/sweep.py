@@ -22,6 +22,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, help_page, option, option_flags, parse_options, split_flags
 from asyncrl.config.settings import all_settings, read_mapping
 from asyncrl.experiments.objective import Kind, Objective
+from asyncrl.experiments.runs import as_flag
 from asyncrl.experiments.search_space import find_space, read_space
 from asyncrl.experiments.study import Definition, Pruner, Sampler, read_definition, require_optuna
 from asyncrl.experiments.sweep import Sweep
@@ -158,7 +159,12 @@ def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Defin
     objective = Objective(
         options.objective, math.inf if options.threshold is None else options.threshold, options.baseline
     )
-    flags = tuple(f"--{name}={text}" for name, text in texts.items())
+    # The settings of the file and not its name: the file may change, and other machines may not have it.
+    of_file = {} if "config" not in texts else read_mapping(Path(texts["config"]))
+    given = {name.replace("-", "_"): value for name, value in of_file.items()}
+    settings = {name: as_flag(name, value) for name, value in given.items() if name not in INSTEAD}
+    settings |= {name: f"--{name}={text}" for name, text in texts.items() if name != "config"}
+    flags = tuple(settings.values())
     return Definition(flags, content, objective, options.sampler, options.pruner, options.search_seed)
 
 

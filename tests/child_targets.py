@@ -166,7 +166,7 @@ def _report(number: int) -> Any:
     return RolloutReport(number, 1.0, 0.5, 10, tuple(EpisodeRecord(1.0, 5, {"x": 2.0}) for _ in range(20)))
 
 
-def die_as_evaluation(setup: Any, reports: ReportSender) -> None:
+def die_as_evaluation(setup: Any, build: Any, reports: ReportSender) -> None:
     """Stands for the evaluation process, and is killed."""
     os.kill(os.getpid(), signal.SIGKILL)
 

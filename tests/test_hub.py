@@ -221,6 +221,42 @@ def test_a_run_that_names_code_is_not_used_from_its_address(
     assert not ran.exists()
 
 
+def test_pulling_imports_nothing_that_the_settings_name(
+    run: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert push_run(run, "--checkpoint=newest", "--episodes=0") == 0
+    (tmp_path / "leaves_a_trace.py").write_text(f"open({str(tmp_path / 'code_ran')!r}, 'w')")
+    monkeypatch.syspath_prepend(tmp_path)
+    files = dict(hub.files(REPO))
+    given = {"import_modules": ["leaves_a_trace"], "algo": "not_installed_here:ALGO"}
+    files["config.yaml"] = yaml.safe_dump({**yaml.safe_load(files["config.yaml"]), **given}).encode()
+    hub.commit(REPO, files)
+    assert pull.main([f"--repo={REPO}", f"--train_dir={tmp_path}", "--experiment=here"]) == 0
+    said = capsys.readouterr().out
+    assert "CartPole-v1, 1 checkpoint" in said
+    assert "import_modules=['leaves_a_trace'], algo=not_installed_here:ALGO" in said
+    assert not (tmp_path / "code_ran").exists()
+
+
+def test_the_copies_that_are_pushed_are_evaluated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[Path] = []
+    evaluate = push._evaluate
+    monkeypatch.setattr(push, "_evaluate", lambda path, episodes: (evaluated.append(path), evaluate(path, episodes))[1])
+    assert push_run(run, "--episodes=1", f"--out={tmp_path / 'out'}") == 0
+    assert evaluated and not any(path.is_relative_to(run) for path in evaluated)
+
+
+def test_files_that_disappear_are_one_sentence(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def vanish(source: Path, target: Path) -> None:
+        raise FileNotFoundError(2, "No such file or directory", str(source))
+
+    monkeypatch.setattr(push.shutil, "copyfile", vanish)
+    assert push_run(run, "--episodes=0", f"--out={tmp_path / 'out'}") == 2
+    assert "If it still trains, try again." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [

@@ -142,8 +142,11 @@ def is_finished(run: PlannedRun) -> bool:
     summary = read_summary(run.folder)
     if summary is None:
         return False
-    reached = summary["env_steps"] >= run.config.train_for_env_steps or run.config.train_for_seconds is not None
-    return summary["status"] == "stopped" or (summary["status"] == "completed" and reached)
+    if summary["status"] != "completed":
+        return bool(summary["status"] == "stopped")
+    seconds = run.config.train_for_seconds
+    has_trained_long = seconds is not None and (read_progress(run.folder).elapsed_s or 0.0) >= seconds
+    return has_trained_long or summary["env_steps"] >= run.config.train_for_env_steps
 
 
 def changed_settings(run: PlannedRun) -> list[Change]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -102,7 +103,7 @@ def define(folder: Path, definition: Definition) -> bool:
     """
     folder.mkdir(parents=True, exist_ok=True)
     values = asdict(definition)
-    temporary = folder / f".{DEFINITION}_{os.getpid()}"
+    temporary = folder / f".{DEFINITION}_{uuid.uuid4().hex}"  # other machines may share the folder
     temporary.write_text(yaml.safe_dump({**values, "flags": list(definition.flags)}, sort_keys=False), encoding="utf-8")
     try:
         os.link(temporary, folder / DEFINITION)  # fails if there is one, also if another machine makes it now
@@ -232,7 +233,7 @@ class Study:
                 self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 continue  # another process was faster
-            kept = {name: attributes[name] for name in ("run", "seed") if name in attributes}
+            kept = {name: attributes[name] for name in ("run", "seed", "flags") if name in attributes}
             self._study.enqueue_trial(trial.params, user_attrs=kept)
             continued.append(str(attributes.get("run", f"trial {trial.number}")))
         return continued
@@ -253,7 +254,8 @@ class Study:
         by_run = {}
         for trial in self._trials():
             attributes = trial.user_attrs
-            if "run" in attributes and trial.state.name != "WAITING":
+            # A process that ended while it started a trial may have left one without its settings.
+            if {"run", "flags"} <= attributes.keys() and trial.state.name != "WAITING":
                 state = _STATES[trial.state.name]
                 value = trial.value if state == "complete" else None
                 by_run[attributes["run"]] = Result(

@@ -157,7 +157,12 @@ class Sweep:
             if not owner.claim(self.folder / "final_test"):
                 say("Another process makes the final test.")
                 return False
-            candidates = self._test(finalists, say, show)
+
+            def show_and_touch(runs: Sequence[PlannedRun]) -> None:
+                owner.touch()
+                show(runs)
+
+            candidates = self._test(finalists, say, show_and_touch)
             write_report(self.folder, study, self._objective, candidates)
             self._announce(candidates, finalists, say)
             return True
@@ -276,11 +281,15 @@ class Sweep:
         """Chooses the best of the finalists by the median of its final test, and writes its settings."""
         sign = 1.0 if self._objective.is_minimized else -1.0
         tested = [each for each in candidates if each.name != DEFAULT and each.values]
+        for each in candidates:
+            if len(each.values) < self._num_final_seeds:
+                say(f"final test of {each.name}: only {len(each.values)} of {self._num_final_seeds} seeds ended well")
         if not tested:
             say("No run of the final test has ended well: best.yaml has the settings of the best trial.")
             write_best(self.folder, self._flags, finalists[:1])
             return
-        best = min(tested, key=lambda each: sign * each.median)
+        # One whose other seeds failed may owe its median to luck.
+        best = min(tested, key=lambda each: (-len(each.values), sign * each.median))
         write_best(self.folder, self._flags, [result for result in finalists if result.run == best.name])
         default = next(each for each in candidates if each.name == DEFAULT)
         if default.values and sign * default.median <= sign * best.median:

@@ -69,7 +69,7 @@ def report(
     sign = 1.0 if objective.is_minimized else -1.0
     ended = sorted(results, key=lambda each: (each.value is None, sign * (each.value or 0.0), each.number))
     names = list(dict.fromkeys(name for each in results for name in settings_of(each.flags)))
-    tested = sorted(candidates, key=lambda each: sign * each.median if each.values else float("inf"))
+    tested = sorted(candidates, key=lambda each: (-len(each.values), sign * each.median if each.values else 0.0))
     finals = [
         [each.name, cell(spread(each.values), _number) if each.values else UNKNOWN, str(len(each.values))]
         + [settings_of(each.flags).get(name, UNKNOWN) for name in names]

@@ -14,9 +14,13 @@ import pytest
 from command import wait_until
 
 from asyncrl.config.errors import UsageError
+from asyncrl.config.machine import Machine
 from asyncrl.experiments.grid import read_grid
+from asyncrl.experiments.job_files import FILE_NAMES
 from asyncrl.experiments.launch import Launch
 from asyncrl.experiments.ownership import Owner
+from asyncrl.experiments.runs import is_finished, plan_run
+from asyncrl.launch import main
 
 GRID = """
 settings: {env: CartPole-v1, train_for_env_steps: 1000, serial_mode: true, async_rl: false}
@@ -152,3 +156,36 @@ def test_a_killed_launch_leaves_no_process_and_goes_on(tmp_path) -> None:
     assert [entry["env_steps"] >= 120000 for entry in entries] == [True, True]
     output = (tmp_path / "runs" / "output" / "CartPole-v1_seed0.log").read_text()
     assert "Resuming from" in output or "Nothing to do" in output
+
+
+def test_a_run_by_the_clock_is_finished_when_it_has_trained_so_long(tmp_path) -> None:
+    run = plan_run("timed", tmp_path, ("--env=CartPole-v1", "--train_for_seconds=60"), Machine(cores=2))
+    run.folder.path.mkdir()
+    run.folder.summary.write_text(json.dumps({"status": "completed", "env_steps": 5000}))
+    for elapsed_s, is_long in ((30.0, False), (61.0, True)):
+        run.folder.metrics.write_text(json.dumps({"env_steps": 5000, "time/time_elapsed": elapsed_s}) + "\n")
+        assert is_finished(run) is is_long
+
+
+@pytest.mark.parametrize("job_format", ["slurm", "kubernetes"])
+def test_a_job_file_is_written_once_and_its_folder_is_there(tmp_path, capsys, monkeypatch, job_format) -> None:
+    monkeypatch.chdir(tmp_path)
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(GRID)
+    runs = tmp_path / "my runs 100%"
+    command = [str(grid), f"--train_dir={runs}", f"--write={job_format}"]
+    assert main(command) == 0
+    path = tmp_path / FILE_NAMES[job_format]
+    if job_format == "slurm":
+        assert runs.is_dir(), "Slurm writes no output where the folder is missing"
+        assert f'#SBATCH --output="{tmp_path}/my runs 100%%/slurm-%A_%a.log"\n' in path.read_text()
+    path.write_text("edited")
+    assert main(command) == 2
+    assert path.read_text() == "edited"
+    assert main([*command, f"--out={path}"]) == 0 and path.read_text() != "edited"
+    assert main([*command, f"--out={tmp_path / 'missing' / 'job'}"]) == 2
+    assert main([*command, f"--out={path}", "--changed=repeat"]) == 2
+    exists, cannot, changed = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert "exists: remove it, or name the file with --out=" in exists
+    assert "The job file cannot be written" in cannot
+    assert "--changed=repeat is not possible with --write" in changed

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
+from asyncrl import sweep as sweep_command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.experiments.objective import Evaluated, Objective
 from asyncrl.experiments.ownership import Owner
 from asyncrl.experiments.runs import PlannedRun
 from asyncrl.experiments.slots import Ended
-from asyncrl.experiments.study import Definition, Study, define, read_definition
+from asyncrl.experiments.study import Definition, Result, Study, define, read_definition
 from asyncrl.experiments.sweep import RunningTrial, Sweep
-from asyncrl.experiments.sweep_results import best_settings
+from asyncrl.experiments.sweep_results import Candidate, best_settings, report
 from asyncrl.sweep import main
 
 pytest.importorskip("optuna")
@@ -149,6 +150,73 @@ def test_a_trial_that_was_killed_while_it_was_started_is_not_lost(tmp_path) -> N
         again = study.next_trial()
         assert again is not None and again.params == lost.params
         assert study.next_trial() is None
+
+
+def test_a_trial_that_was_killed_before_its_settings_were_noted_is_continued(tmp_path) -> None:
+    define(tmp_path, DEFINITION)
+    with Owner(tmp_path / "owners") as owner:
+        study = Study(tmp_path, DEFINITION, 1, 1, owner)
+        lost = study.next_trial()
+        assert lost is not None
+        with Owner(tmp_path / "owners") as dead:
+            lost.set_user_attr("owner", dead.name)
+        assert study.continue_dead_trials() == ["trial_0000"]
+        # Started again from the queue, and killed before any of its attributes but those of the queue were written.
+        study._study.ask(study._distributions)
+        assert [(result.run, result.flags) for result in study.results()] == [("trial_0000", study.results()[0].flags)]
+        no_flags = study._study.ask(study._distributions)
+        no_flags.set_user_attr("run", "trial_0009")
+        assert "trial_0009" not in {result.run for result in study.results()}
+
+
+def test_a_finalist_whose_other_seeds_failed_is_not_the_best(tmp_path) -> None:
+    sweep = Sweep(tmp_path, DEFINITION, num_trials=2, num_final_seeds=3)
+    lucky, steady = (
+        Result(number, f"trial_000{number}", "complete", 1.0, (f"--learning_rate=0.00{number}",), None)
+        for number in (1, 2)
+    )
+    candidates = [
+        Candidate("default", (), (10.0, 20.0, 30.0)),
+        Candidate(lucky.run, lucky.flags, (90.0,)),
+        Candidate(steady.run, steady.flags, (40.0, 50.0, 60.0)),
+    ]
+    said: list[str] = []
+    sweep._announce(candidates, [lucky, steady], said.append)
+    assert load([f"--config={tmp_path / 'best.yaml'}"]).config.learning_rate == 0.002
+    assert said == ["final test of trial_0001: only 1 of 3 seeds ended well"]
+    text = report([lucky, steady], DEFINITION.objective, candidates, {})
+    table = text[text.index("## Final test") : text.index("## Trials")]
+    assert table.index("| trial_0002 |") < table.index("| default |") < table.index("| trial_0001 |")
+
+
+def test_other_machines_see_that_the_final_test_is_alive(tmp_path, pretends, monkeypatch) -> None:
+    touched: list[Path] = []
+    make_final_test = Sweep._test
+
+    def make_and_note(*args: Any) -> Any:
+        touched.clear()
+        return make_final_test(*args)
+
+    monkeypatch.setattr(Sweep, "_test", make_and_note)
+    monkeypatch.setattr(Owner, "touch", lambda owner: touched.append(owner._folder))
+    run(tmp_path / "study", DEFINITION, num_trials=1, num_finalists=1, num_final_seeds=1)
+    assert tmp_path / "study" / "owners" in touched, "the owner of the study, and not only that of the launch"
+
+
+def test_the_settings_of_a_file_are_part_of_the_definition(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("env: CartPole-v1\ngamma: 0.9\nbatch-size: 64\nseed: 3\npolicies: {1: {learning_rate: 0.5}}\n")
+    monkeypatch.chdir(tmp_path)
+    options, texts = sweep_command._read_options(["--study=new", "--config=settings.yaml", "--gamma=0.8"])
+    definition = sweep_command._definition(options, texts, tmp_path / "new")
+    assert not any("settings.yaml" in flag for flag in definition.flags)
+    config = load(definition.flags, lenient=True).config
+    assert (config.env_id, config.gamma, config.batch_size) == ("CartPole-v1", 0.8, 64)
+    assert config.policies == {1: {"learning_rate": 0.5}} and config.seed == 0
+    define(tmp_path / "new", definition)
+    path.write_text("env: CartPole-v1\ngamma: 0.9\nbatch_size: 128\n")
+    with pytest.raises(UsageError, match="was started with another definition"):
+        define(tmp_path / "new", sweep_command._definition(options, texts, tmp_path / "new"))
 
 
 def test_two_processes_share_a_study(tmp_path, pretends) -> None:
