@@ -75,15 +75,10 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
     Raises:
         RunFailed: an environment failed. The learner has saved.
     """
-    part, videos_failed = setup, False
-
-    def note(report: Report) -> None:
-        nonlocal videos_failed
-        videos_failed |= isinstance(report, VideoReport) and report.error is not None
-        send(report)
-
+    part = setup
+    failed_videos: list[VideoReport] = []
     try:
-        result = _run_serial_part(part, note, steer)
+        result = _run_serial_part(part, send, steer, failed_videos)
         while isinstance(result, Path):
             pending, info = part.control.take_change(), part.control.newest_training_info
             part.arena.close()
@@ -92,22 +87,25 @@ def run_serial(setup: RunSetup, send: Send, steer: ControlCallback) -> LearnerOu
                 part.control.send_change(pending)
             if info is not None:
                 part.control.send_training_info(RunControl.pack_training_info(info))
-            result = _run_serial_part(part, note, steer, with_videos=not videos_failed)
+            result = _run_serial_part(part, send, steer, failed_videos)
         return result
     finally:
         part.arena.close()
 
 
 def _run_serial_part(
-    setup: RunSetup, send: Send, steer: ControlCallback, with_videos: bool = True
+    setup: RunSetup, send: Send, steer: ControlCallback, failed_videos: list[VideoReport]
 ) -> LearnerOutcome | Path:
-    """Runs to the end, or with `checkpoint_resets` to the next checkpoint, whose path is returned."""
+    """Runs to the end, or with `checkpoint_resets` to the next checkpoint, whose path is returned.
+
+    Videos that fail are added to `failed_videos`; once there are some, no others are made.
+    """
     torch.set_num_threads(setup.plan.learner_threads)
     config, control, waker = setup.config, setup.control, Waker()
     steer_run = functools.partial(steer, control)
     learners, exchanges, workers = build_serial(setup, waker, steer_run)
     evaluations = build_evaluation_workers(setup) if config.eval_every_env_steps is not None else []
-    videos = build_video_workers(setup) if with_videos else []
+    videos = [] if failed_videos else build_video_workers(setup)
     reset_at: Path | None = None
     outcome: LearnerOutcome | None = None
     try:
@@ -145,6 +143,8 @@ def _run_serial_part(
                 if evaluation.is_due and not control.stop_requested:
                     for report in evaluation.run(steer_run):
                         send(report)
+                        if isinstance(report, VideoReport) and report.error is not None:
+                            failed_videos.append(report)
             if outcome is not None:
                 return outcome
             if reset_at is not None:
