@@ -90,7 +90,6 @@ class AgentsEnvGroup(HostEnvGroup):
         self._lengths = np.zeros(num_columns, dtype=np.int64)  # actions in the episode
         self._num_rows = np.zeros(num_columns, dtype=np.int64)  # rows of the episode
         self._steps = [0] * len(envs)
-        self._env_idx = 0  # of the environment that is being reset or stepped, for messages
 
     def reset(self, obs: ObsArray) -> None:
         for env in range(len(self._envs)):
