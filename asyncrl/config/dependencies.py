@@ -20,8 +20,10 @@ _IS_SET = ("anything",)
 
 _TRAJECTORIES: Condition = {"algo": ("ppo", "a2c", "a3c")}
 _DATASETS: Condition = {"algo": ("ppo", "a2c")}
-_BATCHES: Condition = {"algo": ("ppo", "a2c", "sac")}
-_REPLAY: Condition = {"algo": ("sac",)}
+_BATCHES: Condition = {"algo": ("ppo", "a2c", "sac", "dqn")}
+_REPLAY: Condition = {"algo": ("sac", "dqn")}
+_SAC: Condition = {"algo": ("sac",)}
+_DQN: Condition = {"algo": ("dqn",)}
 _RATIO: Condition = {"algo": ("ppo",)}
 _ACTOR_LEARNER: Condition = {"backend": ("actor_learner",)}
 _HOGWILD: Condition = {"backend": ("hogwild",)}
@@ -51,10 +53,11 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({"hogwild_optimizer": ("adam",)}, "adam_beta1 adam_beta2"),
     (_RATIO, "ppo_objective ppo_clip_ratio ppo_clip_mode"),
     ({**_RATIO, "ppo_objective": ("decoupled",)}, "behaviour_weight_cap"),
-    (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step tau ent_coef policy_delay"),
-    (_REPLAY, "critic_layer_norm"),
+    (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step tau"),
+    (_SAC, "ent_coef policy_delay critic_layer_norm"),
+    (_DQN, "dueling exploration_initial_eps exploration_final_eps exploration_fraction"),
     ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)}, "replay_ratio_tolerance"),
-    ({**_REPLAY, "ent_coef": ("auto",)}, "target_entropy"),
+    ({**_SAC, "ent_coef": ("auto",)}, "target_entropy"),
     (_HOGWILD, "hogwild_mode hogwild_optimizer"),
     ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),
     ({"self_play": (True,)}, "self_play_pool_share self_play_pool_size self_play_add_every_env_steps"),
