@@ -129,9 +129,11 @@ def run(
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
-            if not of_the_user:
+            if not of_the_user and not isinstance(error, UsageError):
                 raise
-            if "import_modules" not in _names(of_names):
+            if not of_the_user:  # the algorithm's model; `_action_problems` may have said it already
+                problems += [] if "algo" in _names(problems) else [Problem(("algo", "env"), str(error))]
+            elif "import_modules" not in _names(of_names):
                 problems.append(_of_user_code(of_the_user, "making the network", error))
         else:
             needed = of_one_rank * plan.num_local_ranks
