@@ -23,6 +23,7 @@ from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.models.dqn import QNetwork
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
+from asyncrl.models.mlp_pass import MlpPass
 from asyncrl.monitoring.reports import DqnMetrics
 
 _FIGURES = ("loss", "q_mean", "sum of inputs", "grad_norm")
@@ -58,10 +59,15 @@ class DqnLearner:
         self.notice: str | None = None
         self.device = device
         self._config = config
-        self._network = TrainedNetwork(_MODEL, self.model, None, config, torch.float32, storage)
+        # Hand-written passes through a perceptron are faster than autograd and compute the same.
+        mlp = self.model.mlp if self.model.encoder is None and config.precision != "bf16" else None
+        self._network = TrainedNetwork(_MODEL, self.model, mlp, config, torch.float32, storage)
         self._target = FlatParameters(
             self.target_model, with_grad=False, hold=lambda initial: storage.allocate(_TARGET, initial)
         ).data
+        self._target_layers = () if mlp is None else mlp.layers_in(self._target)
+        self._pass, self._target_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
+        self._update = self._update_by_autograd if mlp is None else self._update_by_passes
         self._learning_rate = LearningRate(config, self.ranks.num_ranks)
         self._obs_moments = storage.moments("obs", model.observation_size, device)
         self._skipped = SkippedSteps(config.max_skipped_steps)
@@ -106,7 +112,7 @@ class DqnLearner:
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
         epsilon = exploration_rate(self._config, env_steps_before)
-        self.model.epsilon.data.fill_(epsilon)
+        self.model.epsilon.fill_(epsilon)
         figures = []
         for batch in batches:
             self.policy_version += 1
@@ -141,8 +147,8 @@ class DqnLearner:
         self._learning_rate.resume(float(state.scalars["learning_rate"]))
         self._obs_moments.count = int(state.scalars["obs_count"])
 
-    def _update(self, batch: Transitions) -> Tensor:
-        """One update; returns `_FIGURES` [4]."""
+    def _update_by_autograd(self, batch: Transitions) -> Tensor:
+        """One update of any network; returns `_FIGURES` [4]."""
         model, obs, later = self.model, self.model.inputs_of(batch.obs), self.model.inputs_of(batch.next_obs)
         with torch.no_grad():
             next_values, target_values = self._values(model, later), self._values(self.target_model, later)
@@ -152,10 +158,30 @@ class DqnLearner:
         loss = dqn.dqn_loss(values, target)
         self._network.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        with torch.no_grad():
-            inputs = obs.floats.sum() + later.floats.sum()
-            figures = self._network.step(self._rate, torch.stack((loss.detach(), values.detach().mean(), inputs)))
-            self._storage.polyak_update(self._target, self._network.flat.data, self._config.tau)
+        return self._step(loss.detach(), values.detach(), obs.floats.sum() + later.floats.sum())
+
+    @torch.no_grad()
+    def _update_by_passes(self, batch: Transitions) -> Tensor:
+        """The same without autograd, for a perceptron over numbers."""
+        size, model = len(batch.reward), self.model
+        rows = torch.cat((batch.obs, batch.next_obs)).to(torch.float32)
+        inputs = model.normalize_obs(rows, out=rows)
+        outputs = self._pass.forward(self._network.layers, inputs)[0]
+        target_values = model.values_of(self._target_pass.forward(self._target_layers, inputs[size:])[0])
+        all_values, choice = model.values_of(outputs), batch.action.unsqueeze(-1)
+        target = dqn.double_target(batch.reward, batch.discount, all_values[size:], target_values)
+        values = all_values[:size].gather(-1, choice).squeeze(-1)
+        gradient = (values - target).clamp_(-1.0, 1.0).div_(size).unsqueeze(-1)
+        by_value = torch.zeros_like(all_values[:size]).scatter_(-1, choice, gradient)
+        by_output = model.outputs_gradient(outputs, by_value).unsqueeze(0)
+        self._pass.backward(self._network.layers, by_output, self._network.gradients)
+        return self._step(dqn.dqn_loss(values, target), values, inputs.sum())
+
+    @torch.no_grad()
+    def _step(self, loss: Tensor, values: Tensor, sum_of_inputs: Tensor) -> Tensor:
+        """Steps down the gradient, and moves the target network; returns `_FIGURES` [4]."""
+        figures = self._network.step(self._rate, torch.stack((loss, values.mean(), sum_of_inputs)))
+        self._storage.polyak_update(self._target, self._network.flat.data, self._config.tau)
         return figures
 
     def _values(self, network: QNetwork, inputs: Inputs) -> Tensor:

@@ -16,11 +16,7 @@ from asyncrl.models.stacked_mlp import StackedMlp
 
 
 class QNetwork(SacActor):
-    """Values of the choices, with an encoder as SAC's actor has. As a policy it is categorical: see `epsilon_greedy`.
-
-    Attributes:
-        epsilon: [1], the probability of a choice at random. It is published with the weights; no gradient reaches it.
-    """
+    """Values of the choices, with an encoder as SAC's actor has. Its policy is categorical: see `epsilon_greedy`."""
 
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
         if not isinstance(spec.action, DiscreteAction):
@@ -34,12 +30,18 @@ class QNetwork(SacActor):
             widths = [encoder.output_size, num_outputs]
         gain = 1.0 if config.policy_initialization == "orthogonal" else None
         self.mlp = StackedMlp(1, widths, config.nonlinearity, gain)
-        self.epsilon = nn.Parameter(torch.full((1,), config.exploration_initial_eps))
+        self.exploration = nn.ParameterList([torch.full((1,), config.exploration_initial_eps)])
+
+    @property
+    def epsilon(self) -> Tensor:
+        """The probability [1] of a choice at random. It is published with the weights; no gradient reaches it."""
+        epsilon: Tensor = self.exploration[0].detach()
+        return epsilon
 
     def values(self, inputs: Inputs) -> Tensor:
         """Values `[B, n]` for normalized observations."""
         features = inputs.floats if self.encoder is None else self.encoder(inputs)
-        return self._values_of(self.mlp(features)[0].to(self.statistics.dtype))
+        return self.values_of(self.mlp(features)[0].to(self.statistics.dtype))
 
     def mask_of(self, inputs: Inputs) -> Tensor | None:
         """The mask of choices `[B, n]` in observations; None if they have none."""
@@ -47,10 +49,23 @@ class QNetwork(SacActor):
 
     def parameters_of(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Log-probabilities `[B, n]` of the epsilon-greedy policy from the network's outputs."""
-        return epsilon_greedy(self._values_of(outputs), self.epsilon.detach(), mask)
+        return epsilon_greedy(self.values_of(outputs), self.epsilon, mask)
 
-    def _values_of(self, outputs: Tensor) -> Tensor:
+    def values_of(self, outputs: Tensor) -> Tensor:
+        """Values `[B, n]` from the network's outputs."""
         return dueling_values(outputs) if self._is_dueling else outputs
+
+    def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
+        """The backward pass of `values_of`: the gradient with respect to the network's outputs.
+
+        Args:
+            parameters: unused.
+            gradient: [B, n], with respect to the values.
+        """
+        if not self._is_dueling:
+            return gradient
+        total = gradient.sum(-1, keepdim=True)
+        return torch.cat((gradient - total / gradient.shape[-1], total), dim=-1)
 
 
 def dueling_values(outputs: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from asyncrl.models.flat import FlatParameters, read_block
 from asyncrl.runtime.processes import RunFailed
 
 
-def make(spec: EnvSpec = CHOICE, **settings: Any) -> DqnLearner:
+def make(spec: EnvSpec = CHOICE, by: str = "passes", **settings: Any) -> DqnLearner:
     defaults: dict[str, Any] = {
         "algo": "dqn",
         "encoder_mlp_layers": [16],
@@ -33,7 +33,11 @@ def make(spec: EnvSpec = CHOICE, **settings: Any) -> DqnLearner:
         "learning_rate": 0.01,
     }
     config = TrainConfig(**{**defaults, **settings})
-    return DqnLearner(QNetwork(spec, config), config, spec, CPU)
+    learner = DqnLearner(QNetwork(spec, config), config, spec, CPU)
+    assert learner._update == learner._update_by_passes
+    if by == "autograd":
+        learner._update = learner._update_by_autograd
+    return learner
 
 
 def test_the_best_choice_is_taken_and_others_are_drawn_by_epsilon() -> None:
@@ -69,8 +73,9 @@ def test_the_trained_network_chooses_and_the_target_network_says_what_it_is_wort
 @pytest.mark.parametrize(
     "settings", [{}, {"dueling": True, "tau": 0.3}, {"max_grad_norm": 0.05, "nonlinearity": "relu"}]
 )
-def test_updates_are_those_of_a_plain_reference(settings: dict[str, Any]) -> None:
-    learner = make(**settings)
+@pytest.mark.parametrize("by", ["passes", "autograd"])
+def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any]) -> None:
+    learner = make(by=by, **settings)
     config = learner._config
     (network,) = networks_of_linear_layers(learner.model.mlp)
     (target,) = networks_of_linear_layers(learner.target_model.mlp)
