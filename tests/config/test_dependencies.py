@@ -94,7 +94,7 @@ def test_inference_is_what_the_plan_makes_of_it() -> None:
     assert unread("--num_inference_workers=2", machine=gpu) == []
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "a3c", "sac"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "a3c", "sac", "dqn"])
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_are_never_blamed(preset: str, algo: str) -> None:
     assert unread(f"--preset={preset}", f"--algo={algo}") == []
