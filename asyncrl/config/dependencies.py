@@ -22,6 +22,7 @@ _TRAJECTORIES: Condition = {"algo": ("ppo", "a2c", "a3c")}
 _DATASETS: Condition = {"algo": ("ppo", "a2c")}
 _BATCHES: Condition = {"algo": ("ppo", "a2c", "sac", "dqn")}
 _REPLAY: Condition = {"algo": ("sac", "dqn")}
+_OWN_MODEL: Condition = {"algo": ("ppo", "a2c", "a3c", "sac")}
 _SAC: Condition = {"algo": ("sac",)}
 _DQN: Condition = {"algo": ("dqn",)}
 _RATIO: Condition = {"algo": ("ppo",)}
@@ -48,6 +49,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     (_TRAJECTORIES, "normalize_advantage normalize_returns actor_critic_share_weights adaptive_stddev squash_actions"),
     ({**_TRAJECTORIES, "squash_actions": (False,)}, "action_unit"),
     (_BATCHES, "batch_size"),
+    (_OWN_MODEL, "model"),
     ({"with_vtrace": (True,)}, "vtrace_rho vtrace_c"),
     (_ADAPTIVE, "lr_schedule_kl_threshold lr_adaptive_min lr_adaptive_max"),
     ({"hogwild_optimizer": ("adam",)}, "adam_beta1 adam_beta2"),

@@ -173,7 +173,7 @@ class DqnLearner:
         values = all_values[:size].gather(-1, choice).squeeze(-1)
         gradient = (values - target).clamp_(-1.0, 1.0).div_(size).unsqueeze(-1)
         by_value = torch.zeros_like(all_values[:size]).scatter_(-1, choice, gradient)
-        by_output = model.outputs_gradient(outputs, by_value).unsqueeze(0)
+        by_output = model.gradient_of_outputs(by_value).unsqueeze(0)
         self._pass.backward(self._network.layers, by_output, self._network.gradients)
         return self._step(dqn.dqn_loss(values, target), values, inputs.sum())
 

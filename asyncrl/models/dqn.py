@@ -55,13 +55,8 @@ class QNetwork(SacActor):
         """Values `[B, n]` from the network's outputs."""
         return dueling_values(outputs) if self._is_dueling else outputs
 
-    def outputs_gradient(self, parameters: Tensor, gradient: Tensor) -> Tensor:
-        """The backward pass of `values_of`: the gradient with respect to the network's outputs.
-
-        Args:
-            parameters: unused.
-            gradient: [B, n], with respect to the values.
-        """
+    def gradient_of_outputs(self, gradient: Tensor) -> Tensor:
+        """The backward pass of `values_of`: from the gradient of the values `[B, n]` to that of the outputs."""
         if not self._is_dueling:
             return gradient
         total = gradient.sum(-1, keepdim=True)
