@@ -139,6 +139,16 @@ def test_exploration_falls_with_the_steps_and_is_published_and_not_trained() -> 
         assert parameters.max().item() == pytest.approx(1 - epsilon * 3 / 4)
 
 
+def test_the_schedule_of_the_learning_rate_reaches_the_weights() -> None:
+    learner = make(lr_schedule="linear_decay", train_for_env_steps=1000)
+    for steps, rate in ((0, 0.01), (500, 0.005), (1000, 0.0)):
+        before = learner.publication()
+        metrics = learner.train(draw(CHOICE, 1), steps)
+        assert metrics is not None and metrics.learning_rate == pytest.approx(rate)
+        moved = (learner.publication() - before)[: learner._network.flat.data.numel() - 1].abs().max()
+        assert bool(moved > 0.0) == (rate > 0.0)
+
+
 def test_the_target_network_moves_by_tau() -> None:
     learner = make(tau=0.25)
     before = learner._target.clone()
