@@ -29,6 +29,7 @@ from asyncrl.envs.factory import make_env
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import read_spec
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.evaluation.episodes import evaluate
 from asyncrl.hogwild.worker import HogwildSacWorker
 from asyncrl.learner import on_policy
 from asyncrl.learner.on_policy import OnPolicyLearner
@@ -37,6 +38,7 @@ from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import write_block
 from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report
+from asyncrl.policy import load_policy
 from asyncrl.run import runner
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime import checkpoint
@@ -44,6 +46,7 @@ from asyncrl.runtime.processes import process_context, start_loading_modules
 
 PARALLEL_MODES = ("sync-local", "sync-central", "async-local", "async-central")
 MODES = ("serial", *PARALLEL_MODES)
+REPLAY_MODES = ("serial", "sync-local", "async-local", "async-central")
 
 SMALL: dict[str, Any] = {
     "num_workers": 2,
@@ -308,3 +311,10 @@ def recording(folder: Path) -> Iterator[None]:
         mock.patch.object(HogwildSacWorker, "close", recording_close),
     ):
         yield
+
+
+def mean_return(finished: FinishedRun, episodes: int = 40) -> float:
+    """The mean return of the trained policy's most likely actions."""
+    assert finished.outcome.checkpoint is not None
+    policy = load_policy(Path(finished.outcome.checkpoint))
+    return evaluate(policy, episodes=episodes, deterministic=True).mean_reward

@@ -90,6 +90,26 @@ class Masked(gymnasium.Env[dict[str, Any], Any]):
         return {"action_mask": self._mask, "number": self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)}
 
 
+class MaskedChoice(gymnasium.Env[dict[str, Any], int]):
+    """One step: the largest choice is paid, of those that the mask allows; a forbidden one raises."""
+
+    observation_space = spaces.Dict({"action_mask": spaces.MultiBinary(3), "number": spaces.Box(-1.0, 1.0, (1,))})
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict]:
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict]:
+        if not self._mask[action]:
+            raise ValueError(f"the action {action} is not allowed by {self._mask}")
+        return self._observe(), float(action), True, False, {}
+
+    def _observe(self) -> dict[str, Any]:
+        self._mask = np.array([1, 1, 0], dtype=np.int8)
+        return {"action_mask": self._mask, "number": self.np_random.uniform(-1.0, 1.0, 1).astype(np.float32)}
+
+
 class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
     """CartPole's position and angle without their velocities, which a recurrent policy can tell from earlier ones."""
 
@@ -104,4 +124,5 @@ class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
 gymnasium.register("Recall-v0", Recall)
 gymnasium.register("SeeAndTell-v0", SeeAndTell)
 gymnasium.register("Masked-v0", Masked)
+gymnasium.register("MaskedChoice-v0", MaskedChoice)
 gymnasium.register("HiddenVelocity-v0", lambda **kwargs: Positions(CartPoleEnv(**kwargs)), max_episode_steps=500)

@@ -42,6 +42,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dict-tuple-image": ("SeeAndTell-v0", {}),
     "masks": ("Masked-v0", {}),
     "sac-masks": ("Masked-v0", {"algo": "sac"}),
+    "dqn": ("CartPole-v1", {"algo": "dqn", "dueling": True, "exploration_initial_eps": 0.5}),
+    "dqn-masks": ("MaskedChoice-v0", {"algo": "dqn", "exploration_initial_eps": 0.5}),
 }
 
 

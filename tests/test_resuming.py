@@ -92,6 +92,15 @@ def test_a_run_goes_on_with_other_settings_but_not_with_another_model(
         assert "--restart_behavior=restart" in str(problem)
 
 
+def test_a_dueling_network_stays_one(tmp_path: Path) -> None:
+    with RunFolder.create(str(tmp_path), "run", "resume") as folder:
+        folder.write_config(TrainConfig(env="CartPole-v1", algo="dqn", dueling=True))
+        save(folder.checkpoints, 100)
+    (problem,) = resuming.find_problems(load_again(folder, "--dueling=False"))
+    assert "dueling=True" in problem.text
+    assert resuming.find_problems(load_again(folder, "--exploration_final_eps=0.2")) == []
+
+
 def test_what_the_algorithm_does_not_read_may_change_on_the_way(tmp_path: Path) -> None:
     config = TrainConfig(env="CartPole-v1", algo="sac", experiment="run")
     with RunFolder.create(str(tmp_path), "run", "resume") as folder:

@@ -49,6 +49,7 @@ class Algorithm:
             does.
         runs_on_hogwild: it can be used with `--backend=hogwild`, whose workers train an `ActorCritic` with `loss`, or
             SAC. Not for an algorithm with its own `make_model` or `make_learner`.
+        needs_choice: it learns only actions that are one choice (`Discrete`).
     """
 
     name: str
@@ -63,6 +64,7 @@ class Algorithm:
     make_model: Function | None = None
     squashes_actions: bool = False
     runs_on_hogwild: bool = False
+    needs_choice: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError if a function or the default of a setting is missing, or if parts do not fit together."""
@@ -112,6 +114,23 @@ _algorithms = {
             },
             make_learner=_SAC_LEARNER,
             runs_on_hogwild=True,
+        ),
+        Algorithm(
+            "dqn",
+            collects="replay",
+            defaults={
+                "batch_size": 128,
+                "updates_per_env_step": 0.5,
+                "encoder_mlp_layers": [256, 256],
+                "nonlinearity": "relu",
+                "policy_initialization": "torch_default",
+                "max_grad_norm": 10.0,
+                "adam_eps": 1e-8,
+                "normalize_input": False,
+            },
+            make_learner="asyncrl.learner.dqn:DqnLearner",
+            make_model="asyncrl.models.dqn:QNetwork",
+            needs_choice=True,
         ),
     )
 }

@@ -20,8 +20,11 @@ _IS_SET = ("anything",)
 
 _TRAJECTORIES: Condition = {"algo": ("ppo", "a2c", "a3c")}
 _DATASETS: Condition = {"algo": ("ppo", "a2c")}
-_BATCHES: Condition = {"algo": ("ppo", "a2c", "sac")}
-_REPLAY: Condition = {"algo": ("sac",)}
+_BATCHES: Condition = {"algo": ("ppo", "a2c", "sac", "dqn")}
+_REPLAY: Condition = {"algo": ("sac", "dqn")}
+_OWN_MODEL: Condition = {"algo": ("ppo", "a2c", "a3c", "sac")}
+_SAC: Condition = {"algo": ("sac",)}
+_DQN: Condition = {"algo": ("dqn",)}
 _RATIO: Condition = {"algo": ("ppo",)}
 _ACTOR_LEARNER: Condition = {"backend": ("actor_learner",)}
 _HOGWILD: Condition = {"backend": ("hogwild",)}
@@ -46,15 +49,17 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     (_TRAJECTORIES, "normalize_advantage normalize_returns actor_critic_share_weights adaptive_stddev squash_actions"),
     ({**_TRAJECTORIES, "squash_actions": (False,)}, "action_unit"),
     (_BATCHES, "batch_size"),
+    (_OWN_MODEL, "model"),
     ({"with_vtrace": (True,)}, "vtrace_rho vtrace_c"),
     (_ADAPTIVE, "lr_schedule_kl_threshold lr_adaptive_min lr_adaptive_max"),
     ({"hogwild_optimizer": ("adam",)}, "adam_beta1 adam_beta2"),
     (_RATIO, "ppo_objective ppo_clip_ratio ppo_clip_mode"),
     ({**_RATIO, "ppo_objective": ("decoupled",)}, "behaviour_weight_cap"),
-    (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step tau ent_coef policy_delay"),
-    (_REPLAY, "critic_layer_norm"),
+    (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step tau"),
+    (_SAC, "ent_coef policy_delay critic_layer_norm"),
+    (_DQN, "dueling exploration_initial_eps exploration_final_eps exploration_fraction"),
     ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)}, "replay_ratio_tolerance"),
-    ({**_REPLAY, "ent_coef": ("auto",)}, "target_entropy"),
+    ({**_SAC, "ent_coef": ("auto",)}, "target_entropy"),
     (_HOGWILD, "hogwild_mode hogwild_optimizer"),
     ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),
     ({"self_play": (True,)}, "self_play_pool_share self_play_pool_size self_play_add_every_env_steps"),

@@ -194,7 +194,6 @@ OTHER_NAMES: dict[str, OtherName] = {
 OTHER_VALUES: dict[tuple[str, str], str] = {
     ("algo", "appo"): "Sample Factory's APPO is --algo=ppo --async_rl=True",
     ("algo", "impala"): "the nearest is --algo=a2c --with_vtrace=True",
-    ("algo", "dqn"): "for discrete actions there are ppo, a2c and sac",
     ("algo", "ddpg"): "the nearest is --algo=sac",
     ("algo", "td3"): "the nearest is --algo=sac",
     ("device", "gpu"): "a GPU is --device=cuda",

@@ -355,6 +355,12 @@ class TrainConfig(BaseModel):
     )
     policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy")
     critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
+    dueling: bool = _replay(False, "DQN: the network predicts the value of a state and how much better each choice is")
+    exploration_initial_eps: Fraction = _replay(1.0, "DQN: probability of a choice at random at the start")
+    exploration_final_eps: Fraction = _replay(0.05, "DQN: the same after exploration_fraction of the run")
+    exploration_fraction: Fraction = _replay(
+        0.1, "DQN: share of train_for_env_steps over which the probability of a choice at random falls"
+    )
 
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _hogwild(
         "auto",

@@ -17,13 +17,22 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayStripes
 from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.dqn import DqnLearner
 from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import WeightsPublisher
-from asyncrl.monitoring.reports import LearnerReport, Phase, PhaseTimer, ReplayMetrics, SacMetrics, busy_s, mean_metrics
+from asyncrl.monitoring.reports import (
+    LearnerReport,
+    Phase,
+    PhaseTimer,
+    ReplayMetrics,
+    UpdateMetrics,
+    busy_s,
+    mean_metrics,
+)
 from asyncrl.runtime.checkpoint import SavedReplay
 
 MOST_UPDATES_AT_ONCE = 16  # between two publications
@@ -35,7 +44,7 @@ class ReplayLoop:
 
     def __init__(
         self,
-        learner: SacLearner,
+        learner: SacLearner | DqnLearner,
         stripes: ReplayStripes,
         sampler: ReplaySampler,
         limiter: ReplayLimiter,
@@ -77,7 +86,7 @@ class ReplayLoop:
         if most_env_steps is None:
             most_env_steps = config.train_for_env_steps - first_env_steps
         self._stop_at = self._steps_before + most_env_steps  # as the stripes count
-        self._unreported: list[SacMetrics] = []
+        self._unreported: list[UpdateMetrics] = []
         self._report_started = time.monotonic()
         self._publish()
 

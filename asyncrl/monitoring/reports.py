@@ -173,7 +173,24 @@ class SacMetrics:
     grad_norm_critic: float
 
 
-def mean_metrics(metrics: Sequence[TrainMetrics | SacMetrics]) -> TrainMetrics | SacMetrics | None:
+@dataclass(frozen=True)
+class DqnMetrics:
+    """Means over the updates of one call; the gradient's norm is measured before clipping.
+
+    `exploration_rate` is the probability of a choice at random.
+    """
+
+    loss: float
+    q_mean: float
+    learning_rate: float
+    grad_norm: float
+    exploration_rate: float
+
+
+UpdateMetrics = TrainMetrics | SacMetrics | DqnMetrics
+
+
+def mean_metrics(metrics: Sequence[UpdateMetrics]) -> UpdateMetrics | None:
     """Means over several records of one type; None without records. A field that is None in one of them is None."""
     if not metrics:
         return None
@@ -215,7 +232,7 @@ class RolloutReport:
     env_steps: int
     episodes: tuple[EpisodeRecord, ...]
     phases: Mapping[Phase, float] = field(default_factory=dict)
-    train: TrainMetrics | SacMetrics | None = None
+    train: UpdateMetrics | None = None
     failures: EnvironmentFailures = EnvironmentFailures()
     skipped_steps: int = 0
     matches: tuple[MatchRecord, ...] = ()
@@ -269,7 +286,7 @@ class LearnerReport:
     num_updates: int
     wall_s: float
     busy_s: float
-    train: TrainMetrics | SacMetrics | None
+    train: UpdateMetrics | None
     lag: LagMetrics | None = None
     slots_ready: int | None = None
     dropped_samples: int = 0

@@ -35,8 +35,7 @@ from asyncrl.monitoring.reports import (
     Report,
     RestartReport,
     RolloutReport,
-    SacMetrics,
-    TrainMetrics,
+    UpdateMetrics,
     VideoReport,
     mean_metrics,
 )
@@ -103,7 +102,7 @@ class Interval:
         self._phase_s: defaultdict[tuple[str, Phase], float] = defaultdict(float)
         self._num_datasets, self._max_lag = 0, 0
         self._lag_sums: defaultdict[str, float] = defaultdict(float)
-        self._train: list[TrainMetrics | SacMetrics] = []
+        self._train: list[UpdateMetrics] = []
         self._replay: ReplayMetrics | None = None
         self._num_forward_passes = self._num_observations = 0
 

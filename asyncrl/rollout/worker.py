@@ -35,8 +35,7 @@ from asyncrl.monitoring.reports import (
     Phase,
     PhaseTimer,
     RolloutReport,
-    SacMetrics,
-    TrainMetrics,
+    UpdateMetrics,
     busy_s,
     mean_metrics,
 )
@@ -61,11 +60,11 @@ class RolloutWorkerBase:
         self._control = control
         self._report_started = time.monotonic()
         self._env_steps = 0
-        self._trained: list[TrainMetrics | SacMetrics] = []
+        self._trained: list[UpdateMetrics] = []
         self._skipped_steps = self._skipped_steps_reported = 0
         self._num_training_infos = 0
 
-    def note_training(self, metrics: TrainMetrics | SacMetrics | None, skipped_steps: int) -> None:
+    def note_training(self, metrics: UpdateMetrics | None, skipped_steps: int) -> None:
         """Adds training metrics to the next report, for workers that train.
 
         Args:

@@ -22,7 +22,7 @@ from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.probe import probe
 from asyncrl.envs.showing import require_video_package
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.models.sizes import shared_sizes, weights_block_size
 from asyncrl.observers.loading import find_callback
 from asyncrl.observers.trackers import require_package
@@ -129,9 +129,11 @@ def run(
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
-            if not of_the_user:
+            if not of_the_user and not isinstance(error, UsageError):
                 raise
-            if "import_modules" not in _names(of_names):
+            if not of_the_user:  # the algorithm's model; `_action_problems` may have said it already
+                problems += [] if "algo" in _names(problems) else [Problem(("algo", "env"), str(error))]
+            elif "import_modules" not in _names(of_names):
                 problems.append(_of_user_code(of_the_user, "making the network", error))
         else:
             needed = of_one_rank * plan.num_local_ranks
@@ -198,6 +200,9 @@ def _names(problems: Iterable[Problem]) -> set[str]:
 
 
 def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+    if config.algorithm.needs_choice and not isinstance(spec.action, DiscreteAction):
+        text = f"--algo={config.algo} needs actions that are one choice (Discrete); {spec.env_id} has {spec.action}."
+        return [Problem(("algo", "env"), text, ("--algo=sac", "--algo=ppo"))]
     if spec.action.num_deviations > 0:
         fits = not config.squashes or can_squash(spec.action)
         found = "some bounds are infinite"

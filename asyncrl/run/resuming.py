@@ -27,7 +27,7 @@ from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
 from asyncrl.runtime.run_folder import run_path
 
 FIXED = (
-    *("env", "algo", "critic_layer_norm", "encoder", "core", "model"),
+    *("env", "algo", "critic_layer_norm", "dueling", "encoder", "core", "model"),
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
     *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev"),

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 from replay_checks import checking_learner_main, slow_learner_main
-from run_helper import SMALL, FinishedRun, run
+from run_helper import REPLAY_MODES, SMALL, FinishedRun, mean_return, run
 
 from asyncrl.envs.actions import ActionAdapter
-from asyncrl.evaluation.episodes import evaluate
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.models.encoders import Inputs
@@ -24,7 +23,7 @@ from asyncrl.runtime import checkpoint
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
 
-in_each_mode = pytest.mark.parametrize("mode", ["serial", "sync-local", "async-local", "async-central"])
+in_each_mode = pytest.mark.parametrize("mode", REPLAY_MODES)
 
 SAC: dict[str, Any] = {
     "algo": "sac",
@@ -113,12 +112,6 @@ def test_a_contextual_bandit_is_solved(tmp_path: Path) -> None:
     finished = run(tmp_path, "async-local", "ContextualBandit", **{**SAC, "ent_coef": 0.05})
     policy = load_policy(Path(finished.outcome.checkpoint))
     assert policy.act(np.eye(2), deterministic=True).tolist() == [0, 1]
-
-
-def mean_return(finished: FinishedRun, episodes: int = 40) -> float:
-    assert finished.outcome.checkpoint is not None
-    policy = load_policy(Path(finished.outcome.checkpoint))
-    return evaluate(policy, episodes=episodes, deterministic=True).mean_reward
 
 
 @pytest.mark.parametrize("mode", ["serial", "async-central"])

@@ -1,0 +1,212 @@
+"""DQN's policy, targets and updates, against their formulas and a plain reference with autograd."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from layouts import vector_observation
+from linear_networks import networks_of_linear_layers
+from torch.nn.functional import smooth_l1_loss
+from transitions import BOX, CHOICE, CPU, draw, one_step
+
+from asyncrl.algorithms.dqn import double_target
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.learner.dqn import DqnLearner, exploration_rate
+from asyncrl.models.distributions import FORBIDDEN
+from asyncrl.models.dqn import QNetwork, best_choice, dueling_values, epsilon_greedy
+from asyncrl.models.flat import FlatParameters, read_block
+from asyncrl.runtime.processes import RunFailed
+
+
+def make(spec: EnvSpec = CHOICE, by: str = "passes", **settings: Any) -> DqnLearner:
+    defaults: dict[str, Any] = {
+        "algo": "dqn",
+        "encoder_mlp_layers": [16],
+        "normalize_input": False,
+        "max_grad_norm": 0.0,
+        "learning_rate": 0.01,
+    }
+    config = TrainConfig(**{**defaults, **settings})
+    learner = DqnLearner(QNetwork(spec, config), config, spec, CPU)
+    assert learner._update == learner._update_by_passes
+    if by == "autograd":
+        learner._update = learner._update_by_autograd
+    return learner
+
+
+def test_the_best_choice_is_taken_and_others_are_drawn_by_epsilon() -> None:
+    values = torch.tensor([[1.0, 3.0, 2.0, 0.0], [5.0, 3.0, 2.0, 0.0]])
+    expected = torch.tensor([[0.1, 0.7, 0.1, 0.1], [0.7, 0.1, 0.1, 0.1]])
+    torch.testing.assert_close(epsilon_greedy(values, torch.tensor([0.4])).exp(), expected)
+    greedy = epsilon_greedy(values, torch.tensor([0.0]))
+    assert greedy.argmax(-1).tolist() == best_choice(values).tolist() == [1, 0]
+    assert (greedy == FORBIDDEN).sum() == 6 and torch.isfinite(greedy).all()
+
+
+def test_what_a_mask_forbids_is_neither_best_nor_drawn() -> None:
+    values = torch.tensor([[1.0, 3.0, 2.0, 0.0], [1.0, 3.0, 2.0, 0.0]])
+    mask = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    probability = epsilon_greedy(values, torch.tensor([0.4]), mask).exp()
+    torch.testing.assert_close(probability, torch.tensor([[0.2, 0.0, 0.8, 0.0], [0.1, 0.7, 0.1, 0.1]]))
+    assert best_choice(values, mask).tolist() == [2, 1]
+
+
+def test_a_dueling_network_adds_advantages_around_their_mean() -> None:
+    outputs = torch.tensor([[1.0, 2.0, 6.0, 10.0]])  # advantages, then the state's value
+    torch.testing.assert_close(dueling_values(outputs), torch.tensor([[8.0, 9.0, 13.0]]))
+
+
+def test_the_trained_network_chooses_and_the_target_network_says_what_it_is_worth() -> None:
+    values, target_values = torch.tensor([[0.0, 9.0, 1.0]] * 3), torch.tensor([[7.0, 2.0, 5.0]] * 3)
+    reward, discount = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([0.5, 0.0, 0.5])
+    mask = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 0.0, 1.0]])
+    found = double_target(reward, discount, values, target_values, mask)
+    torch.testing.assert_close(found, torch.tensor([1.0 + 0.5 * 2.0, 1.0, 1.0 + 0.5 * 5.0]))
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"dueling": True, "tau": 0.3}, {"max_grad_norm": 0.05, "nonlinearity": "relu"}]
+)
+@pytest.mark.parametrize("by", ["passes", "autograd"])
+def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any]) -> None:
+    learner = make(by=by, **settings)
+    config = learner._config
+    (network,) = networks_of_linear_layers(learner.model.mlp)
+    (target,) = networks_of_linear_layers(learner.target_model.mlp)
+    optimizer = torch.optim.Adam(network.parameters(), lr=config.learning_rate, eps=config.adam_eps)
+
+    def values(of: torch.nn.Module, obs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = of(obs)
+        if not config.dueling:
+            return outputs
+        advantage = outputs[:, :4]
+        return outputs[:, 4:] + advantage - advantage.mean(1, keepdim=True)
+
+    for batch in draw(CHOICE, 5):
+        metrics = learner.train([batch])
+        rows = torch.arange(len(batch.reward))
+        with torch.no_grad():
+            best = values(network, batch.next_obs).argmax(1)
+            wanted = batch.reward + batch.discount * values(target, batch.next_obs)[rows, best]
+        chosen = values(network, batch.obs)[rows, batch.action]
+        loss = smooth_l1_loss(chosen, wanted)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm or math.inf)
+        optimizer.step()
+        with torch.no_grad():
+            for own, other in zip(target.parameters(), network.parameters(), strict=True):
+                own.lerp_(other, config.tau)
+        assert metrics is not None
+        found = (metrics.loss, metrics.q_mean, metrics.grad_norm)
+        assert found == pytest.approx((loss.item(), chosen.mean().item(), norm.item()), rel=1e-4)
+    obs = draw(CHOICE, 1, seed=9)[0].obs
+    for own, plain in ((learner.model, network), (learner.target_model, target)):
+        torch.testing.assert_close(own.values(own.inputs_of(obs)), values(plain, obs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("discount", "value"), [(0.0, 1.0), (0.5, 2.0)])
+def test_reward_one_for_ever_is_worth_more_than_once(discount: float, value: float) -> None:
+    learner = make(tau=0.2)
+    obs = torch.zeros(8, 3)
+    batch = one_step(obs, torch.arange(8) % 4, torch.ones(8), obs, torch.full((8,), discount))
+    learner.train([batch] * 300)
+    assert learner.model.values(learner.model.inputs_of(obs[:1])).tolist()[0] == pytest.approx([value] * 4, abs=0.05)
+
+
+def test_exploration_falls_with_the_steps_and_is_published_and_not_trained() -> None:
+    schedule = {"train_for_env_steps": 1000, "exploration_initial_eps": 0.9, "exploration_final_eps": 0.1}
+    learner = make(**schedule, exploration_fraction=0.5)
+    config = learner._config
+    assert [exploration_rate(config, steps) for steps in (0, 250, 500, 1000)] == pytest.approx([0.9, 0.5, 0.1, 0.1])
+    at_once = make(**schedule, exploration_fraction=0.0)._config
+    assert exploration_rate(at_once, 0) == pytest.approx(0.1)
+    acting = QNetwork(CHOICE, config)
+    flat = FlatParameters(acting, with_grad=False)
+    for steps, epsilon in ((0, 0.9), (250, 0.5), (700, 0.1)):
+        metrics = learner.train(draw(CHOICE, 2), steps)
+        read_block(acting, flat, learner.publication())
+        assert metrics is not None and metrics.exploration_rate == pytest.approx(epsilon)
+        assert float(acting.epsilon) == pytest.approx(epsilon)
+        parameters = acting.act(draw(CHOICE, 1)[0].obs).action_parameters.exp()
+        assert parameters.min().item() == pytest.approx(epsilon / 4)
+        assert parameters.max().item() == pytest.approx(1 - epsilon * 3 / 4)
+
+
+def test_the_schedule_of_the_learning_rate_reaches_the_weights() -> None:
+    learner = make(lr_schedule="linear_decay", train_for_env_steps=1000)
+    for steps, rate in ((0, 0.01), (500, 0.005), (1000, 0.0)):
+        before = learner.publication()
+        metrics = learner.train(draw(CHOICE, 1), steps)
+        assert metrics is not None and metrics.learning_rate == pytest.approx(rate)
+        moved = (learner.publication() - before)[: learner._network.flat.data.numel() - 1].abs().max()
+        assert bool(moved > 0.0) == (rate > 0.0)
+
+
+def test_the_target_network_moves_by_tau() -> None:
+    learner = make(tau=0.25)
+    before = learner._target.clone()
+    learner.train(draw(CHOICE, 1))
+    torch.testing.assert_close(learner._target, before.lerp(learner._network.flat.data, 0.25))
+
+
+@pytest.mark.parametrize("dueling", [False, True])
+def test_a_restored_learner_continues_to_the_bit(dueling: bool) -> None:
+    settings = {"normalize_input": True, "lr_schedule": "linear_decay", "dueling": dueling}
+    learner, restored = make(**settings), make(seed=9, **settings)
+    batches = draw(CHOICE, 6)
+    learner.observe(batches[0].obs)
+    learner.train(batches[:3], 40)
+    state = learner.state_dict()
+    restored.load_state_dict(state)
+    assert torch.equal(restored.publication(), learner.publication())
+    learner.observe(batches[1].obs)
+    restored.observe(batches[1].obs)
+    assert learner.train(batches[3:], 80) == restored.train(batches[3:], 80)
+    assert torch.equal(learner.publication(), restored.publication())
+    assert state.scalars["policy_version"] == 3 and not torch.equal(state.optimizer["target"], learner._target)
+
+
+@pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_steps_along_what_is_not_finite_are_left_out(field: str, bad: float) -> None:
+    learner = make(nonlinearity="relu")
+    batches = draw(CHOICE, 3)
+    getattr(batches[1], field)[2] = bad
+    before = learner.publication()
+    assert learner.train([batches[1]]) is None
+    assert learner.skipped_steps == 1 and torch.equal(learner.publication(), before)
+    metrics = learner.train(batches)
+    assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
+    assert torch.isfinite(learner.publication()).all()
+    learner.train([batches[1]] * 9)
+    with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
+        learner.train([batches[1]])
+    assert f"{field}: " in caught.value.details
+
+
+def test_updates_see_observations_in_units_of_their_deviation() -> None:
+    plain, scaled = make(normalize_input=True), make(normalize_input=True)
+    batches = draw(CHOICE, 20)
+    shifted = [batch._replace(obs=batch.obs * 50 + 7, next_obs=batch.next_obs * 50 + 7) for batch in batches]
+    plain.observe(torch.cat([batch.obs for batch in batches]))
+    scaled.observe(torch.cat([batch.obs for batch in shifted]))
+    first, second = plain.train(batches), scaled.train(shifted)
+    assert first is not None and second is not None
+    assert dataclasses.astuple(first) == pytest.approx(dataclasses.astuple(second), rel=1e-3)
+
+
+def test_other_actions_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"--algo=dqn needs an action that is one choice, and Box has"):
+        QNetwork(BOX, TrainConfig(algo="dqn"))
+
+
+def test_a_space_that_starts_elsewhere_counts_from_there() -> None:
+    spec = EnvSpec("Shifted", vector_observation(3), DiscreteAction(4, 10), None)
+    assert make(spec).model.act(torch.zeros(5, 3)).action.max() < 4  # the adapter adds the start
