@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
 from pydantic import BaseModel
 
 from asyncrl.config.errors import UsageError
@@ -69,17 +70,25 @@ def _pull(options: _Options) -> None:
     found = hub.checkpoints_in(fetched)
     for checkpoint in found:
         checkpoints.load(checkpoint)  # checks every file before any is copied
-    config = RunFolder(fetched).read_config()
+    env = _env_of(fetched)
+    if named := hub.named_code(fetched):
+        print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
     with RunFolder.create(options.train_dir, name, "resume") as folder:
         try:
             _copy(fetched, folder.path, found)
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-    print(f"{folder.path}: {config.env_id}, {len(found)} checkpoint{'s' * (len(found) != 1)}")
-    if named := hub.named_code(folder.path):
-        print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
-    sys.stdout.flush()
+    print(f"{folder.path}: {env}, {len(found)} checkpoint{'s' * (len(found) != 1)}", flush=True)
+
+
+def _env_of(run: Path) -> str:
+    """The environment of a downloaded run. To read all its settings would import the modules that they name."""
+    path = run / "config.yaml"
+    try:
+        return str(yaml.safe_load(path.read_text(encoding="utf-8"))["env"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} does not hold the settings of a run: {hub.explain(error)}.") from error
 
 
 def _copy(fetched: Path, run: Path, found: Sequence[Path]) -> None:

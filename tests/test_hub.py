@@ -221,6 +221,30 @@ def test_a_run_that_names_code_is_not_used_from_its_address(
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_pull_says_which_code_a_run_names_and_imports_none(
+    run: Path,
+    hub: FakeHub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_installed: bool,
+) -> None:
+    assert push_run(run, "--checkpoint=newest", "--episodes=0") == 0
+    (tmp_path / "module_of_a_stranger.py").write_text(f"open({str(tmp_path / 'code_ran')!r}, 'w')\n")
+    if is_installed:
+        monkeypatch.syspath_prepend(tmp_path)
+    files = dict(hub.files(REPO))
+    given = {"algo": "module_of_a_stranger:ALGO", "import_modules": ["module_of_a_stranger"]}
+    files["config.yaml"] = yaml.safe_dump({**yaml.safe_load(files["config.yaml"]), **given}).encode()
+    hub.commit(REPO, files)
+    assert pull.main([f"--repo={REPO}", f"--train_dir={tmp_path}", "--experiment=here"]) == 0
+    said = capsys.readouterr().out
+    assert "import_modules=['module_of_a_stranger'], algo=module_of_a_stranger:ALGO" in said
+    assert said.endswith("here: CartPole-v1, 1 checkpoint\n")
+    assert not (tmp_path / "code_ran").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
