@@ -232,7 +232,7 @@ class Study:
                 self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
             except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 continue  # another process was faster
-            kept = {name: attributes[name] for name in ("run", "seed") if name in attributes}
+            kept = {name: attributes[name] for name in ("run", "seed", "flags") if name in attributes}
             self._study.enqueue_trial(trial.params, user_attrs=kept)
             continued.append(str(attributes.get("run", f"trial {trial.number}")))
         return continued
@@ -253,7 +253,8 @@ class Study:
         by_run = {}
         for trial in self._trials():
             attributes = trial.user_attrs
-            if "run" in attributes and trial.state.name != "WAITING":
+            # Without flags: killed while it was continued by a version that did not keep them.
+            if "run" in attributes and "flags" in attributes and trial.state.name != "WAITING":
                 state = _STATES[trial.state.name]
                 value = trial.value if state == "complete" else None
                 by_run[attributes["run"]] = Result(

@@ -22,7 +22,7 @@ from asyncrl.experiments.sweep import RunningTrial, Sweep
 from asyncrl.experiments.sweep_results import best_settings
 from asyncrl.sweep import main
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 pytest.importorskip("cmaes")
 
 FLAGS = ("--env=CartPole-v1", "--serial_mode=True", "--async_rl=False", "--train_for_env_steps=1000")
@@ -149,6 +149,25 @@ def test_a_trial_that_was_killed_while_it_was_started_is_not_lost(tmp_path) -> N
         again = study.next_trial()
         assert again is not None and again.params == lost.params
         assert study.next_trial() is None
+
+
+@pytest.mark.parametrize("kept", [("run", "seed", "flags"), ("run", "seed")])
+def test_a_study_is_readable_after_a_kill_while_a_trial_was_continued(tmp_path, kept) -> None:
+    define(tmp_path, DEFINITION)
+    with Owner(tmp_path / "owners") as owner:
+        study = Study(tmp_path, DEFINITION, 1, 1, owner)
+        with Owner(tmp_path / "owners") as dead:
+            lost = Study(tmp_path, DEFINITION, 1, 1, dead).next_trial()
+        assert lost is not None
+        study.continue_dead_trials()
+        if "flags" not in kept:  # as an earlier version did
+            study._study.tell(study._study.ask(study._distributions), state=optuna.trial.TrialState.FAIL)
+            study._study.enqueue_trial(lost.params, user_attrs={name: lost.user_attrs[name] for name in kept})
+        again = study._study.ask(study._distributions)  # and is killed before it sets an attribute
+        assert [name for name in kept if again.user_attrs[name] != lost.user_attrs[name]] == []
+        (result,) = study.results()
+        assert (result.run, result.flags) == (lost.user_attrs["run"], tuple(lost.user_attrs["flags"]))
+        assert result.state == ("running" if "flags" in kept else "failed")
 
 
 def test_two_processes_share_a_study(tmp_path, pretends) -> None:
