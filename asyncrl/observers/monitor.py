@@ -265,7 +265,7 @@ class Monitor:
         )
         # Episodes and environment steps of all workers, and of each Hogwild worker.
         is_resumed = run.start.before is not None
-        recent = _read_episodes(self._folder.episodes) if is_resumed else []
+        recent = read_episodes(self._folder.episodes) if is_resumed else []
         self._episodes = EpisodeStatistics(recent=recent)
         self._policies = [PolicyFigures(self._episodes, self._before.best_returns[0])]
         if self._plan.num_policies > 1:
@@ -617,7 +617,7 @@ def _speed(begin: tuple[float, int] | None, end: tuple[float, int] | None) -> fl
     return (end[1] - begin[1]) / (end[0] - begin[0])
 
 
-def _read_episodes(path: Path) -> list[EpisodeRecord]:
+def read_episodes(path: Path) -> list[EpisodeRecord]:
     """Reads the saved window of episodes. A missing or damaged file gives none: it only smooths a curve."""
     try:
         return [EpisodeRecord(*fields) for fields in json.loads(path.read_text(encoding="utf-8"))]

@@ -31,7 +31,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.monitoring.reports import CheckpointReport
 from asyncrl.monitoring.summary import ResumedTotals, RunStatus, Summary
 from asyncrl.observers.loading import load_callbacks
-from asyncrl.observers.monitor import Monitor
+from asyncrl.observers.monitor import EpisodeStatistics, Monitor, read_episodes
 from asyncrl.observers.observer import Observer, Run, StartPoint
 from asyncrl.observers.population import PopulationTraining
 from asyncrl.observers.trackers import load_trackers
@@ -245,7 +245,8 @@ class Session:
                 run.say(f"warning: {sentence}")
             if resumption is not None:
                 if (limit := _reached_limit(config, resumption)) is not None:
-                    return RunResult(_saved_summary(folder, resumption), config, folder.path, nothing_to_do=limit)
+                    summary = _saved_summary(folder, resumption, plan.num_workers)
+                    return RunResult(summary, config, folder.path, nothing_to_do=limit)
                 if plan.num_policies == 1:
                     self._hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
                 self._starts_of_policies = resumption.of_policies
@@ -408,12 +409,28 @@ def _unused_experiment(config: TrainConfig) -> str:
     return unused
 
 
-def _saved_summary(folder: RunFolder, resumption: resuming.Resumption) -> Summary:
+def _saved_summary(folder: RunFolder, resumption: resuming.Resumption, num_workers: int) -> Summary:
+    """The summary of a run that has reached its limit; writes it if the run was killed after its last checkpoint."""
     try:
         saved = Summary(**json.loads(folder.summary.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # the run was killed after its last checkpoint
-        saved = Summary("completed", checkpoint=str(resumption.checkpoint))
-    return dataclasses.replace(saved, status="completed", env_steps=resumption.env_steps)
+        return dataclasses.replace(saved, status="completed", env_steps=resumption.env_steps)
+    except (OSError, ValueError, TypeError):
+        pass
+    state = load_state(resumption.checkpoint)
+    episodes = EpisodeStatistics(recent=read_episodes(folder.episodes))
+    summary = Summary(
+        "completed",
+        num_workers=num_workers,
+        env_steps=resumption.env_steps,
+        num_updates=int(state.get("policy_version", 0)) - int(state.get("versions_left_out", 0)),
+        wall_s=round(resumption.elapsed_s, 3),
+        ep_rew_mean=episodes.mean_return,
+        ep_len_mean=episodes.mean_length,
+        best_return=best_return(resumption.checkpoint.parent),
+        checkpoint=str(resumption.checkpoint),
+    )
+    folder.write_summary(dataclasses.asdict(summary))
+    return summary
 
 
 def _reached_limit(config: TrainConfig, resumption: resuming.Resumption) -> str | None:

@@ -210,6 +210,11 @@ class RunFolder:
         with self._writing():
             write_text_atomically(self.environment, json.dumps(environment, indent=2) + "\n")
 
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Writes how the run ended, the fields of a `Summary`."""
+        with self._writing():
+            write_text_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Raises a `UsageError` if the folder cannot be written."""

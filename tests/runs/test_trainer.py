@@ -22,6 +22,7 @@ from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.loading import load
 from asyncrl.monitoring.reports import EvaluationReport
+from asyncrl.monitoring.summary import Summary
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {
@@ -229,6 +230,14 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
     done = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run()
     assert (done.status, done.summary.env_steps) == ("completed", again.summary.env_steps)
     assert done.nothing_to_do is not None
+
+    before = again.summary
+    (done.folder / "summary.json").unlink()  # as if killed after its last checkpoint
+    written = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run().summary
+    assert Summary(**json.loads((done.folder / "summary.json").read_text())) == written
+    for name in ("status", "env_steps", "num_updates", "num_workers", "ep_rew_mean", "best_return", "checkpoint"):
+        assert getattr(written, name) == getattr(before, name), name
+    assert written.wall_s > 0
 
 
 @pytest.mark.parametrize("mode", MODES)
