@@ -19,6 +19,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.experiments.slots import Command
 from asyncrl.run import preflight
 from asyncrl.run.resuming import Change, changes
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.run_folder import MARKER, RunFolder
 
 _TAIL_BYTES = 1 << 16
@@ -142,8 +144,22 @@ def is_finished(run: PlannedRun) -> bool:
     summary = read_summary(run.folder)
     if summary is None:
         return False
-    reached = summary["env_steps"] >= run.config.train_for_env_steps or run.config.train_for_seconds is not None
-    return summary["status"] == "stopped" or (summary["status"] == "completed" and reached)
+    if summary["status"] != "completed":
+        return bool(summary["status"] == "stopped")
+    if summary["env_steps"] >= run.config.train_for_env_steps:
+        return True
+    limit_s = run.config.train_for_seconds
+    return limit_s is not None and _elapsed_s(run) >= limit_s
+
+
+def _elapsed_s(run: PlannedRun) -> float:
+    """Seconds of training at the newest checkpoint, by which training decides whether it can resume; 0 if unknown."""
+    folders = checkpoint_folders(run.folder.checkpoints, run.config.num_policies)
+    newest = [path for folder in folders if (path := checkpoint.latest(folder)) is not None]
+    try:
+        return max((float(checkpoint.load_state(path)["elapsed_s"]) for path in newest), default=0.0)
+    except (checkpoint.CheckpointError, KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def changed_settings(run: PlannedRun) -> list[Change]:

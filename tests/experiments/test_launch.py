@@ -17,6 +17,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.experiments.grid import read_grid
 from asyncrl.experiments.launch import Launch
 from asyncrl.experiments.ownership import Owner
+from asyncrl.runtime.checkpoint import Checkpoint, save
 
 GRID = """
 settings: {env: CartPole-v1, train_for_env_steps: 1000, serial_mode: true, async_rl: false}
@@ -90,6 +91,18 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     assert launch(tmp_path, without, if_changed="repeat").make_all()
     assert starts(tmp_path) == {"seed0": 1, "seed1": 1, "seed0_old": 2, "seed1_old": 2}
     assert launch(tmp_path, without).make_all()
+
+
+def test_a_run_with_a_time_limit_is_finished_when_its_checkpoint_has_that_age(tmp_path, pretends) -> None:
+    text = "settings: {env: CartPole-v1, train_for_env_steps: 1000, train_for_seconds: 20}"
+    made = launch(tmp_path, text)
+    assert made.make_all()
+    (each,) = made.runs
+    each.run.folder.summary.write_text(json.dumps({"status": "completed", "env_steps": 600}))
+    assert launch(tmp_path, text).runs[0].state == "waiting", "it has no checkpoint"
+    save(each.run.folder.checkpoints, Checkpoint({}, {}, {"elapsed_s": 20.5}), 600, keep=1)
+    assert launch(tmp_path, text).runs[0].state == "finished"
+    assert launch(tmp_path, text.replace("20}", "30}")).runs[0].state == "waiting", "it was given more time"
 
 
 def test_two_launches_do_not_make_the_same_runs(tmp_path, pretends) -> None:
