@@ -17,9 +17,9 @@ from asyncrl.experiments.objective import Evaluated, Objective
 from asyncrl.experiments.ownership import Owner
 from asyncrl.experiments.runs import PlannedRun
 from asyncrl.experiments.slots import Ended
-from asyncrl.experiments.study import Definition, Study, define, read_definition
+from asyncrl.experiments.study import Definition, Result, Study, define, read_definition
 from asyncrl.experiments.sweep import RunningTrial, Sweep
-from asyncrl.experiments.sweep_results import best_settings
+from asyncrl.experiments.sweep_results import Candidate, best_settings, report
 from asyncrl.sweep import main
 
 optuna = pytest.importorskip("optuna")
@@ -220,6 +220,39 @@ def test_a_run_that_is_worse_than_others_is_stopped_and_its_trial_is_pruned(tmp_
     said: list[str] = []
     sweep._end_trial(fake, each, Ended(each.run.name, 130), said.append)
     assert fake.told == [{"value": None, "is_pruned": True, "reason": "after 300 steps"}]
+
+
+def test_a_finalist_with_one_lucky_seed_does_not_win(tmp_path, pretends) -> None:
+    sweep = Sweep(tmp_path, DEFINITION, num_trials=2, num_final_seeds=3)
+    names = ("default", "trial_0000", "trial_0001")
+    values = ((1.0, 2.0, 3.0), (900.0,), (4.0, 5.0, 6.0))
+    rates = ("0.01", "0.02", "0.03")
+    candidates = [
+        Candidate(name, (f"--learning_rate={rate}",), found)
+        for name, rate, found in zip(names, rates, values, strict=True)
+    ]
+    finalists = [
+        Result(number, each.name, "complete", 1.0, each.flags, None) for number, each in enumerate(candidates[1:])
+    ]
+    said: list[str] = []
+    sweep._announce(candidates, finalists, said.append)
+    assert load([f"--config={tmp_path / 'best.yaml'}"]).config.learning_rate == 0.03
+    assert said == ["trial_0000: only 1 of 3 seeds ended well in the final test"]
+    text = report([], DEFINITION.objective, candidates, {})
+    assert text.index("trial_0001") < text.index("default") < text.index("trial_0000")
+
+
+def test_the_owner_of_a_study_shows_that_it_lives_during_the_final_test(tmp_path, pretends, monkeypatch) -> None:
+    sweep = Sweep(tmp_path, DEFINITION, num_trials=1, num_slots=1, num_final_seeds=1)
+    touched: list[str] = []
+    monkeypatch.setattr(Owner, "touch", lambda owner: touched.append(owner.name))
+    with Owner(tmp_path / "owners") as owner:
+        sweep._test([Result(0, "trial_0000", "complete", 1.0, (), None)], owner, said_to_nobody, said_to_nobody)
+        assert owner.name in touched
+
+
+def said_to_nobody(_: object) -> None:
+    pass
 
 
 def test_a_study_is_joined_with_its_own_definition_only(tmp_path) -> None:
