@@ -281,6 +281,35 @@ def test_the_best_settings_need_no_preset(tmp_path) -> None:
     assert without == with_preset.model_copy(update=kept)
 
 
+def test_a_study_has_the_settings_of_its_file_whatever_becomes_of_the_file(
+    tmp_path, pretends, monkeypatch, capsys
+) -> None:
+    file = tmp_path / "common.yaml"
+    text = "env: CartPole-v1\nserial_mode: true\nasync_rl: false\nseed: 7\nalgo: sac\ntrain_for_env_steps: 1000\n"
+    file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    options = ("--study=study", "--num_trials=1", "--final_best=0", f"--train_dir={tmp_path}")
+    assert main([*options, "--config=common.yaml", "--train_for_env_steps=500"]) == 0
+    definition = read_definition(tmp_path / "study")
+    assert definition is not None
+    assert definition.flags == (
+        *("--env=CartPole-v1", "--serial_mode=True", "--async_rl=False"),
+        "--train_for_env_steps=500",
+    ), "neither what a sweep sets itself nor what the search space or a flag sets"
+
+    monkeypatch.chdir("/")
+    assert main([*options, f"--config={file}", "--train_for_env_steps=500"]) == 0, "the same file from elsewhere"
+    file.write_text(text + "gamma: 0.9\n")
+    assert main([*options, f"--config={file}", "--train_for_env_steps=500"]) == 2
+    assert "started with another definition" in capsys.readouterr().err
+    file.write_text(text + "gama: 0.9\n")
+    assert main([*options, f"--config={file}"]) == 2
+    assert f"In the file {file} there is no setting gama" in capsys.readouterr().err
+    file.unlink()
+    assert main(options) == 0
+    assert pretends == ["trial_0000"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
