@@ -17,6 +17,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.experiments.grid import read_grid
 from asyncrl.experiments.launch import Launch
 from asyncrl.experiments.ownership import Owner
+from asyncrl.launch import main
 from asyncrl.runtime.checkpoint import Checkpoint, save
 
 GRID = """
@@ -103,6 +104,47 @@ def test_a_run_with_a_time_limit_is_finished_when_its_checkpoint_has_that_age(tm
     save(each.run.folder.checkpoints, Checkpoint({}, {}, {"elapsed_s": 20.5}), 600, keep=1)
     assert launch(tmp_path, text).runs[0].state == "finished"
     assert launch(tmp_path, text.replace("20}", "30}")).runs[0].state == "waiting", "it was given more time"
+
+
+PLAIN = "settings: {env: CartPole-v1, train_for_env_steps: 1000}"
+
+
+def test_a_job_file_does_not_change_runs(tmp_path, pretends, capsys) -> None:
+    assert launch(tmp_path, PLAIN).make_all()
+    job, grid, folder = tmp_path / "job.sbatch", tmp_path / "grid.yaml", f"--train_dir={tmp_path / 'runs'}"
+    for changed in ("repeat", "resume"):
+        given = [str(grid), folder, "--write=slurm", f"--out={job}", f"--changed={changed}"]
+        grid.write_text(PLAIN.replace("1000", "2000"))
+        assert main(given) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: --write cannot be combined with --changed={changed} when runs have other")
+        assert said.count("\n") == 1 and not job.exists()
+        grid.write_text(PLAIN)
+        assert main(given) == 0
+        job.unlink()
+
+
+def test_a_job_of_slurm_can_write_its_output(tmp_path) -> None:
+    grid, folder = tmp_path / "grid.yaml", tmp_path / "50% of all" / "runs"
+    grid.write_text(PLAIN)
+    assert main([str(grid), f"--train_dir={folder}", "--write=slurm", f"--out={tmp_path / 'job.sbatch'}"]) == 0
+    assert folder.is_dir()
+    lines = (tmp_path / "job.sbatch").read_text().splitlines()
+    assert f'#SBATCH --output="{tmp_path}/50%% of all/runs/slurm-%A_%a.log"' in lines
+
+
+def test_a_job_file_is_not_lost_and_one_that_cannot_be_written_is_a_mistake(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "grid.yaml").write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    given = ["grid.yaml", "--write=kubernetes"]
+    assert main([*given, "--out=missing/job.yaml"]) == 2
+    assert capsys.readouterr().err == "error: Cannot write missing/job.yaml: No such file or directory.\n"
+    (tmp_path / "launch.yaml").write_text("edited")
+    assert main(given) == 2
+    assert capsys.readouterr().err.startswith("error: launch.yaml exists, perhaps with your changes")
+    assert (tmp_path / "launch.yaml").read_text() == "edited"
+    assert main([*given, "--out=launch.yaml"]) == 0
+    assert "kind: Job" in (tmp_path / "launch.yaml").read_text()
 
 
 def test_two_launches_do_not_make_the_same_runs(tmp_path, pretends) -> None:
