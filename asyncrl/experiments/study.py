@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -102,7 +103,7 @@ def define(folder: Path, definition: Definition) -> bool:
     """
     folder.mkdir(parents=True, exist_ok=True)
     values = asdict(definition)
-    temporary = folder / f".{DEFINITION}_{os.getpid()}"
+    temporary = folder / f".{DEFINITION}_{uuid.uuid4().hex}"
     temporary.write_text(yaml.safe_dump({**values, "flags": list(definition.flags)}, sort_keys=False), encoding="utf-8")
     try:
         os.link(temporary, folder / DEFINITION)  # fails if there is one, also if another machine makes it now

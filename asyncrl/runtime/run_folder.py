@@ -28,6 +28,7 @@ import os
 import re
 import shutil
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -271,11 +272,11 @@ def _flock(descriptor: int, folder: Path, kind: int) -> None:
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Writes a small file; a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".tmp_{path.name}")
+    temporary = path.with_name(f".tmp_{path.name}_{uuid.uuid4().hex}")  # several machines may write to this folder
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

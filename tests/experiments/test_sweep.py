@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -262,6 +263,20 @@ def test_a_study_is_joined_with_its_own_definition_only(tmp_path) -> None:
     other = dataclasses.replace(DEFINITION, sampler="random", flags=(*FLAGS, "--gamma=0.9"))
     with pytest.raises(UsageError, match=r"flags: .*now .*--gamma=0.9; sampler: tpe, now random"):
         define(tmp_path, other)
+
+
+def test_two_machines_define_one_study_at_the_same_time(tmp_path, monkeypatch) -> None:
+    # Containers often have the same process ids.
+    link = os.link
+
+    def link_after_another(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        assert define(tmp_path, DEFINITION)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_after_another)
+    assert not define(tmp_path, DEFINITION)
+    assert [path.name for path in tmp_path.iterdir()] == ["study.yaml"]
 
 
 def test_a_sweep_whose_first_trials_all_fail_ends_with_the_reason(tmp_path, pretends) -> None:
