@@ -293,3 +293,34 @@ def test_the_files_can_be_looked_at_first(run: Path, tmp_path: Path, hub: FakeHu
     copied = tmp_path / "runs" / "copy"  # it is the folder of a run
     shutil.copytree(tmp_path / "look", copied)
     assert actions(copied) == actions(run)
+
+
+def test_a_run_that_deletes_its_checkpoints_while_it_is_pushed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate, choose = push._evaluate, push._choose
+    training = tmp_path / "training"
+
+    def delete() -> None:
+        shutil.rmtree(training / "checkpoints")
+
+    shutil.copytree(run, training)
+    monkeypatch.setattr(push, "_evaluate", lambda *given: (delete(), evaluate(*given))[1])
+    assert push_run(training, "--episodes=1", f"--out={tmp_path / 'look'}") == 0, "what is pushed was evaluated"
+    (result,) = json.loads((tmp_path / "look" / "results.json").read_text())
+    assert (tmp_path / "look" / "checkpoints" / "best" / result["checkpoint"]).is_dir()
+
+    shutil.rmtree(training)
+    shutil.copytree(run, training)
+    monkeypatch.setattr(push, "_choose", lambda *given: (choose(*given), delete())[0])
+    assert push_run(training, "--episodes=0", f"--out={tmp_path / 'again'}") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: Cannot copy {training}/checkpoints/") and error.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert push_run(run, "--episodes=0", f"--out={tmp_path / 'file' / 'look'}") == 2
+    assert capsys.readouterr().err == f"error: Cannot write {tmp_path / 'file' / 'look'}: Not a directory.\n"
