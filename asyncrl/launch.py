@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, NonNegativeInt, PositiveInt
 
@@ -21,7 +20,7 @@ from asyncrl.cli.many_runs import run_many
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
 from asyncrl.experiments.grid import read_grid
-from asyncrl.experiments.job_files import FILE_NAMES, job_file
+from asyncrl.experiments.job_files import FILE_NAMES, Format, job_file
 from asyncrl.experiments.launch import IfChanged, Launch, LaunchedRun
 from asyncrl.runtime.reader import run_for_a_reader
 
@@ -49,10 +48,12 @@ class _Options(BaseModel):
     )
     train_dir: Path | None = option(None, "folder of all runs [default: that of the file, or train_dir/FILE]")
     table: bool = option(False, "show the table of what was made and start nothing")
-    write: Literal["slurm", "kubernetes"] | None = option(
+    write: Format | None = option(
         None, "write a job file for this kind of cluster, with one task for each run, and start nothing"
     )
-    out: Path | None = option(None, "with --write: the file [default launch.sbatch or launch.yaml]")
+    out: Path | None = option(
+        None, "with --write: the file, which is replaced if it exists [default a new launch.sbatch or launch.yaml]"
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,26 +78,10 @@ def _launch(arguments: Sequence[str]) -> int:
         problems.append("No grid was given: the first argument is its YAML file, as in asyncrl launch grid.yaml.")
     if problems or options is None:
         raise UsageError("\n".join(problems))
-    if options.write is not None and options.changed != "refuse":
-        raise UsageError(
-            f"--changed={options.changed} is not possible with --write: the tasks of a job resume runs with the "
-            "settings that they have. Make changed runs without --write, or give another --train_dir."
-        )
     grid = read_grid(Path(given[0]), options.train_dir)
     launch = Launch(grid, num_slots=options.slots, retries=options.retries, if_changed=options.changed)
     if options.write is not None:
-        path = options.out or Path(FILE_NAMES[options.write])
-        if options.out is None and path.exists():
-            raise UsageError(f"{path} exists: remove it, or name the file with --out={path}.")
-        runs = [each.run for each in launch.runs]
-        try:
-            if options.write == "slurm":  # writes no output, and says nothing, where the folder is missing
-                grid.train_dir.mkdir(parents=True, exist_ok=True)
-            path.write_text(job_file(runs, options.write, path, options.slots), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"The job file cannot be written: {error}.") from error
-        print(f"wrote {path} with {len(runs)} tasks")
-        return 0
+        return _write_job_file(launch, options, options.write)
     if options.table:
         print(launch.table())
         return 0
@@ -106,6 +91,27 @@ def _launch(arguments: Sequence[str]) -> int:
     print(launch.table(), flush=True)
     print(f"table: {grid.train_dir / 'results.md'}", flush=True)
     return 0 if has_succeeded else 1
+
+
+def _write_job_file(launch: Launch, options: _Options, job_format: Format) -> int:
+    runs = [each.run for each in launch.runs]
+    if changed := [each for each in launch.runs if each.once]:
+        raise UsageError(
+            f"--write cannot be combined with --changed={options.changed} when runs have other settings "
+            f"({len(changed)} of {len(runs)}), as a task of a job may be started more than once: launch without "
+            "--write, or give another --train_dir."
+        )
+    path = options.out or Path(FILE_NAMES[job_format])
+    if options.out is None and path.exists():
+        raise UsageError(f"{path} exists, perhaps with your changes: give --out={path} to replace it.")
+    try:
+        if job_format == "slurm":  # a task whose output has no folder fails without a message
+            runs[0].train_dir.mkdir(parents=True, exist_ok=True)
+        path.write_text(job_file(runs, job_format, path, options.slots), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"Cannot write {error.filename or path}: {error.strerror or error}.") from error
+    print(f"wrote {path} with {len(runs)} tasks")
+    return 0
 
 
 def _counts(runs: Sequence[LaunchedRun]) -> str:

@@ -12,11 +12,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
 from pydantic import BaseModel
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import format_help, option, option_flags, parse_options, split_flags
-from asyncrl.config.settings import read_mapping
 from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime import hub
 from asyncrl.runtime.locating import TRAIN_DIR
@@ -70,19 +70,25 @@ def _pull(options: _Options) -> None:
     found = hub.checkpoints_in(fetched)
     for checkpoint in found:
         checkpoints.load(checkpoint)  # checks every file before any is copied
-    named = hub.named_code(fetched)
+    env = _env_of(fetched)
+    if named := hub.named_code(fetched):
+        print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
     with RunFolder.create(options.train_dir, name, "resume") as folder:
         try:
             _copy(fetched, folder.path, found)
         except BaseException:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-    # Reading the settings as a configuration would import the code that they name.
-    env = read_mapping(folder.path / "config.yaml").get("env", "no environment")
-    print(f"{folder.path}: {env}, {len(found)} checkpoint{'s' * (len(found) != 1)}")
-    if named:
-        print(f"Its settings name code of this machine that a run or an evaluation imports: {', '.join(named)}")
-    sys.stdout.flush()
+    print(f"{folder.path}: {env}, {len(found)} checkpoint{'s' * (len(found) != 1)}", flush=True)
+
+
+def _env_of(run: Path) -> str:
+    """The environment of a downloaded run. To read all its settings would import the modules that they name."""
+    path = run / "config.yaml"
+    try:
+        return str(yaml.safe_load(path.read_text(encoding="utf-8"))["env"])
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} does not hold the settings of a run: {hub.explain(error)}.") from error
 
 
 def _copy(fetched: Path, run: Path, found: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,13 @@ def _push(options: _Options) -> None:
     with tempfile.TemporaryDirectory(prefix="asyncrl-push-") as name:
         folder = Path(name) / "files"
         folder.mkdir()
-        try:
-            _collect(run, folder, repo, options)
-        except OSError as error:
-            raise UsageError(f"Cannot collect the files of {run}: {error}. If it still trains, try again.") from error
+        _collect(run, folder, repo, options)
         if client is None:
             assert options.out is not None
-            shutil.copytree(folder, options.out)
+            try:
+                shutil.copytree(folder, options.out)
+            except OSError as error:
+                raise UsageError(f"Cannot write {options.out}: {error.strerror or error}.") from error
             print(f"wrote {options.out}", flush=True)
             return
         try:
@@ -125,6 +125,27 @@ def _collect(run: Path, folder: Path, repo: str, options: _Options) -> None:
     """Copies and makes all files of the repository."""
     config = RunFolder(run).read_config()
     published, uploaded, which = _choose(run, config.num_policies, options.checkpoint)
+    video = options.video or max((run / "videos").rglob("*.mp4"), key=lambda path: path.stat().st_mtime, default=None)
+    try:
+        _copy(run, folder, uploaded, video)
+    except OSError as error:
+        reason = f"Cannot copy {error.filename}: {error.strerror or error}"
+        raise UsageError(f"{reason}. A run that is training may have deleted it: give the command again.") from error
+    # Not those in the run's folder: a run that is training deletes old ones.
+    copies = [folder / place for place, path in uploaded.items() if path in published]
+    results = [_evaluate(path, options.episodes) for path in copies] if options.episodes > 0 else []
+    (folder / hub.RESULTS).unlink(missing_ok=True)
+    if results:
+        (folder / hub.RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    _draw(run, folder / hub.PLOT)
+    env_steps = checkpoints.saved_env_steps(copies[0])
+    card = format_card(repo, config, env_steps, which, results, folder, options.license)
+    (folder / hub.CARD).write_text(card, encoding="utf-8")
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        print(f"{path.stat().st_size:>12,}  {path.relative_to(folder)}")
+
+
+def _copy(run: Path, folder: Path, uploaded: Mapping[Path, Path], video: Path | None) -> None:
     for name in hub.RUN_FILES:
         if (run / name).exists() and name != "environment.json":
             shutil.copyfile(run / name, folder / name)
@@ -137,21 +158,8 @@ def _collect(run: Path, folder: Path, repo: str, options: _Options) -> None:
         target.mkdir(parents=True)
         for file in checkpoints.SHARED_FILES:
             shutil.copyfile(path / file, target / file)
-    # The copies: a run that still trains may remove its own.
-    copies = [folder / next(place for place, path in uploaded.items() if path == each) for each in published]
-    results = [_evaluate(path, options.episodes) for path in copies] if options.episodes > 0 else []
-    (folder / hub.RESULTS).unlink(missing_ok=True)
-    if results:
-        (folder / hub.RESULTS).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    video = options.video or max((run / "videos").rglob("*.mp4"), key=lambda path: path.stat().st_mtime, default=None)
     if video is not None:
         shutil.copyfile(video, folder / hub.VIDEO)
-    _draw(run, folder / hub.PLOT)
-    env_steps = checkpoints.saved_env_steps(copies[0])
-    card = format_card(repo, config, env_steps, which, results, folder, options.license)
-    (folder / hub.CARD).write_text(card, encoding="utf-8")
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        print(f"{path.stat().st_size:>12,}  {path.relative_to(folder)}")
 
 
 def _choose(run: Path, num_policies: int, named: str | None) -> tuple[list[Path], dict[Path, Path], str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from asyncrl.cli.board import Board, Row
 from asyncrl.cli.many_runs import run_many
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import ExtraFlag, format_help, help_page, option, option_flags, parse_options, split_flags
+from asyncrl.config.loading import load
 from asyncrl.config.settings import all_settings, read_mapping
 from asyncrl.experiments.objective import Kind, Objective
 from asyncrl.experiments.runs import as_flag
@@ -155,17 +156,27 @@ def _definition(options: _Options, texts: dict[str, str], folder: Path) -> Defin
         )
     path = find_space(options.space)
     content: dict[str, Any] = read_mapping(path)
-    read_space(content, str(path))
+    fixed = read_space(content, str(path)).settings
     objective = Objective(
         options.objective, math.inf if options.threshold is None else options.threshold, options.baseline
     )
-    # The settings of the file and not its name: the file may change, and other machines may not have it.
-    of_file = {} if "config" not in texts else read_mapping(Path(texts["config"]))
-    given = {name.replace("-", "_"): value for name, value in of_file.items()}
-    settings = {name: as_flag(name, value) for name, value in given.items() if name not in INSTEAD}
-    settings |= {name: f"--{name}={text}" for name, text in texts.items() if name != "config"}
-    flags = tuple(settings.values())
+    flags = _with_settings_of_file(texts, fixed)
     return Definition(flags, content, objective, options.sampler, options.pruner, options.search_seed)
+
+
+def _with_settings_of_file(texts: Mapping[str, str], fixed: Mapping[str, Any]) -> tuple[str, ...]:
+    """The flags of training with the settings in the --config file in its place, as the file may change or move.
+
+    Flags and the settings that the search space fixes override the file.
+    """
+    given = [f"--{name}={text}" for name, text in texts.items()]
+    if "config" not in texts:
+        return tuple(given)
+    load([*(as_flag(name, value) for name, value in fixed.items()), *given])  # names the file in its mistakes
+    content = {name.replace("-", "_"): value for name, value in read_mapping(Path(texts["config"])).items()}
+    own = {*texts, *fixed, *INSTEAD, "train_dir"}
+    in_file = [as_flag(name, value) for name, value in content.items() if name not in own]
+    return (*in_file, *(flag for flag in given if not flag.startswith("--config=")))
 
 
 if __name__ == "__main__":

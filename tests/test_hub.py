@@ -221,40 +221,28 @@ def test_a_run_that_names_code_is_not_used_from_its_address(
     assert not ran.exists()
 
 
-def test_pulling_imports_nothing_that_the_settings_name(
-    run: Path, hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_pull_says_which_code_a_run_names_and_imports_none(
+    run: Path,
+    hub: FakeHub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_installed: bool,
 ) -> None:
     assert push_run(run, "--checkpoint=newest", "--episodes=0") == 0
-    (tmp_path / "leaves_a_trace.py").write_text(f"open({str(tmp_path / 'code_ran')!r}, 'w')")
-    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "module_of_a_stranger.py").write_text(f"open({str(tmp_path / 'code_ran')!r}, 'w')\n")
+    if is_installed:
+        monkeypatch.syspath_prepend(tmp_path)
     files = dict(hub.files(REPO))
-    given = {"import_modules": ["leaves_a_trace"], "algo": "not_installed_here:ALGO"}
+    given = {"algo": "module_of_a_stranger:ALGO", "import_modules": ["module_of_a_stranger"]}
     files["config.yaml"] = yaml.safe_dump({**yaml.safe_load(files["config.yaml"]), **given}).encode()
     hub.commit(REPO, files)
     assert pull.main([f"--repo={REPO}", f"--train_dir={tmp_path}", "--experiment=here"]) == 0
     said = capsys.readouterr().out
-    assert "CartPole-v1, 1 checkpoint" in said
-    assert "import_modules=['leaves_a_trace'], algo=not_installed_here:ALGO" in said
+    assert "import_modules=['module_of_a_stranger'], algo=module_of_a_stranger:ALGO" in said
+    assert said.endswith("here: CartPole-v1, 1 checkpoint\n")
     assert not (tmp_path / "code_ran").exists()
-
-
-def test_the_copies_that_are_pushed_are_evaluated(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    evaluated: list[Path] = []
-    evaluate = push._evaluate
-    monkeypatch.setattr(push, "_evaluate", lambda path, episodes: (evaluated.append(path), evaluate(path, episodes))[1])
-    assert push_run(run, "--episodes=1", f"--out={tmp_path / 'out'}") == 0
-    assert evaluated and not any(path.is_relative_to(run) for path in evaluated)
-
-
-def test_files_that_disappear_are_one_sentence(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def vanish(source: Path, target: Path) -> None:
-        raise FileNotFoundError(2, "No such file or directory", str(source))
-
-    monkeypatch.setattr(push.shutil, "copyfile", vanish)
-    assert push_run(run, "--episodes=0", f"--out={tmp_path / 'out'}") == 2
-    assert "If it still trains, try again." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -305,3 +293,34 @@ def test_the_files_can_be_looked_at_first(run: Path, tmp_path: Path, hub: FakeHu
     copied = tmp_path / "runs" / "copy"  # it is the folder of a run
     shutil.copytree(tmp_path / "look", copied)
     assert actions(copied) == actions(run)
+
+
+def test_a_run_that_deletes_its_checkpoints_while_it_is_pushed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluate, choose = push._evaluate, push._choose
+    training = tmp_path / "training"
+
+    def delete() -> None:
+        shutil.rmtree(training / "checkpoints")
+
+    shutil.copytree(run, training)
+    monkeypatch.setattr(push, "_evaluate", lambda *given: (delete(), evaluate(*given))[1])
+    assert push_run(training, "--episodes=1", f"--out={tmp_path / 'look'}") == 0, "what is pushed was evaluated"
+    (result,) = json.loads((tmp_path / "look" / "results.json").read_text())
+    assert (tmp_path / "look" / "checkpoints" / "best" / result["checkpoint"]).is_dir()
+
+    shutil.rmtree(training)
+    shutil.copytree(run, training)
+    monkeypatch.setattr(push, "_choose", lambda *given: (choose(*given), delete())[0])
+    assert push_run(training, "--episodes=0", f"--out={tmp_path / 'again'}") == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: Cannot copy {training}/checkpoints/") and error.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_is_a_mistake(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert push_run(run, "--episodes=0", f"--out={tmp_path / 'file' / 'look'}") == 2
+    assert capsys.readouterr().err == f"error: Cannot write {tmp_path / 'file' / 'look'}: Not a directory.\n"

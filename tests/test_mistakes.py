@@ -81,7 +81,7 @@ MISTAKES = [
     Mistake("train", "--env=CartPole-v1 --gamma=2 --rollout=0", "at least 0 and at most 1.", 2),
     Mistake("train", "--env=CartPole-v1 --learning_rate=fast", "expected a number at least 0."),
     Mistake("train", "--env=CartPole-v1 --algo=APPO", "Sample Factory's APPO is --algo=ppo --async_rl=True."),
-    Mistake("train", "--env=CartPole-v1 --algo=pp0", "expected one of ppo, a2c, sac or a3c; the nearest is ppo."),
+    Mistake("train", "--env=CartPole-v1 --algo=pp0", "expected one of ppo, a2c, sac, dqn or a3c; the nearest is ppo."),
     Mistake("train", "--env=CartPole-v1 --device=gpu", "a GPU is --device=cuda."),
     Mistake("train", "--env=CartPole-v1 --device=cuda:99", "--device=cuda:99: the "),
     Mistake("train", "--env=CartPole-v1 --async_rl=maybe", "expected True or False."),
@@ -335,7 +335,7 @@ def test_a_run_or_checkpoint_is_found_by_what_the_screen_prints(
         found = json.loads(capfd.readouterr().out.splitlines()[-1])["checkpoint"]
         assert found.endswith(f"checkpoint_{STEPS:012d}")
         assert ("best" in found) == ("best" in named)
-    assert validate.main([CART_POLE, f"--init_from={named}", "--encoder_mlp_layers=64,64"]) == 0, capfd.readouterr()
+    assert validate.main([CART_POLE, f"--init_from={named}", "--preset=none"]) == 0, capfd.readouterr()
     checked = preflight.run(load([CART_POLE, f"--init_from={named}"], lenient=True))
     assert checked.config.init_from is not None
     assert Path(checked.config.init_from).name == f"checkpoint_{STEPS:012d}"

@@ -32,7 +32,7 @@ _SLURM = """\
 #SBATCH --signal=TERM@120
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --output="{output}/slurm-%A_%a.log"
+#SBATCH --output="{log_folder}/slurm-%A_%a.log"
 
 set -euo pipefail
 {choice}
@@ -63,7 +63,7 @@ def job_file(runs: Sequence[PlannedRun], job_format: Format, path: Path, num_slo
             count=len(runs),
             file=path,
             train_dir=train_dir,
-            output=str(train_dir).replace("%", "%%"),
+            log_folder=str(train_dir).replace("%", "%%"),  # Slurm replaces %A, %a and others
             name=name,
             last=len(runs) - 1,
             at_once="" if num_slots is None else f"%{num_slots}",

@@ -19,6 +19,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.experiments.slots import Command
 from asyncrl.run import preflight
 from asyncrl.run.resuming import Change, changes
+from asyncrl.runtime import checkpoint
+from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.run_folder import MARKER, RunFolder
 
 _TAIL_BYTES = 1 << 16
@@ -144,9 +146,20 @@ def is_finished(run: PlannedRun) -> bool:
         return False
     if summary["status"] != "completed":
         return bool(summary["status"] == "stopped")
-    seconds = run.config.train_for_seconds
-    has_trained_long = seconds is not None and (read_progress(run.folder).elapsed_s or 0.0) >= seconds
-    return has_trained_long or summary["env_steps"] >= run.config.train_for_env_steps
+    if summary["env_steps"] >= run.config.train_for_env_steps:
+        return True
+    limit_s = run.config.train_for_seconds
+    return limit_s is not None and _elapsed_s(run) >= limit_s
+
+
+def _elapsed_s(run: PlannedRun) -> float:
+    """Seconds of training at the newest checkpoint, by which training decides whether it can resume; 0 if unknown."""
+    folders = checkpoint_folders(run.folder.checkpoints, run.config.num_policies)
+    newest = [path for folder in folders if (path := checkpoint.latest(folder)) is not None]
+    try:
+        return max((float(checkpoint.load_state(path)["elapsed_s"]) for path in newest), default=0.0)
+    except (checkpoint.CheckpointError, KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def changed_settings(run: PlannedRun) -> list[Change]:

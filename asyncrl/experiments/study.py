@@ -103,7 +103,7 @@ def define(folder: Path, definition: Definition) -> bool:
     """
     folder.mkdir(parents=True, exist_ok=True)
     values = asdict(definition)
-    temporary = folder / f".{DEFINITION}_{uuid.uuid4().hex}"  # other machines may share the folder
+    temporary = folder / f".{DEFINITION}_{uuid.uuid4().hex}"
     temporary.write_text(yaml.safe_dump({**values, "flags": list(definition.flags)}, sort_keys=False), encoding="utf-8")
     try:
         os.link(temporary, folder / DEFINITION)  # fails if there is one, also if another machine makes it now
@@ -254,8 +254,8 @@ class Study:
         by_run = {}
         for trial in self._trials():
             attributes = trial.user_attrs
-            # A process that ended while it started a trial may have left one without its settings.
-            if {"run", "flags"} <= attributes.keys() and trial.state.name != "WAITING":
+            # Without flags: killed while it was continued by a version that did not keep them.
+            if "run" in attributes and "flags" in attributes and trial.state.name != "WAITING":
                 state = _STATES[trial.state.name]
                 value = trial.value if state == "complete" else None
                 by_run[attributes["run"]] = Result(

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from asyncrl.config.errors import ConfigError, UsageError
 from asyncrl.config.machine import Machine
 from asyncrl.experiments.grid import Grid, GridRun
-from asyncrl.experiments.launch import Launch
+from asyncrl.experiments.launch import Launch, LaunchedRun
 from asyncrl.experiments.objective import Evaluated, read_evaluations
 from asyncrl.experiments.ownership import Owner
 from asyncrl.experiments.runs import (
@@ -157,12 +157,7 @@ class Sweep:
             if not owner.claim(self.folder / "final_test"):
                 say("Another process makes the final test.")
                 return False
-
-            def show_and_touch(runs: Sequence[PlannedRun]) -> None:
-                owner.touch()
-                show(runs)
-
-            candidates = self._test(finalists, say, show_and_touch)
+            candidates = self._test(finalists, owner, say, show)
             write_report(self.folder, study, self._objective, candidates)
             self._announce(candidates, finalists, say)
             return True
@@ -256,7 +251,7 @@ class Sweep:
             log = output_file(self.folder, name)
             raise UsageError(f"The first {self._num_failed} trials failed, the last one with: {reason} (output: {log})")
 
-    def _test(self, finalists: Sequence[Result], say: Say, show: Show) -> list[Candidate]:
+    def _test(self, finalists: Sequence[Result], owner: Owner, say: Say, show: Show) -> list[Candidate]:
         """Runs the best trials and the default settings with fresh seeds; returns the values of each."""
         settings = {DEFAULT: (), **{result.run: result.flags for result in finalists}}
         seeds = range(_FIRST_FINAL_SEED, _FIRST_FINAL_SEED + self._num_final_seeds)
@@ -268,7 +263,12 @@ class Sweep:
         say(f"final test: {len(finalists)} trials and the default settings, {len(seeds)} fresh seeds each")
         grid = Grid(self.folder / "final", tuple(runs), None)
         launch = Launch(grid, num_slots=self._num_slots, if_changed="repeat")
-        launch.make_all(say, lambda runs: show([each.run for each in runs if each.state == "training"]))
+
+        def show_and_touch(runs: Sequence[LaunchedRun]) -> None:
+            owner.touch()  # the owner of the study: the launch has another one
+            show([each.run for each in runs if each.state == "training"])
+
+        launch.make_all(say, show_and_touch)
         found: dict[str, list[float]] = {name: [] for name in settings}
         for each in launch.runs:
             evaluations = read_evaluations(each.run.folder.metrics)
@@ -279,18 +279,16 @@ class Sweep:
 
     def _announce(self, candidates: Sequence[Candidate], finalists: Sequence[Result], say: Say) -> None:
         """Chooses the best of the finalists by the median of its final test, and writes its settings."""
-        sign = 1.0 if self._objective.is_minimized else -1.0
-        tested = [each for each in candidates if each.name != DEFAULT and each.values]
         for each in candidates:
-            if len(each.values) < self._num_final_seeds:
-                say(f"final test of {each.name}: only {len(each.values)} of {self._num_final_seeds} seeds ended well")
+            if (count := len(each.values)) < self._num_final_seeds:
+                say(f"{each.name}: only {count} of {self._num_final_seeds} seeds ended well in the final test")
+        tested = [each for each in candidates if each.name != DEFAULT and each.values]
         if not tested:
             say("No run of the final test has ended well: best.yaml has the settings of the best trial.")
             write_best(self.folder, self._flags, finalists[:1])
             return
-        # One whose other seeds failed may owe its median to luck.
-        best = min(tested, key=lambda each: (-len(each.values), sign * each.median))
+        best = min(tested, key=lambda each: each.rank(self._objective))
         write_best(self.folder, self._flags, [result for result in finalists if result.run == best.name])
         default = next(each for each in candidates if each.name == DEFAULT)
-        if default.values and sign * default.median <= sign * best.median:
+        if default.rank(self._objective) <= best.rank(self._objective):
             say("The default settings are as good as the best trial in the final test: keep them, or search longer.")

@@ -48,6 +48,11 @@ class Candidate:
     def median(self) -> float:
         return statistics.median(self.values)
 
+    def rank(self, objective: Objective) -> tuple[int, float]:
+        """Sorts candidates, the best first: by the number of seeds that ended well, then by the median."""
+        sign = 1.0 if objective.is_minimized else -1.0
+        return -len(self.values), sign * self.median if self.values else 0.0
+
 
 def write_report(folder: Path, study: Study, objective: Objective, candidates: Sequence[Candidate]) -> None:
     """Writes `results.md`, and `importance.png` if matplotlib is installed and importances are known."""
@@ -69,7 +74,7 @@ def report(
     sign = 1.0 if objective.is_minimized else -1.0
     ended = sorted(results, key=lambda each: (each.value is None, sign * (each.value or 0.0), each.number))
     names = list(dict.fromkeys(name for each in results for name in settings_of(each.flags)))
-    tested = sorted(candidates, key=lambda each: (-len(each.values), sign * each.median if each.values else 0.0))
+    tested = sorted(candidates, key=lambda each: each.rank(objective))
     finals = [
         [each.name, cell(spread(each.values), _number) if each.values else UNKNOWN, str(len(each.values))]
         + [settings_of(each.flags).get(name, UNKNOWN) for name in names]
@@ -87,7 +92,7 @@ def report(
     parts = [
         section(
             "Final test",
-            f"Median {what} with fresh seeds, and its 95 % interval; {better}.",
+            f"Median {what} with fresh seeds, and its 95 % interval; {better}. Settings with failed seeds are last.",
             ["settings", what, "seeds", *names],
             finals,
         ),

@@ -245,7 +245,8 @@ class Session:
                 run.say(f"warning: {sentence}")
             if resumption is not None:
                 if (limit := _reached_limit(config, resumption)) is not None:
-                    return RunResult(_completed_summary(folder, resumption), config, folder.path, nothing_to_do=limit)
+                    summary = _saved_summary(folder, resumption, plan.num_workers)
+                    return RunResult(summary, config, folder.path, nothing_to_do=limit)
                 if plan.num_policies == 1:
                     self._hyperparameters = saved_hyperparameters(load_state(resumption.checkpoint), config)
                 self._starts_of_policies = resumption.of_policies
@@ -408,24 +409,27 @@ def _unused_experiment(config: TrainConfig) -> str:
     return unused
 
 
-def _completed_summary(folder: RunFolder, resumption: resuming.Resumption) -> Summary:
-    """The summary of a run that has reached its limit; written now if the run was killed after its last checkpoint."""
-    saved = None
+def _saved_summary(folder: RunFolder, resumption: resuming.Resumption, num_workers: int) -> Summary:
+    """The summary of a run that has reached its limit; writes it if the run was killed after its last checkpoint."""
     try:
         saved = Summary(**json.loads(folder.summary.read_text(encoding="utf-8")))
+        return dataclasses.replace(saved, status="completed", env_steps=resumption.env_steps)
     except (OSError, ValueError, TypeError):
-        episodes = EpisodeStatistics(recent=read_episodes(folder.episodes))
-    summary = saved or Summary(
+        pass
+    state = load_state(resumption.checkpoint)
+    episodes = EpisodeStatistics(recent=read_episodes(folder.episodes))
+    summary = Summary(
         "completed",
-        wall_s=resumption.elapsed_s,
+        num_workers=num_workers,
+        env_steps=resumption.env_steps,
+        num_updates=int(state.get("policy_version", 0)) - int(state.get("versions_left_out", 0)),
+        wall_s=round(resumption.elapsed_s, 3),
         ep_rew_mean=episodes.mean_return,
         ep_len_mean=episodes.mean_length,
-        best_return=best_return(folder.checkpoints),
+        best_return=best_return(resumption.checkpoint.parent),
         checkpoint=str(resumption.checkpoint),
     )
-    summary = dataclasses.replace(summary, status="completed", env_steps=resumption.env_steps)
-    if summary != saved:
-        run_folder.write_text_atomically(folder.summary, json.dumps(dataclasses.asdict(summary), indent=2))
+    folder.write_summary(dataclasses.asdict(summary))
     return summary
 
 

@@ -211,6 +211,11 @@ class RunFolder:
         with self._writing():
             write_text_atomically(self.environment, json.dumps(environment, indent=2) + "\n")
 
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Writes how the run ended, the fields of a `Summary`."""
+        with self._writing():
+            write_text_atomically(self.summary, json.dumps(summary, indent=2) + "\n")
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Raises a `UsageError` if the folder cannot be written."""
@@ -267,11 +272,11 @@ def _flock(descriptor: int, folder: Path, kind: int) -> None:
 
 def write_text_atomically(path: Path, text: str) -> None:
     """Writes a small file; a reader sees the old one or the new one, never a part."""
-    temporary = path.with_name(f".tmp_{path.name}_{uuid.uuid4().hex[:8]}")  # other machines may share the folder
+    temporary = path.with_name(f".tmp_{path.name}_{uuid.uuid4().hex}")  # several machines may write to this folder
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
         raise
 

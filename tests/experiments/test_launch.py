@@ -14,13 +14,11 @@ import pytest
 from command import wait_until
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.machine import Machine
 from asyncrl.experiments.grid import read_grid
-from asyncrl.experiments.job_files import FILE_NAMES
 from asyncrl.experiments.launch import Launch
 from asyncrl.experiments.ownership import Owner
-from asyncrl.experiments.runs import is_finished, plan_run
 from asyncrl.launch import main
+from asyncrl.runtime.checkpoint import Checkpoint, save
 
 GRID = """
 settings: {env: CartPole-v1, train_for_env_steps: 1000, serial_mode: true, async_rl: false}
@@ -96,6 +94,59 @@ def test_a_run_with_changed_settings_is_refused_repeated_or_resumed(tmp_path, pr
     assert launch(tmp_path, without).make_all()
 
 
+def test_a_run_with_a_time_limit_is_finished_when_its_checkpoint_has_that_age(tmp_path, pretends) -> None:
+    text = "settings: {env: CartPole-v1, train_for_env_steps: 1000, train_for_seconds: 20}"
+    made = launch(tmp_path, text)
+    assert made.make_all()
+    (each,) = made.runs
+    each.run.folder.summary.write_text(json.dumps({"status": "completed", "env_steps": 600}))
+    assert launch(tmp_path, text).runs[0].state == "waiting", "it has no checkpoint"
+    save(each.run.folder.checkpoints, Checkpoint({}, {}, {"elapsed_s": 20.5}), 600, keep=1)
+    assert launch(tmp_path, text).runs[0].state == "finished"
+    assert launch(tmp_path, text.replace("20}", "30}")).runs[0].state == "waiting", "it was given more time"
+
+
+PLAIN = "settings: {env: CartPole-v1, train_for_env_steps: 1000}"
+
+
+def test_a_job_file_does_not_change_runs(tmp_path, pretends, capsys) -> None:
+    assert launch(tmp_path, PLAIN).make_all()
+    job, grid, folder = tmp_path / "job.sbatch", tmp_path / "grid.yaml", f"--train_dir={tmp_path / 'runs'}"
+    for changed in ("repeat", "resume"):
+        given = [str(grid), folder, "--write=slurm", f"--out={job}", f"--changed={changed}"]
+        grid.write_text(PLAIN.replace("1000", "2000"))
+        assert main(given) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: --write cannot be combined with --changed={changed} when runs have other")
+        assert said.count("\n") == 1 and not job.exists()
+        grid.write_text(PLAIN)
+        assert main(given) == 0
+        job.unlink()
+
+
+def test_a_job_of_slurm_can_write_its_output(tmp_path) -> None:
+    grid, folder = tmp_path / "grid.yaml", tmp_path / "50% of all" / "runs"
+    grid.write_text(PLAIN)
+    assert main([str(grid), f"--train_dir={folder}", "--write=slurm", f"--out={tmp_path / 'job.sbatch'}"]) == 0
+    assert folder.is_dir()
+    lines = (tmp_path / "job.sbatch").read_text().splitlines()
+    assert f'#SBATCH --output="{tmp_path}/50%% of all/runs/slurm-%A_%a.log"' in lines
+
+
+def test_a_job_file_is_not_lost_and_one_that_cannot_be_written_is_a_mistake(tmp_path, monkeypatch, capsys) -> None:
+    (tmp_path / "grid.yaml").write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    given = ["grid.yaml", "--write=kubernetes"]
+    assert main([*given, "--out=missing/job.yaml"]) == 2
+    assert capsys.readouterr().err == "error: Cannot write missing/job.yaml: No such file or directory.\n"
+    (tmp_path / "launch.yaml").write_text("edited")
+    assert main(given) == 2
+    assert capsys.readouterr().err.startswith("error: launch.yaml exists, perhaps with your changes")
+    assert (tmp_path / "launch.yaml").read_text() == "edited"
+    assert main([*given, "--out=launch.yaml"]) == 0
+    assert "kind: Job" in (tmp_path / "launch.yaml").read_text()
+
+
 def test_two_launches_do_not_make_the_same_runs(tmp_path, pretends) -> None:
     with Owner(tmp_path / "runs" / "owners") as owner:
         assert owner.claim(tmp_path / "runs" / "launch")
@@ -156,36 +207,3 @@ def test_a_killed_launch_leaves_no_process_and_goes_on(tmp_path) -> None:
     assert [entry["env_steps"] >= 120000 for entry in entries] == [True, True]
     output = (tmp_path / "runs" / "output" / "CartPole-v1_seed0.log").read_text()
     assert "Resuming from" in output or "Nothing to do" in output
-
-
-def test_a_run_by_the_clock_is_finished_when_it_has_trained_so_long(tmp_path) -> None:
-    run = plan_run("timed", tmp_path, ("--env=CartPole-v1", "--train_for_seconds=60"), Machine(cores=2))
-    run.folder.path.mkdir()
-    run.folder.summary.write_text(json.dumps({"status": "completed", "env_steps": 5000}))
-    for elapsed_s, is_long in ((30.0, False), (61.0, True)):
-        run.folder.metrics.write_text(json.dumps({"env_steps": 5000, "time/time_elapsed": elapsed_s}) + "\n")
-        assert is_finished(run) is is_long
-
-
-@pytest.mark.parametrize("job_format", ["slurm", "kubernetes"])
-def test_a_job_file_is_written_once_and_its_folder_is_there(tmp_path, capsys, monkeypatch, job_format) -> None:
-    monkeypatch.chdir(tmp_path)
-    grid = tmp_path / "grid.yaml"
-    grid.write_text(GRID)
-    runs = tmp_path / "my runs 100%"
-    command = [str(grid), f"--train_dir={runs}", f"--write={job_format}"]
-    assert main(command) == 0
-    path = tmp_path / FILE_NAMES[job_format]
-    if job_format == "slurm":
-        assert runs.is_dir(), "Slurm writes no output where the folder is missing"
-        assert f'#SBATCH --output="{tmp_path}/my runs 100%%/slurm-%A_%a.log"\n' in path.read_text()
-    path.write_text("edited")
-    assert main(command) == 2
-    assert path.read_text() == "edited"
-    assert main([*command, f"--out={path}"]) == 0 and path.read_text() != "edited"
-    assert main([*command, f"--out={tmp_path / 'missing' / 'job'}"]) == 2
-    assert main([*command, f"--out={path}", "--changed=repeat"]) == 2
-    exists, cannot, changed = [line for line in capsys.readouterr().err.splitlines() if line]
-    assert "exists: remove it, or name the file with --out=" in exists
-    assert "The job file cannot be written" in cannot
-    assert "--changed=repeat is not possible with --write" in changed

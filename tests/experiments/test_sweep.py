@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from asyncrl import sweep as sweep_command
 from asyncrl.config.errors import UsageError
 from asyncrl.config.loading import load
 from asyncrl.experiments.objective import Evaluated, Objective
@@ -23,7 +23,7 @@ from asyncrl.experiments.sweep import RunningTrial, Sweep
 from asyncrl.experiments.sweep_results import Candidate, best_settings, report
 from asyncrl.sweep import main
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 pytest.importorskip("cmaes")
 
 FLAGS = ("--env=CartPole-v1", "--serial_mode=True", "--async_rl=False", "--train_for_env_steps=1000")
@@ -152,71 +152,23 @@ def test_a_trial_that_was_killed_while_it_was_started_is_not_lost(tmp_path) -> N
         assert study.next_trial() is None
 
 
-def test_a_trial_that_was_killed_before_its_settings_were_noted_is_continued(tmp_path) -> None:
+@pytest.mark.parametrize("kept", [("run", "seed", "flags"), ("run", "seed")])
+def test_a_study_is_readable_after_a_kill_while_a_trial_was_continued(tmp_path, kept) -> None:
     define(tmp_path, DEFINITION)
     with Owner(tmp_path / "owners") as owner:
         study = Study(tmp_path, DEFINITION, 1, 1, owner)
-        lost = study.next_trial()
-        assert lost is not None
         with Owner(tmp_path / "owners") as dead:
-            lost.set_user_attr("owner", dead.name)
-        assert study.continue_dead_trials() == ["trial_0000"]
-        # Started again from the queue, and killed before any of its attributes but those of the queue were written.
-        study._study.ask(study._distributions)
-        assert [(result.run, result.flags) for result in study.results()] == [("trial_0000", study.results()[0].flags)]
-        no_flags = study._study.ask(study._distributions)
-        no_flags.set_user_attr("run", "trial_0009")
-        assert "trial_0009" not in {result.run for result in study.results()}
-
-
-def test_a_finalist_whose_other_seeds_failed_is_not_the_best(tmp_path) -> None:
-    sweep = Sweep(tmp_path, DEFINITION, num_trials=2, num_final_seeds=3)
-    lucky, steady = (
-        Result(number, f"trial_000{number}", "complete", 1.0, (f"--learning_rate=0.00{number}",), None)
-        for number in (1, 2)
-    )
-    candidates = [
-        Candidate("default", (), (10.0, 20.0, 30.0)),
-        Candidate(lucky.run, lucky.flags, (90.0,)),
-        Candidate(steady.run, steady.flags, (40.0, 50.0, 60.0)),
-    ]
-    said: list[str] = []
-    sweep._announce(candidates, [lucky, steady], said.append)
-    assert load([f"--config={tmp_path / 'best.yaml'}"]).config.learning_rate == 0.002
-    assert said == ["final test of trial_0001: only 1 of 3 seeds ended well"]
-    text = report([lucky, steady], DEFINITION.objective, candidates, {})
-    table = text[text.index("## Final test") : text.index("## Trials")]
-    assert table.index("| trial_0002 |") < table.index("| default |") < table.index("| trial_0001 |")
-
-
-def test_other_machines_see_that_the_final_test_is_alive(tmp_path, pretends, monkeypatch) -> None:
-    touched: list[Path] = []
-    make_final_test = Sweep._test
-
-    def make_and_note(*args: Any) -> Any:
-        touched.clear()
-        return make_final_test(*args)
-
-    monkeypatch.setattr(Sweep, "_test", make_and_note)
-    monkeypatch.setattr(Owner, "touch", lambda owner: touched.append(owner._folder))
-    run(tmp_path / "study", DEFINITION, num_trials=1, num_finalists=1, num_final_seeds=1)
-    assert tmp_path / "study" / "owners" in touched, "the owner of the study, and not only that of the launch"
-
-
-def test_the_settings_of_a_file_are_part_of_the_definition(tmp_path, monkeypatch) -> None:
-    path = tmp_path / "settings.yaml"
-    path.write_text("env: CartPole-v1\ngamma: 0.9\nbatch-size: 64\nseed: 3\npolicies: {1: {learning_rate: 0.5}}\n")
-    monkeypatch.chdir(tmp_path)
-    options, texts = sweep_command._read_options(["--study=new", "--config=settings.yaml", "--gamma=0.8"])
-    definition = sweep_command._definition(options, texts, tmp_path / "new")
-    assert not any("settings.yaml" in flag for flag in definition.flags)
-    config = load(definition.flags, lenient=True).config
-    assert (config.env_id, config.gamma, config.batch_size) == ("CartPole-v1", 0.8, 64)
-    assert config.policies == {1: {"learning_rate": 0.5}} and config.seed == 0
-    define(tmp_path / "new", definition)
-    path.write_text("env: CartPole-v1\ngamma: 0.9\nbatch_size: 128\n")
-    with pytest.raises(UsageError, match="was started with another definition"):
-        define(tmp_path / "new", sweep_command._definition(options, texts, tmp_path / "new"))
+            lost = Study(tmp_path, DEFINITION, 1, 1, dead).next_trial()
+        assert lost is not None
+        study.continue_dead_trials()
+        if "flags" not in kept:  # as an earlier version did
+            study._study.tell(study._study.ask(study._distributions), state=optuna.trial.TrialState.FAIL)
+            study._study.enqueue_trial(lost.params, user_attrs={name: lost.user_attrs[name] for name in kept})
+        again = study._study.ask(study._distributions)  # and is killed before it sets an attribute
+        assert [name for name in kept if again.user_attrs[name] != lost.user_attrs[name]] == []
+        (result,) = study.results()
+        assert (result.run, result.flags) == (lost.user_attrs["run"], tuple(lost.user_attrs["flags"]))
+        assert result.state == ("running" if "flags" in kept else "failed")
 
 
 def test_two_processes_share_a_study(tmp_path, pretends) -> None:
@@ -271,6 +223,39 @@ def test_a_run_that_is_worse_than_others_is_stopped_and_its_trial_is_pruned(tmp_
     assert fake.told == [{"value": None, "is_pruned": True, "reason": "after 300 steps"}]
 
 
+def test_a_finalist_with_one_lucky_seed_does_not_win(tmp_path, pretends) -> None:
+    sweep = Sweep(tmp_path, DEFINITION, num_trials=2, num_final_seeds=3)
+    names = ("default", "trial_0000", "trial_0001")
+    values = ((1.0, 2.0, 3.0), (900.0,), (4.0, 5.0, 6.0))
+    rates = ("0.01", "0.02", "0.03")
+    candidates = [
+        Candidate(name, (f"--learning_rate={rate}",), found)
+        for name, rate, found in zip(names, rates, values, strict=True)
+    ]
+    finalists = [
+        Result(number, each.name, "complete", 1.0, each.flags, None) for number, each in enumerate(candidates[1:])
+    ]
+    said: list[str] = []
+    sweep._announce(candidates, finalists, said.append)
+    assert load([f"--config={tmp_path / 'best.yaml'}"]).config.learning_rate == 0.03
+    assert said == ["trial_0000: only 1 of 3 seeds ended well in the final test"]
+    text = report([], DEFINITION.objective, candidates, {})
+    assert text.index("trial_0001") < text.index("default") < text.index("trial_0000")
+
+
+def test_the_owner_of_a_study_shows_that_it_lives_during_the_final_test(tmp_path, pretends, monkeypatch) -> None:
+    sweep = Sweep(tmp_path, DEFINITION, num_trials=1, num_slots=1, num_final_seeds=1)
+    touched: list[str] = []
+    monkeypatch.setattr(Owner, "touch", lambda owner: touched.append(owner.name))
+    with Owner(tmp_path / "owners") as owner:
+        sweep._test([Result(0, "trial_0000", "complete", 1.0, (), None)], owner, said_to_nobody, said_to_nobody)
+        assert owner.name in touched
+
+
+def said_to_nobody(_: object) -> None:
+    pass
+
+
 def test_a_study_is_joined_with_its_own_definition_only(tmp_path) -> None:
     assert define(tmp_path, DEFINITION)
     assert not define(tmp_path, DEFINITION)
@@ -278,6 +263,20 @@ def test_a_study_is_joined_with_its_own_definition_only(tmp_path) -> None:
     other = dataclasses.replace(DEFINITION, sampler="random", flags=(*FLAGS, "--gamma=0.9"))
     with pytest.raises(UsageError, match=r"flags: .*now .*--gamma=0.9; sampler: tpe, now random"):
         define(tmp_path, other)
+
+
+def test_two_machines_define_one_study_at_the_same_time(tmp_path, monkeypatch) -> None:
+    # Containers often have the same process ids.
+    link = os.link
+
+    def link_after_another(source: Path, target: Path) -> None:
+        monkeypatch.setattr(os, "link", link)
+        assert define(tmp_path, DEFINITION)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_after_another)
+    assert not define(tmp_path, DEFINITION)
+    assert [path.name for path in tmp_path.iterdir()] == ["study.yaml"]
 
 
 def test_a_sweep_whose_first_trials_all_fail_ends_with_the_reason(tmp_path, pretends) -> None:
@@ -295,6 +294,35 @@ def test_the_best_settings_need_no_preset(tmp_path) -> None:
     with_preset, without = load(flags).config, load([f"--config={path}", "--preset=none"]).config
     kept = {"seed": 0, "eval_every_env_steps": None}
     assert without == with_preset.model_copy(update=kept)
+
+
+def test_a_study_has_the_settings_of_its_file_whatever_becomes_of_the_file(
+    tmp_path, pretends, monkeypatch, capsys
+) -> None:
+    file = tmp_path / "common.yaml"
+    text = "env: CartPole-v1\nserial_mode: true\nasync_rl: false\nseed: 7\nalgo: sac\ntrain_for_env_steps: 1000\n"
+    file.write_text(text)
+    monkeypatch.chdir(tmp_path)
+    options = ("--study=study", "--num_trials=1", "--final_best=0", f"--train_dir={tmp_path}")
+    assert main([*options, "--config=common.yaml", "--train_for_env_steps=500"]) == 0
+    definition = read_definition(tmp_path / "study")
+    assert definition is not None
+    assert definition.flags == (
+        *("--env=CartPole-v1", "--serial_mode=True", "--async_rl=False"),
+        "--train_for_env_steps=500",
+    ), "neither what a sweep sets itself nor what the search space or a flag sets"
+
+    monkeypatch.chdir("/")
+    assert main([*options, f"--config={file}", "--train_for_env_steps=500"]) == 0, "the same file from elsewhere"
+    file.write_text(text + "gamma: 0.9\n")
+    assert main([*options, f"--config={file}", "--train_for_env_steps=500"]) == 2
+    assert "started with another definition" in capsys.readouterr().err
+    file.write_text(text + "gama: 0.9\n")
+    assert main([*options, f"--config={file}"]) == 2
+    assert f"In the file {file} there is no setting gama" in capsys.readouterr().err
+    file.unlink()
+    assert main(options) == 0
+    assert pretends == ["trial_0000"]
 
 
 @pytest.mark.parametrize(

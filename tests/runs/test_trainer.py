@@ -22,6 +22,7 @@ from asyncrl import Hyperparameters, Observer, RunResult, TrainConfig, Trainer
 from asyncrl.config.errors import ConfigError
 from asyncrl.config.loading import load
 from asyncrl.monitoring.reports import EvaluationReport
+from asyncrl.monitoring.summary import Summary
 
 ROOT = Path(asyncrl.__file__).parents[1]
 SMALL: dict[str, Any] = {
@@ -230,6 +231,14 @@ def test_what_is_not_given_comes_from_preset_and_saved_run(tmp_path: Path) -> No
     assert (done.status, done.summary.env_steps) == ("completed", again.summary.env_steps)
     assert done.nothing_to_do is not None
 
+    before = again.summary
+    (done.folder / "summary.json").unlink()  # as if killed after its last checkpoint
+    written = Trainer(TrainConfig(**{**fast, "train_for_env_steps": 20_000})).run().summary
+    assert Summary(**json.loads((done.folder / "summary.json").read_text())) == written
+    for name in ("status", "env_steps", "num_updates", "num_workers", "ep_rew_mean", "best_return", "checkpoint"):
+        assert getattr(written, name) == getattr(before, name), name
+    assert written.wall_s > 0
+
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_observer_is_told_what_happens_and_stops_the_run(tmp_path: Path, mode: dict[str, Any]) -> None:
@@ -339,7 +348,7 @@ def test_hyperparameters_that_cannot_be_taken_are_refused(tmp_path: Path) -> Non
     train(tmp_path, Noting(start=ask), serial_mode=True, train_for_env_steps=64)
     assert refused == [
         "--gamma=2 is not possible: expected a number at least 0 and at most 1.",
-        "A new tau would have no effect: only algo=sac reads it.",
+        "A new tau would have no effect: only algo=sac or dqn reads it.",
     ]
 
 

@@ -8,7 +8,7 @@ from full_disk import files_of_at_most
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
-from asyncrl.runtime.run_folder import RunFolder, default_experiment, find_saved_config
+from asyncrl.runtime.run_folder import RunFolder, default_experiment, find_saved_config, write_text_atomically
 
 HOLD_LOCK = """
 import sys, time
@@ -172,3 +172,16 @@ def test_the_default_name_can_name_a_run(train_dir):
     name = default_experiment("my.module:ALE/Pong-v5", "ppo", now=lambda: 0.0)
     assert name.startswith("my.module-ALE-Pong-v5_ppo_19")
     RunFolder.create(str(train_dir), name, "resume").close()
+
+
+def test_two_machines_write_one_file_at_the_same_time(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def replace_after_another(source, target):
+        monkeypatch.setattr(os, "replace", replace)
+        write_text_atomically(target, "another machine")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_after_another)
+    write_text_atomically(tmp_path / "results.md", "this one")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("results.md", "this one")]
