@@ -42,6 +42,7 @@ from asyncrl.policy import load_policy
 from asyncrl.run import runner
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.checkpoint import Checkpoint
 from asyncrl.runtime.processes import process_context, start_loading_modules
 
 PARALLEL_MODES = ("sync-local", "sync-central", "async-local", "async-central")
@@ -318,3 +319,12 @@ def mean_return(finished: FinishedRun, episodes: int = 40) -> float:
     assert finished.outcome.checkpoint is not None
     policy = load_policy(Path(finished.outcome.checkpoint))
     return evaluate(policy, episodes=episodes, deterministic=True).mean_reward
+
+
+def assert_same_training(first: Checkpoint, second: Checkpoint) -> None:
+    """Two checkpoints continue in the same way: all of their state and tensors are equal, but the time they took."""
+    assert {**first.state, "elapsed_s": 0} == {**second.state, "elapsed_s": 0}
+    for kind in ("model", "optimizer"):
+        tensors, others = getattr(first, kind), getattr(second, kind)
+        assert tensors.keys() == others.keys()
+        assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items()), kind

@@ -221,7 +221,7 @@ class TrainConfig(BaseModel):
     )
     video_every_env_steps: PositiveInt | None = _evaluation(
         None,
-        "environment steps between videos of the policy, or of each policy, in videos/: one episode, recorded in the "
+        "environment steps between videos of the policy, or of each policy, in videos/: one episode, recorded by a "
         "process of its own; the first is of the untrained policy, the last of the final one",
     )
     video_length: PositiveInt = _evaluation(1000, "longest video, in environment steps")

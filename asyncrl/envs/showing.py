@@ -152,11 +152,11 @@ class FilmedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         encoder, self._encoder = self._encoder, None
         encoder.close()
         assert self._path is not None
-        if not is_complete_video(self._path):
+        if not _is_complete_video(self._path):
             raise UsageError(f"The video {self._path} is incomplete: ffmpeg could not finish it. Is the disk full?")
 
 
-def is_complete_video(path: Path) -> bool:
+def _is_complete_video(path: Path) -> bool:
     """Whether a file is an MP4 video with its index, and whole: each of its boxes begins with its size and name."""
     names = set()
     try:

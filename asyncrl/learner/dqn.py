@@ -152,7 +152,7 @@ class DqnLearner:
         model, obs, later = self.model, self.model.inputs_of(batch.obs), self.model.inputs_of(batch.next_obs)
         with torch.no_grad():
             next_values, target_values = self._values(model, later), self._values(self.target_model, later)
-            mask = model.mask_of(later)
+            mask = model.mask_of(later.floats)
             target = dqn.double_target(batch.reward, batch.discount, next_values, target_values, mask)
         values = self._values(model, obs).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
         loss = dqn.dqn_loss(values, target)

@@ -10,9 +10,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
 from asyncrl.models.distributions import FORBIDDEN, is_forbidden
 from asyncrl.models.encoders import Inputs
-from asyncrl.models.registry import make_encoder
-from asyncrl.models.sac import SacActor, needs_encoder
-from asyncrl.models.stacked_mlp import StackedMlp
+from asyncrl.models.sac import SacActor
 
 
 class QNetwork(SacActor):
@@ -23,13 +21,7 @@ class QNetwork(SacActor):
             raise UsageError(f"--algo=dqn needs an action that is one choice, and {spec.env_id} has {spec.action}.")
         self._is_dueling = config.dueling
         num_outputs = self.distribution.num_parameters + int(self._is_dueling)
-        self.encoder: nn.Module | None = None
-        widths = [spec.observation_size, *config.encoder_mlp_layers, num_outputs]
-        if needs_encoder(spec, config):
-            self.encoder = encoder = make_encoder(self.layout, config)
-            widths = [encoder.output_size, num_outputs]
-        gain = 1.0 if config.policy_initialization == "orthogonal" else None
-        self.mlp = StackedMlp(1, widths, config.nonlinearity, gain)
+        self._make_networks(spec, config, num_outputs, head_gain=1.0)
         self.exploration = nn.ParameterList([torch.full((1,), config.exploration_initial_eps)])
 
     @property
@@ -42,10 +34,6 @@ class QNetwork(SacActor):
         """Values `[B, n]` for normalized observations."""
         features = inputs.floats if self.encoder is None else self.encoder(inputs)
         return self.values_of(self.mlp(features)[0].to(self.statistics.dtype))
-
-    def mask_of(self, inputs: Inputs) -> Tensor | None:
-        """The mask of choices `[B, n]` in observations; None if they have none."""
-        return inputs.floats[:, self.layout.num_features :] if self.layout.num_mask else None
 
     def parameters_of(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Log-probabilities `[B, n]` of the epsilon-greedy policy from the network's outputs."""

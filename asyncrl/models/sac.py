@@ -100,9 +100,12 @@ class SacActor(NormalizedModel):
         They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, and `mlp`, a
         `StackedMlp` of one network from features to the outputs of the policy.
         """
+        self._make_networks(spec, config, self.distribution.num_parameters, _POLICY_HEAD_GAIN)
+
+    def _make_networks(self, spec: EnvSpec, config: TrainConfig, num_outputs: int, head_gain: float) -> None:
         self.encoder: nn.Module | None = None
-        gain = _POLICY_HEAD_GAIN if config.policy_initialization == "orthogonal" else None
-        widths = [spec.observation_size, *config.encoder_mlp_layers, self.distribution.num_parameters]
+        gain = head_gain if config.policy_initialization == "orthogonal" else None
+        widths = [spec.observation_size, *config.encoder_mlp_layers, num_outputs]
         if needs_encoder(spec, config):
             self.encoder = encoder = make_encoder(self.layout, config)
             widths = [encoder.output_size, widths[-1]]
@@ -132,7 +135,11 @@ class SacActor(NormalizedModel):
         """Parameters `[B, P]` of the action distributions for normalized observations."""
         features = floats if self.encoder is None else self.encoder(Inputs(floats, pixels))
         outputs = self.mlp(features)[0].to(self.statistics.dtype)
-        return self.parameters_of(outputs, floats[:, self.layout.num_features :] if self.layout.num_mask else None)
+        return self.parameters_of(outputs, self.mask_of(floats))
+
+    def mask_of(self, floats: Tensor) -> Tensor | None:
+        """The mask of choices in the numbers of observations; None if they have none."""
+        return floats[:, self.layout.num_features :] if self.layout.num_mask else None
 
     def parameters_of(self, outputs: Tensor, mask: Tensor | None = None) -> Tensor:
         """The distribution's parameters `[B, P]` from the network's outputs."""

@@ -413,9 +413,10 @@ def _saved_summary(folder: RunFolder, resumption: resuming.Resumption, num_worke
     """The summary of a run that has reached its limit; writes it if the run was killed after its last checkpoint."""
     try:
         saved = Summary(**json.loads(folder.summary.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):  # there is no summary, or it is not a whole one
+        saved = None
+    if saved is not None:
         return dataclasses.replace(saved, status="completed", env_steps=resumption.env_steps)
-    except (OSError, ValueError, TypeError):
-        pass
     state = load_state(resumption.checkpoint)
     episodes = EpisodeStatistics(recent=read_episodes(folder.episodes))
     summary = Summary(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from layouts import vector_observation
 from linear_networks import networks_of_linear_layers
 from torch.nn.functional import smooth_l1_loss
 from transitions import BOX, CHOICE, CPU, draw, one_step
@@ -16,7 +15,7 @@ from transitions import BOX, CHOICE, CPU, draw, one_step
 from asyncrl.algorithms.dqn import double_target
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dqn import DqnLearner, exploration_rate
 from asyncrl.models.distributions import FORBIDDEN
 from asyncrl.models.dqn import QNetwork, best_choice, dueling_values, epsilon_greedy
@@ -205,8 +204,3 @@ def test_updates_see_observations_in_units_of_their_deviation() -> None:
 def test_other_actions_are_refused() -> None:
     with pytest.raises(UsageError, match=r"--algo=dqn needs an action that is one choice, and Box has"):
         QNetwork(BOX, TrainConfig(algo="dqn"))
-
-
-def test_a_space_that_starts_elsewhere_counts_from_there() -> None:
-    spec = EnvSpec("Shifted", vector_observation(3), DiscreteAction(4, 10), None)
-    assert make(spec).model.act(torch.zeros(5, 3)).action.max() < 4  # the adapter adds the start

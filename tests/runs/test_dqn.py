@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_helper import REPLAY_MODES, FinishedRun, mean_return, run
+from run_helper import REPLAY_MODES, FinishedRun, assert_same_training, mean_return, run
 
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
@@ -85,11 +85,7 @@ def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stop
     for path in found[1:]:
         resumed = run(tmp_path / path.name, "serial", "CartPole-v1", resume_from=path, **settings)
         first, second = (checkpoint.load(Path(f.outcome.checkpoint), with_replay=True) for f in (whole, resumed))
-        assert {**first.state, "elapsed_s": 0} == {**second.state, "elapsed_s": 0}
-        for kind in ("model", "optimizer"):
-            tensors, others = getattr(first, kind), getattr(second, kind)
-            assert tensors.keys() == others.keys()
-            assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items()), kind
+        assert_same_training(first, second)
 
 
 def test_what_it_cannot_train_is_one_sentence() -> None:
