@@ -23,10 +23,23 @@ def pids(log: Path) -> list[int]:
 class Killer(threading.Thread):
     """Kills random processes at random moments, each time after the one before was replaced; then opens the gate."""
 
-    def __init__(self, logs: Path, roles: str, count: int, gate: Path, longest_pause_s: float = 0.3) -> None:
-        """Takes the folder of logs and a glob of the logs of those that are to be killed."""
+    def __init__(
+        self,
+        logs: Path,
+        roles: str,
+        count: int,
+        gate: Path,
+        may_start: Callable[[], bool] = lambda: True,
+        may_end: Callable[[], bool] = lambda: True,
+        longest_pause_s: float = 0.3,
+    ) -> None:
+        """Takes the folder of logs and a glob of the logs of those that are to be killed.
+
+        Nobody is killed before `may_start`, and the gate stays closed until `may_end`.
+        """
         super().__init__(daemon=True)
         self._logs, self._roles, self._count, self._gate = logs, roles, count, gate
+        self._may_start, self._may_end = may_start, may_end
         self._random = random.Random(count)
         self._longest_pause_s = longest_pause_s
         self.num_killed = 0
@@ -35,8 +48,10 @@ class Killer(threading.Thread):
         """Does it, and opens the gate also if it fails, so that the run comes to its end."""
         try:
             self._await(lambda: bool(list(self._logs.glob(self._roles))))
+            self._await(self._may_start)
             for _ in range(self._count):
                 self._kill_one()
+            self._await(self._may_end)
         finally:
             self._gate.touch()
 
@@ -54,5 +69,5 @@ class Killer(threading.Thread):
         deadline = time.monotonic() + _PATIENCE_S
         while not condition():
             if time.monotonic() > deadline:
-                raise TimeoutError("nobody was started in the place of the one that was killed")
+                raise TimeoutError("what the killer waits for did not come")
             time.sleep(0.01)

@@ -20,6 +20,11 @@ from gymnasium.wrappers import TimeLimit
 TIME_LIMIT = 8
 """Steps after which an episode is truncated; some episodes end before by themselves, in either way."""
 
+STEPS_BEFORE_GATE = 40
+"""Steps that an environment may make before its gate is open; then it waits, so that the run cannot end without it."""
+
+PAUSE_S = 0.003
+
 _RECORD_SIZE = 7
 
 
@@ -31,13 +36,13 @@ class Ledgered(gymnasium.Env):
     file of `folder` before `step` returns, so it is there also when the process is killed.
     """
 
-    def __init__(self, folder: str, pause_s: float = 0.0, gate: str | None = None) -> None:
-        """Steps take `pause_s` until the file `gate` is there."""
+    def __init__(self, folder: str, gate: str | None = None) -> None:
+        """Steps take `PAUSE_S` until the file `gate` is there, and only `STEPS_BEFORE_GATE` are made before it."""
         self.observation_space = Box(-np.inf, np.inf, (5,), np.float32)
         self.action_space = Box(-1.0, 1.0, (2,), np.float32)
         self._folder = Path(folder)
-        self._pause_s = pause_s
         self._gate = None if gate is None else Path(gate)
+        self._num_steps = 0
         self._life: int | None = None
         self._episode, self._step = -1, 0
 
@@ -97,10 +102,14 @@ class Ledgered(gymnasium.Env):
         return np.array([self._life, self._episode, self._step, *self._received], np.float32)
 
     def _pause(self) -> None:
-        if self._pause_s > 0.0:
-            if self._gate is not None and self._gate.exists():
-                self._pause_s = 0.0
-            time.sleep(self._pause_s)
+        if self._gate is None:
+            return
+        self._num_steps += 1
+        while not self._gate.exists():
+            time.sleep(PAUSE_S)
+            if self._num_steps <= STEPS_BEFORE_GATE:
+                return
+        self._gate = None
 
 
 class Step(NamedTuple):
@@ -157,6 +166,11 @@ class Life:
 def read_ledgers(folder: Path) -> dict[int, Life]:
     """The lives of a run by their numbers; one that somebody else tried out, or that died at once, made no step."""
     return {int(path.stem): Life(int(path.stem), path) for path in folder.glob("*.ledger")}
+
+
+def count_started(folder: Path) -> int:
+    """Environments that have made a step so far."""
+    return sum(path.stat().st_size > 0 for path in folder.glob("*.ledger"))
 
 
 def _vectorized(num_envs: int, autoreset_mode: str, max_episode_steps: int, **kwargs: Any) -> SyncVectorEnv:

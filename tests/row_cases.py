@@ -8,8 +8,9 @@ from typing import Any
 
 from gymnasium.vector import AutoresetMode
 from killing import Killer
+from ledger_envs import count_started
 from row_checks import Counts, check_lag, check_on_policy, check_replay
-from run_helper import MODES, PARALLEL_MODES, FinishedRun, run
+from run_helper import MODES, PARALLEL_MODES, SMALL, FinishedRun, run
 
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spec import EnvSpec
@@ -100,7 +101,7 @@ class Case:
         kwargs: dict[str, Any] = {"folder": str(folder)}
         settings = dict(LEARNERS[self.learner])
         if self.killed:
-            kwargs |= {"pause_s": 0.003, "gate": str(folder / "gate")}
+            kwargs["gate"] = str(folder / "gate")
             settings |= {"max_restarts": 100}
         if self.autoreset is not None:
             kwargs["autoreset_mode"] = self.autoreset.value
@@ -127,7 +128,7 @@ def run_case(case: Case, folder: Path) -> tuple[FinishedRun, Counts]:
     spec = case.spec(ledgers_of_probe)
     killer = None
     if case.killed:
-        killer = Killer(folder, f"{case.killed}-*.log", NUM_KILLED, ledgers / "gate")
+        killer = _killer(case, folder, ledgers)
         killer.start()
     finished = run(folder, case.mode, ENV, recorded=True, spec=spec, **case.settings(ledgers))
     deaths = 0
@@ -144,6 +145,23 @@ def run_case(case: Case, folder: Path) -> tuple[FinishedRun, Counts]:
     if case.learner == "ppo":
         check_lag(finished)
     return finished, counts
+
+
+def _killer(case: Case, folder: Path, ledgers: Path) -> Killer:
+    """Kills rollout workers after all environments made a step, and waits until one that replaces them makes some."""
+    roles, gate = f"{case.killed}-*.log", ledgers / "gate"
+    if case.killed != "rollout":
+        return Killer(folder, roles, NUM_KILLED, gate)
+    settings = {**SMALL, **case.settings(ledgers)}
+    num_envs = settings["num_workers"] * settings["num_envs_per_worker"]
+    return Killer(
+        folder,
+        roles,
+        NUM_KILLED,
+        gate,
+        may_start=lambda: count_started(ledgers) >= num_envs,
+        may_end=lambda: count_started(ledgers) > num_envs,
+    )
 
 
 def all_cases() -> list[Case]:
