@@ -4,32 +4,33 @@
     python scripts/acceptance.py core --only CartPole # those whose name contains a text
     python scripts/acceptance.py core --table         # show the results, run nothing
 
-The script can be stopped at any time and continued: each result is appended to a JSON-lines file at once, a case with a
-result is not run again, and a stopped run resumes from its newest checkpoint. A run that fails leaves no result.
-Presets are used as shipped; a case sets only its own flags.
+`asyncrl.experiments.launch` makes the runs and evaluates them, so the script can be stopped at any time and continued:
+finished runs are not repeated, others resume from their newest checkpoints. A run that fails is not tried again until
+the script is started again. Presets are used as shipped; a case sets only its own flags.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from asyncrl.analysis.benchmark.tasks import evaluate_run, train_command
-from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, append_json_line, read_json_lines, read_records
+from asyncrl.analysis.benchmark.tasks import train_command
+from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, read_records
 from asyncrl.analysis.tables import rounded, table
+from asyncrl.cli.many_runs import run_many
 from asyncrl.config.loading import load
+from asyncrl.experiments.grid import Evaluation, Grid, GridRun
+from asyncrl.experiments.launch import IfChanged, Launch, LaunchedRun
 
 RETURNS = (350, 1000, 2000, 3000, 4000)
 """Training returns whose first steps and seconds are recorded."""
@@ -68,6 +69,10 @@ class Case:
     compared_to: str | None = None
     stays_below: bool = False
     num_ranks: int = 1
+
+    @property
+    def evaluation(self) -> Evaluation:
+        return Evaluation(self.episodes, "best" if self.measure == "best" else "newest")
 
 
 def _flags(env: str, steps: int, *more: str) -> tuple[str, ...]:
@@ -222,42 +227,28 @@ SUITES: dict[str, list[Case]] = {
 }
 
 
-def run_case(case: Case, seed: int, train_dir: Path) -> dict[str, Any]:
-    """Trains and measures one seed of a case; returns its record."""
-    experiment = f"{case.name.replace(' ', '_')}_seed{seed}"
-    where = [f"--train_dir={train_dir}", f"--experiment={experiment}"]
-    folder = train_dir / experiment
-    started = time.monotonic()
-    command = train_command((*case.flags, f"--seed={seed}", *where, "--quiet"), case.num_ranks)
-    if case.is_killed and not (folder / "summary.json").exists():
+def launches(cases: Sequence[Case], train_dir: Path, num_slots: int, if_changed: IfChanged) -> list[Launch]:
+    """Returns the runs of the cases: all with their first seed, then with their second, by kind of evaluation."""
+    pairs = [(case, idx) for idx in range(max((len(case.seeds) for case in cases), default=0)) for case in cases]
+    runs: dict[Evaluation, list[GridRun]] = {}
+    for case, idx in pairs:
+        if idx < len(case.seeds):
+            seed = case.seeds[idx]
+            name = f"{case.name.replace(' ', '_')}_seed{seed}"
+            run = GridRun(name, case.name, seed, (*case.flags, f"--seed={seed}"))
+            runs.setdefault(case.evaluation, []).append(run)
+    grids = [Grid(train_dir, tuple(each), evaluation) for evaluation, each in runs.items()]
+    return [Launch(grid, num_slots=num_slots, retries=0, if_changed=if_changed) for grid in grids]
+
+
+def begin(case: Case, run: LaunchedRun) -> None:
+    """Makes the part of a run that a launch cannot make: the half until it is killed, or the training of many ranks."""
+    folder = run.run.folder.path
+    command = train_command((*run.run.flags, *run.run.place, *run.once, "--quiet"), case.num_ranks)
+    if case.is_killed and (run.once or not folder.exists()):
         kill_at_half(command, folder)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    summary = json.loads((folder / "summary.json").read_text())
-    record: dict[str, Any] = {
-        "case": case.name,
-        "seed": seed,
-        "flags": list(case.flags),
-        "num_ranks": case.num_ranks,
-        "threshold": case.threshold,
-        "measure": case.measure,
-        "env_steps": summary["env_steps"],
-        "training_return": summary["ep_rew_mean"],
-        "fps": summary["fps"],
-        "lag_mean": summary["lag_mean"],
-        "lag_max": summary["lag_max"],
-        "train_wall_s": summary["wall_s"],
-        "first_at": first_at(folder / "metrics.jsonl"),
-        "environment": json.loads((folder / "environment.json").read_text()),
-    }
-    if case.measure == "training":
-        record["value"] = summary["ep_rew_mean"]
-    else:
-        checkpoint = "best" if case.measure == "best" else "newest"
-        evaluated = evaluate_run(folder, f"--checkpoint={checkpoint}", f"--episodes={case.episodes}")
-        evaluated.check_returncode()
-        record["evaluation"] = json.loads(evaluated.stdout.splitlines()[-1])
-        record["value"] = record["evaluation"]["mean_reward"]
-    return {**record, "total_s": round(time.monotonic() - started, 1)}
+    if case.num_ranks > 1:
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def kill_at_half(command: list[str], folder: Path) -> None:
@@ -292,12 +283,26 @@ def first_at(metrics: Path) -> dict[str, list[float]]:
     return {name: [first[STEPS], first[ELAPSED]] for name, first in reached.items() if first is not None}
 
 
-def outcomes(cases: list[Case], records: list[dict[str, Any]]) -> str:
+def read_results(cases: Sequence[Case], made: Sequence[Launch]) -> list[dict[str, Any]]:
+    """Returns the results of the finished runs, each with its `case`, `value` and `first_at`."""
+    of_name = {case.name: case for case in cases}
+    results = []
+    for launch in made:
+        for run, result in zip(launch.runs, launch.results(), strict=True):
+            if result["state"] == "finished":
+                case = of_name[run.group]
+                value = result["training_return" if case.measure == "training" else "evaluation_return"]
+                reached = first_at(run.run.folder.metrics)
+                results.append({**result, "case": case.name, "value": value, "first_at": reached})
+    return results
+
+
+def outcomes(cases: list[Case], results: list[dict[str, Any]]) -> str:
     """Returns the table of results, as Markdown."""
     rows = []
     for case in cases:
-        values = _values(case.name, records)
-        reached = sum(has_reached(case, seed, records) for seed in values)
+        values = _values(case.name, results)
+        reached = sum(has_reached(case, seed, results) for seed in values)
         shown = ", ".join(rounded(values[seed]) for seed in case.seeds if seed in values) or "-"
         verdict = f"{reached} of {len(values)} (needs {case.needed} of {len(case.seeds)})"
         wanted = f"{case.threshold:g}" + (f" of {case.compared_to}" if case.compared_to else "")
@@ -306,11 +311,11 @@ def outcomes(cases: list[Case], records: list[dict[str, Any]]) -> str:
     return table(["case", "threshold", "measured, by seed", "reached"], rows)
 
 
-def milestones(cases: list[Case], records: list[dict[str, Any]]) -> str:
+def milestones(cases: list[Case], results: list[dict[str, Any]]) -> str:
     """Returns median steps and seconds to each training return, as Markdown."""
     rows = []
     for case in cases:
-        found = [record["first_at"] for record in records if record["case"] == case.name and "first_at" in record]
+        found = [result["first_at"] for result in results if result["case"] == case.name]
         cells = []
         for wanted in map(str, RETURNS):
             steps = [entry[wanted][0] for entry in found if wanted in entry]
@@ -323,20 +328,20 @@ def milestones(cases: list[Case], records: list[dict[str, Any]]) -> str:
     return table(["case", *map(str, RETURNS)], rows)
 
 
-def has_reached(case: Case, seed: int, records: list[dict[str, Any]]) -> bool:
+def has_reached(case: Case, seed: int, results: list[dict[str, Any]]) -> bool:
     """Returns whether a seed of a case met its condition; False if a figure is missing."""
-    value = _values(case.name, records).get(seed)
+    value = _values(case.name, results).get(seed)
     threshold: float | None = case.threshold
     if case.compared_to is not None:
-        other = _values(case.compared_to, records).get(seed)
+        other = _values(case.compared_to, results).get(seed)
         threshold = None if other is None else case.threshold * other
     if value is None or threshold is None:
         return False
     return value < threshold if case.stays_below else value >= threshold
 
 
-def _values(name: str, records: list[dict[str, Any]]) -> dict[int, float]:
-    return {record["seed"]: record["value"] for record in records if record["case"] == name}
+def _values(name: str, results: list[dict[str, Any]]) -> dict[int, float]:
+    return {result["seed"]: result["value"] for result in results if result["case"] == name}
 
 
 def main() -> int:
@@ -344,40 +349,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("--only", default="", help="run the cases whose name contains this")
-    parser.add_argument("--results", type=Path, default=Path("acceptance.jsonl"))
-    parser.add_argument("--train_dir", type=Path, default=Path("train_dir"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; with several, seconds say little")
+    parser.add_argument("--train_dir", type=Path, help="folder of the runs [default train_dir/acceptance/SUITE]")
+    parser.add_argument("--slots", type=int, default=1, help="runs at the same time; with several, seconds say little")
+    parser.add_argument("--changed", choices=get_args(IfChanged), default="refuse", help="as in asyncrl launch")
     parser.add_argument("--table", action="store_true", help="show what was measured and run nothing")
     options = parser.parse_args()
+    options.train_dir = options.train_dir or Path("train_dir/acceptance") / options.suite
+    sys.path.append(str(TESTS))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TESTS))))
+    return run_many(lambda: _measure(options), "Stopped. The same command continues.")
+
+
+def _measure(options: argparse.Namespace) -> int:
     cases = [case for case in SUITES[options.suite] if options.only in case.name]
-    records = read_json_lines(options.results)
-    finished = {(record["case"], record["seed"]) for record in records}
-    # All cases with their first seed, then with their second: a suite that is stopped early has results of all cases.
-    in_turn = sorted((idx, order, case) for order, case in enumerate(cases) for idx in range(len(case.seeds)))
-    todo = [(case, case.seeds[idx]) for idx, _, case in in_turn if (case.name, case.seeds[idx]) not in finished]
+    made = launches(cases, options.train_dir, options.slots, options.changed)
     has_failed = False
-    with ThreadPoolExecutor(options.jobs) as pool:
-        running = {
-            pool.submit(run_case, case, seed, options.train_dir): f"{case.name} seed {seed}"
-            for case, seed in ([] if options.table else todo)
-        }
-        try:
-            for done in as_completed(running):
-                if (error := done.exception()) is not None:
-                    has_failed = True
-                    print(f"{running[done]}: failed: {error}", flush=True)
-                    continue
-                record = {**done.result(), "jobs": options.jobs}
-                records.append(record)
-                append_json_line(options.results, record)
-                print(f"{running[done]}: {record['value']:.1f} ({record['total_s']} s)", flush=True)
-        finally:
-            pool.shutdown(cancel_futures=True)
-    print(outcomes(cases, records))
+    if not options.table:
+        of_name = {case.name: case for case in cases}
+        for launch in made:
+            for run in launch.runs:
+                if run.state == "waiting":
+                    try:
+                        begin(of_name[run.group], run)
+                    except (subprocess.CalledProcessError, RuntimeError) as error:
+                        print(f"{run.run.name}: {error}", file=sys.stderr)
+                        return 1
+        # Made anew, as they read what exists of their runs.
+        made = launches(cases, options.train_dir, options.slots, options.changed)
+        for launch in made:
+            has_failed |= not launch.make_all()
+    results = read_results(cases, made)
+    print(outcomes(cases, results))
     print()
-    print(milestones(cases, records))
-    reached = [sum(has_reached(case, seed, records) for seed in case.seeds) >= case.needed for case in cases]
+    print(milestones(cases, results))
+    reached = [sum(has_reached(case, seed, results) for seed in case.seeds) >= case.needed for case in cases]
     return 0 if all(reached) and not has_failed else 1
 
 

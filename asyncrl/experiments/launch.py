@@ -159,8 +159,11 @@ class Launch:
         folder = self._grid.train_dir
         folder.mkdir(parents=True, exist_ok=True)
         write_text_atomically(folder / "results.md", self.table() + "\n")
-        entries = [self._result(each) for each in self.runs]
-        write_text_atomically(folder / "results.json", json.dumps(entries, indent=1) + "\n")
+        write_text_atomically(folder / "results.json", json.dumps(self.results(), indent=1) + "\n")
+
+    def results(self) -> list[dict[str, Any]]:
+        """The entries of `results.json`: state, steps, returns and speed of each run, in the order of `runs`."""
+        return [self._result(each) for each in self.runs]
 
     def _plan(self) -> list[LaunchedRun]:
         machine = machine_of(Slots(self._num_slots).cores_of_a_slot)

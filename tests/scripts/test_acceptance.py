@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import acceptance
-import pytest
 from acceptance import SUITES, Case
 
 from asyncrl.config.loading import load
@@ -24,23 +21,50 @@ def test_a_forced_lag_is_a_whole_number_of_the_datasets_of_its_preset() -> None:
     assert lags == {0, 1, 4, 16}
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_a_failed_run_leaves_no_result_and_the_others_are_made(tmp_path, monkeypatch, capsys, jobs) -> None:
-    cases = [Case(name, (), 1.0, seeds=(0, 1), needed=0) for name in ("sound", "broken")]
+def test_a_failed_run_has_no_result_and_the_others_are_made_once(tmp_path, monkeypatch, capsys, pretends) -> None:
+    def case(name, *flags, **more):
+        return Case(name, ("--env=CartPole-v1", "--train_for_env_steps=1000", *flags), seeds=(0, 1), needed=2, **more)
 
-    def run_case(case, seed, train_dir):
-        if (case.name, seed) == ("broken", 0):
-            raise subprocess.CalledProcessError(3, ["train"])
-        return {"case": case.name, "seed": seed, "value": 2.0, "total_s": 0.1}
-
-    monkeypatch.setitem(SUITES, "core", cases)
-    monkeypatch.setattr(acceptance, "run_case", run_case)
-    results = tmp_path / "results.jsonl"
-    monkeypatch.setattr("sys.argv", ["acceptance.py", "core", f"--results={results}", f"--jobs={jobs}"])
+    sound = [case("Evaluated", threshold=4.0, episodes=4), case("Trained", threshold=101.0, measure="training")]
+    broken = case("Broken", "--track_project=fails", threshold=0.0)
+    monkeypatch.setattr("sys.argv", ["acceptance.py", "core", f"--train_dir={tmp_path}", "--slots=2"])
+    monkeypatch.setitem(SUITES, "core", [*sound, broken])
     assert acceptance.main() == 1
-    assert "broken seed 0: failed: " in capsys.readouterr().out
-    assert len(results.read_text().splitlines()) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert "| Evaluated (evaluated) | 4 | 4.00, 4.00 | 2 of 2 (needs 2 of 2) |" in lines
+    assert "| Trained (training) | 101 | 100, 101 | 1 of 2 (needs 2 of 2) |" in lines
+    assert "| Broken (evaluated) | 0 | - | 0 of 0 (needs 2 of 2) |" in lines
 
-    cases[1] = Case("broken", (), 1.0, seeds=(1,), needed=0)
+    pretends.clear()
+    monkeypatch.setitem(SUITES, "core", sound[:1])
     assert acceptance.main() == 0
-    assert len(results.read_text().splitlines()) == 3, "a case with a result is not run again"
+    assert pretends == [], "finished runs are not made again"
+
+
+def test_a_run_that_is_to_be_killed_begins_before_the_launch_that_resumes_it(tmp_path, monkeypatch, pretends) -> None:
+    flags = ("--env=CartPole-v1", "--train_for_env_steps=1000")
+    cases = [
+        Case("Whole", flags, 1.0, seeds=(0,), needed=1),
+        Case("Killed", flags, 0.9, seeds=(0,), needed=1, is_killed=True, compared_to="Whole"),
+    ]
+    killed = []
+
+    def kill_at_half(command, folder) -> None:
+        assert pretends == []
+        killed.append(folder.name)
+
+    monkeypatch.setattr(acceptance, "kill_at_half", kill_at_half)
+    monkeypatch.setattr("sys.argv", ["acceptance.py", "core", f"--train_dir={tmp_path}"])
+    monkeypatch.setitem(SUITES, "core", cases)
+    assert acceptance.main() == 0
+    assert killed == ["Killed_seed0"]
+    assert set(pretends) == {"Whole_seed0", "Killed_seed0"}
+
+
+def test_a_run_of_many_ranks_that_fails_is_not_trained_by_one(tmp_path, monkeypatch, pretends) -> None:
+    case = Case("Ranks", ("--env=CartPole-v1",), 0.0, seeds=(0,), num_ranks=2)
+    monkeypatch.setattr(acceptance, "train_command", lambda flags, num_ranks: ["false"])
+    monkeypatch.setattr("sys.argv", ["acceptance.py", "core", f"--train_dir={tmp_path}"])
+    monkeypatch.setitem(SUITES, "core", [case])
+    assert acceptance.main() == 1
+    assert pretends == []
