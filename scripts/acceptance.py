@@ -229,24 +229,24 @@ SUITES: dict[str, list[Case]] = {
 
 def launches(cases: Sequence[Case], train_dir: Path, num_slots: int, if_changed: IfChanged) -> list[Launch]:
     """Returns the runs of the cases: all with their first seed, then with their second, by kind of evaluation."""
-    pairs = [(case, idx) for idx in range(max((len(case.seeds) for case in cases), default=0)) for case in cases]
+    most_seeds = max((len(case.seeds) for case in cases), default=0)
+    pairs = [(case, case.seeds[idx]) for idx in range(most_seeds) for case in cases if idx < len(case.seeds)]
     runs: dict[Evaluation, list[GridRun]] = {}
-    for case, idx in pairs:
-        if idx < len(case.seeds):
-            seed = case.seeds[idx]
-            name = f"{case.name.replace(' ', '_')}_seed{seed}"
-            run = GridRun(name, case.name, seed, (*case.flags, f"--seed={seed}"))
-            runs.setdefault(case.evaluation, []).append(run)
+    for case, seed in pairs:
+        name = f"{case.name.replace(' ', '_')}_seed{seed}"
+        run = GridRun(name, case.name, seed, (*case.flags, f"--seed={seed}"))
+        runs.setdefault(case.evaluation, []).append(run)
     grids = [Grid(train_dir, tuple(each), evaluation) for evaluation, each in runs.items()]
     return [Launch(grid, num_slots=num_slots, retries=0, if_changed=if_changed) for grid in grids]
 
 
 def begin(case: Case, run: LaunchedRun) -> None:
     """Makes the part of a run that a launch cannot make: the half until it is killed, or the training of many ranks."""
-    folder = run.run.folder.path
+    folder = run.run.folder
     command = train_command((*run.run.flags, *run.run.place, *run.once, "--quiet"), case.num_ranks)
-    if case.is_killed and (run.once or not folder.exists()):
-        kill_at_half(command, folder)
+    # A run without a summary was killed, perhaps before its half: it is begun again, and killed at once if it is there.
+    if case.is_killed and (run.once or not folder.summary.exists()):
+        kill_at_half(command, folder.path)
     if case.num_ranks > 1:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
@@ -255,12 +255,15 @@ def kill_at_half(command: list[str], folder: Path) -> None:
     """Starts a run and kills its runner by SIGKILL once half of the steps are in a checkpoint."""
     target = next(int(flag.partition("=")[2]) for flag in command if flag.startswith("--train_for_env_steps="))
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    while process.poll() is None:
-        saved = [int(path.name.rpartition("_")[2]) for path in folder.glob("checkpoints/checkpoint_*")]
-        if max(saved, default=0) >= target // 2:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        time.sleep(0.05)
+    try:
+        while process.poll() is None:
+            saved = [int(path.name.rpartition("_")[2]) for path in folder.glob("checkpoints/checkpoint_*")]
+            if max(saved, default=0) >= target // 2:
+                break
+            time.sleep(0.05)
+    finally:  # also when this script is stopped: the run has a session of its own, which no Ctrl-C reaches
+        process.kill()
+        process.wait()
     if process.returncode != -signal.SIGKILL:
         raise RuntimeError(f"the run ended with exit code {process.returncode} before it was killed")
     deadline = time.monotonic() + 10.0

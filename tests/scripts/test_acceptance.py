@@ -34,6 +34,7 @@ def test_a_failed_run_has_no_result_and_the_others_are_made_once(tmp_path, monke
     assert "| Evaluated (evaluated) | 4 | 4.00, 4.00 | 2 of 2 (needs 2 of 2) |" in lines
     assert "| Trained (training) | 101 | 100, 101 | 1 of 2 (needs 2 of 2) |" in lines
     assert "| Broken (evaluated) | 0 | - | 0 of 0 (needs 2 of 2) |" in lines
+    assert pretends.count("Broken_seed0") == 1, "a failed run is not tried again by itself"
 
     pretends.clear()
     monkeypatch.setitem(SUITES, "core", sound[:1])
@@ -52,12 +53,18 @@ def test_a_run_that_is_to_be_killed_begins_before_the_launch_that_resumes_it(tmp
     def kill_at_half(command, folder) -> None:
         assert pretends == []
         killed.append(folder.name)
+        if len(killed) == 1:
+            folder.mkdir(parents=True)
+            raise RuntimeError("it ended before it was killed")
+        folder.rmdir()
 
     monkeypatch.setattr(acceptance, "kill_at_half", kill_at_half)
     monkeypatch.setattr("sys.argv", ["acceptance.py", "core", f"--train_dir={tmp_path}"])
     monkeypatch.setitem(SUITES, "core", cases)
+    assert acceptance.main() == 1
+    assert pretends == [], "a run that was not killed is not passed off as one that was"
     assert acceptance.main() == 0
-    assert killed == ["Killed_seed0"]
+    assert killed == ["Killed_seed0"] * 2
     assert set(pretends) == {"Whole_seed0", "Killed_seed0"}
 
 
