@@ -282,6 +282,9 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         )
         nearest = f"--learning_rate={min(max(rate, low), high):g}"
         yield _problem("learning_rate lr_adaptive_min lr_adaptive_max", text, nearest)
+    if config.final_stddev is not None and config.final_stddev > config.initial_stddev:
+        text = f"--final_stddev={config.final_stddev:g} is greater than --initial_stddev={config.initial_stddev:g}."
+        yield _problem("final_stddev initial_stddev", text, f"--initial_stddev={config.final_stddev:g}")
     takes_batches = not config.is_off_policy and config.backend != "hogwild"
     is_over_batches = config.normalize_advantage and config.normalize_advantage_over == "minibatch"
     if is_over_batches and config.batch_size < 2 and takes_batches:

@@ -44,6 +44,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({**_DATASETS, "async_rl": (True,), "fixed_lag": (False,)}, "num_batches_to_accumulate"),
     (_DATASETS, "max_policy_lag num_batches_per_epoch num_epochs shuffle_minibatches recompute_values"),
     (_DATASETS, "recompute_advantages target_kl"),
+    ({**_DATASETS, "adaptive_stddev": (False,)}, "final_stddev"),
     ({**_DATASETS, "normalize_advantage": (True,)}, "normalize_advantage_over"),
     (_TRAJECTORIES, "rollout gae_lambda ppo_clip_value value_loss_coeff entropy_loss_coeff kl_loss_coeff"),
     (_TRAJECTORIES, "normalize_advantage normalize_returns actor_critic_share_weights adaptive_stddev squash_actions"),

@@ -320,6 +320,11 @@ class TrainConfig(BaseModel):
     )
     value_loss_coeff: NonNegativeFloat = _learning(0.5, "weight of the value loss")
     entropy_loss_coeff: NonNegativeFloat = _learning(0.0, "weight of the entropy bonus")
+    final_stddev: PositiveFloat | None = _learning(
+        None,
+        "continuous actions: a limit of the standard deviation, which falls in the second half of the run from "
+        "initial_stddev to this at train_for_env_steps; none means no limit",
+    )
     kl_loss_coeff: NonNegativeFloat = _learning(0.0, "weight of the KL divergence from the ratio's reference policy")
     target_kl: PositiveFloat | None = _learning(
         0.04,

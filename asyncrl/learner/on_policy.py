@@ -36,7 +36,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
@@ -225,7 +225,7 @@ class OnPolicyLearner:
 
         Args:
             dataset: columns of raw samples, on any device.
-            env_steps_before: environment steps trained on before this dataset; the linear schedule reads it.
+            env_steps_before: environment steps trained on before this dataset; schedules read it.
 
         Yields:
             The progress of the update, after each minibatch.
@@ -238,6 +238,9 @@ class OnPolicyLearner:
         if dataset.obs.device != self.device:
             dataset = dataset.to(self.device)
         self._most_samples = -(-dataset.valid.numel() // config.num_batches_per_epoch)
+        if config.final_stddev is not None:
+            progress = env_steps_before / config.train_for_env_steps
+            self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, progress))
         prepared = self._prepare(dataset)
         samples = prepared.samples
         learning_rate.start_dataset(env_steps_before)

@@ -129,6 +129,19 @@ class LearningRate:
             self.value = min(self.value * _FACTOR, self._config.lr_adaptive_max)
 
 
+def stddev_limit(initial: float, final: float, progress: float) -> float:
+    """Upper limit of the standard deviation of continuous actions; none in the first half of a run.
+
+    In the second half it falls from `initial` to `final`, by equal factors in equal times.
+
+    Args:
+        initial, final: deviations.
+        progress: share of the run that is done, 0 to 1.
+    """
+    done = 2.0 * min(progress, 1.0) - 1.0
+    return math.inf if done < 0.0 else initial * (final / initial) ** done
+
+
 def clip_gradient(gradient: Tensor, max_norm: float) -> Tensor:
     """Scales a gradient `[N]` down to `max_norm` (0: never), in place; returns its norm before."""
     norm: Tensor = torch.linalg.vector_norm(gradient)

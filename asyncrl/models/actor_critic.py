@@ -144,6 +144,12 @@ class ActorCritic(NormalizedModel):
         weight.mul_(old_std / self.return_std)
         bias.mul_(old_std).add_(old_mean - self.return_mean).div_(self.return_std)
 
+    @torch.no_grad()
+    def limit_stddev(self, limit: float) -> None:
+        """Lowers deviations that are parameters to `limit`, where they are larger."""
+        if self.log_std is not None:
+            self.log_std.clamp_(max=math.log(limit))
+
     def denormalize_value(self, normalized_value: Tensor) -> Tensor:
         """Inverse of `normalize_return`."""
         return torch.addcmul(self.return_mean, normalized_value, self.return_std)

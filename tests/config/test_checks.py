@@ -168,6 +168,7 @@ def test_a_device_that_is_there_passes(device: str) -> None:
 
 def test_rules_on_learning_and_lag() -> None:
     assert "lr_adaptive_min" in only(problems(lr_adaptive_min=1e-2, lr_adaptive_max=1e-3)).settings
+    assert "final_stddev" in only(problems(initial_stddev=0.5, final_stddev=0.6)).settings
     assert only(problems(lr_schedule="kl_adaptive_epoch", learning_rate=0.1)).suggestions == ("--learning_rate=0.01",)
     assert problems(lr_schedule="linear_decay", learning_rate=0.1) == []
     assert "nothing would be trained" in only(problems(debug_forced_lag=50, max_policy_lag=40)).text

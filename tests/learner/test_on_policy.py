@@ -303,6 +303,18 @@ def test_a_continuous_action_moves_to_its_best_value(squash: bool) -> None:
     torch.testing.assert_close(best.tanh() if squash else best, torch.tensor([0.7, -0.4]), atol=0.12, rtol=0.0)
 
 
+def test_the_limit_of_the_deviation_falls_in_the_second_half_of_the_run() -> None:
+    learner, actor = make(BOX, learning_rate=0.0, initial_stddev=0.8, final_stddev=0.2, train_for_env_steps=1000)
+    assert learner.model.log_std is not None
+    with torch.no_grad():
+        learner.model.log_std.copy_(torch.tensor([2.0, 0.3]).log())  # one has grown while there is no limit
+    for env_steps, expected in ((499, 2.0), (500, 0.8), (750, 0.4), (1000, 0.2), (1500, 0.2)):
+        train_on(learner, actor.collect(actor.receive(learner)), env_steps)
+        actor.receive(learner)  # the policy that acts has it, too
+        deviations = actor.model.act(torch.zeros(1, 3)).action_parameters[0, 2:].exp()
+        torch.testing.assert_close(deviations, torch.tensor([expected, min(expected, 0.3)]))
+
+
 def test_values_come_out_in_units_of_rewards() -> None:
     learner, actor = make(CHOICE, learning_rate=0.02)
     for _ in range(60):
