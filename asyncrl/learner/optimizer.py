@@ -135,7 +135,8 @@ def stddev_limit(initial: float, final: float, progress: float) -> float:
     In the second half it falls from `initial` to `final`, by equal factors in equal times.
 
     Args:
-        initial, final: deviations.
+        initial: limit at half of the run.
+        final: limit at its end.
         progress: share of the run that is done, 0 to 1.
     """
     done = 2.0 * min(progress, 1.0) - 1.0
