@@ -14,7 +14,7 @@ Each system trains each task with each seed: all systems with one task and seed,
 seed, then the next seed. Training only saves policies; they are evaluated after it. Each other library has a virtual
 environment in --work_dir. The script can be stopped and continued: each result is appended to results.jsonl at once,
 and a run with a result is not made again unless its settings or, for asyncrl, the commit differ. A stopped run begins
-again, because a curve over the clock must have no gap; `asyncrl launch` would resume it, so this script does not use it.
+again, because a curve over the clock must have no gap; `asyncrl launch` would resume it, so it is not used here.
 
 Exit code: 0 if all runs have a result and, with --compare_to, no task is worse; 1 otherwise; 130 after Ctrl-C.
 Needs `pip install -e ".[mujoco,atari,plot]" "gymnasium[box2d]"`; Atari for Pong only. The suite `untouched` also needs
