@@ -17,10 +17,9 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayStripes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.dqn import DqnLearner
 from asyncrl.learner.ranks import RankConsensus, Ranks
+from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import WeightsPublisher
@@ -44,7 +43,7 @@ class ReplayLoop:
 
     def __init__(
         self,
-        learner: SacLearner | DqnLearner,
+        learner: ReplayLearner,
         stripes: ReplayStripes,
         sampler: ReplaySampler,
         limiter: ReplayLimiter,

@@ -41,9 +41,9 @@ from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.learner.policy_source import PolicySource
 from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
+from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
@@ -349,7 +349,7 @@ class _LearnerParts:
         self.take_state_of_first(learner)
         return learner
 
-    def take_state_of_first(self, learner: OnPolicyLearner | SacLearner) -> None:
+    def take_state_of_first(self, learner: OnPolicyLearner | ReplayLearner) -> None:
         """Copies weights, optimizer state and statistics from rank 0; each rank keeps its own random generator."""
         ranks = self.agreement.ranks
         if ranks.num_ranks == 1:
@@ -419,7 +419,7 @@ def _reader_of_weights(setup: RunSetup, block_size: int) -> Callable[[int], Tens
 def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, workers: Sequence[Waker]) -> ReplayLoop:
     setup, saved, ranks = parts.setup, parts.saved, parts.agreement.ranks
     config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
-    learner: SacLearner = imported(config.algorithm.make_learner)(
+    learner: ReplayLearner = imported(config.algorithm.make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
     sampler = ReplaySampler(

@@ -150,9 +150,9 @@ def test_the_schedule_of_the_learning_rate_reaches_the_weights() -> None:
 
 def test_the_target_network_moves_by_tau() -> None:
     learner = make(tau=0.25)
-    before = learner._target.clone()
+    before = learner._target.flat.clone()
     learner.train(draw(CHOICE, 1))
-    torch.testing.assert_close(learner._target, before.lerp(learner._network.flat.data, 0.25))
+    torch.testing.assert_close(learner._target.flat, before.lerp(learner._network.flat.data, 0.25))
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -169,7 +169,7 @@ def test_a_restored_learner_continues_to_the_bit(dueling: bool) -> None:
     restored.observe(batches[1].obs)
     assert learner.train(batches[3:], 80) == restored.train(batches[3:], 80)
     assert torch.equal(learner.publication(), restored.publication())
-    assert state.scalars["policy_version"] == 3 and not torch.equal(state.optimizer["target"], learner._target)
+    assert state.scalars["policy_version"] == 3 and not torch.equal(state.optimizer["target"], learner._target.flat)
 
 
 @pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])
