@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, EnvSpec
-from asyncrl.models.distributions import ActionDistribution, ActionParts, FloatArray, make_distribution
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.distributions import (
+    ActionDistribution,
+    ActionParts,
+    FloatArray,
+    SquashedGaussian,
+    make_distribution,
+)
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.registry import DEFAULT, make_encoder
@@ -80,7 +86,7 @@ class SacActor(NormalizedModel):
         super().__init__(spec.observation, config.normalize_input)
         self.distribution: ActionDistribution = make_distribution(spec.action, squash=True)
         self.parts = ActionParts(self.distribution)
-        self.is_gaussian = isinstance(spec.action, BoxAction)
+        self.is_gaussian = isinstance(self.distribution, SquashedGaussian)
         self.nonlinearity = config.nonlinearity
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
