@@ -84,7 +84,7 @@ class SacActor(NormalizedModel):
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__(spec.observation, config.normalize_input)
-        self.distribution: ActionDistribution = make_distribution(spec.action, squash=True)
+        self.distribution = self.make_distribution(spec)
         self.parts = ActionParts(self.distribution)
         self.is_gaussian = isinstance(self.distribution, SquashedGaussian)
         self.nonlinearity = config.nonlinearity
@@ -99,6 +99,10 @@ class SacActor(NormalizedModel):
             with torch.no_grad():
                 self.mlp.layers()[-1].bias[:, positions] += _raw_log_std(config.initial_stddev)
         self._add_statistics()
+
+    def make_distribution(self, spec: EnvSpec) -> ActionDistribution:
+        """The family of distributions over actions."""
+        return make_distribution(spec.action, squash=True)
 
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
         """Makes the networks; a user's subclass may make others here (see `docs/custom.md`).
