@@ -49,6 +49,7 @@ class Algorithm:
             does.
         runs_on_hogwild: it can be used with `--backend=hogwild`, whose workers train an `ActorCritic` with `loss`, or
             SAC. Not for an algorithm with its own `make_model` or `make_learner`.
+        sets_priorities: with a replay, the learner weights transitions, and its `td_errors` are their priorities.
         actions: the actions that it learns: `any`, `choice` (one choice, `Discrete`), or `continuous`.
     """
 
@@ -64,6 +65,7 @@ class Algorithm:
     make_model: Function | None = None
     squashes_actions: bool = False
     runs_on_hogwild: bool = False
+    sets_priorities: bool = False
     actions: Literal["any", "choice", "continuous"] = "any"
 
     def __post_init__(self) -> None:
@@ -149,6 +151,7 @@ _algorithms = {
             },
             make_learner="asyncrl.learner.dqn:DqnLearner",
             make_model="asyncrl.models.dqn:QNetwork",
+            sets_priorities=True,
             actions="choice",
         ),
     )

@@ -62,6 +62,8 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({**_CRITICS, **_ACTOR_LEARNER}, "exploration_noise"),
     (_TD3, "exploration_stddev exploration_stddev_max target_policy_noise target_noise_clip"),
     (_SAC, "ent_coef"),
+    (_DQN, "prioritized_replay"),
+    ({**_DQN, "prioritized_replay": (True,)}, "prioritized_replay_alpha prioritized_replay_beta"),
     (_DQN, "dueling exploration_initial_eps exploration_final_eps exploration_fraction"),
     ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)}, "replay_ratio_tolerance"),
     ({**_SAC, "ent_coef": ("auto",)}, "target_entropy"),

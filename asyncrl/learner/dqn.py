@@ -77,10 +77,10 @@ class DqnLearner(ReplayLearner):
         )
         with torch.enable_grad():
             values = self._values(model, obs).gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
-            loss = dqn.dqn_loss(values, target)
+            loss = dqn.dqn_loss(values, target, batch.weight)
             self._network.flat.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-        return self._step(loss.detach(), values.detach(), obs.floats.sum() + later.floats.sum())
+        return self._step(loss.detach(), values.detach(), target, obs.floats.sum() + later.floats.sum())
 
     def _update_by_passes(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """The same without autograd, for a perceptron over numbers."""
@@ -93,17 +93,17 @@ class DqnLearner(ReplayLearner):
         all_values, choice = model.values_of(outputs), batch.action.unsqueeze(-1)
         target = dqn.double_target(batch.reward, batch.discount, all_values[size:], target_values)
         values = all_values[:size].gather(-1, choice).squeeze(-1)
-        gradient = (values - target).clamp_(-1.0, 1.0).div_(size).unsqueeze(-1)
+        gradient = (values - target).clamp_(-1.0, 1.0).mul_(batch.weight).div_(size).unsqueeze(-1)
         by_value = torch.zeros_like(all_values[:size]).scatter_(-1, choice, gradient)
         by_output = model.gradient_of_outputs(by_value).unsqueeze(0)
         self._pass.backward(self._network.layers, by_output, self._network.gradients)
-        return self._step(dqn.dqn_loss(values, target), values, normalized.sum())
+        return self._step(dqn.dqn_loss(values, target, batch.weight), values, target, normalized.sum())
 
-    def _step(self, loss: Tensor, values: Tensor, sum_of_inputs: Tensor) -> Figures:
-        """Steps down the gradient, and moves the target network."""
+    def _step(self, loss: Tensor, values: Tensor, target: Tensor, sum_of_inputs: Tensor) -> Figures:
+        """Steps down the gradient, and moves the target network; returns figures and perhaps the errors."""
         figures = self._network.step(self._rate, torch.stack((loss, values.mean(), sum_of_inputs)))
         self._target.follow(self._network, self._config.tau)
-        return (figures,)
+        return (figures, (values - target).abs()) if self._config.prioritized_replay else (figures,)
 
     def _values(self, network: QNetwork, inputs: Inputs) -> Tensor:
         enabled = self._config.precision == "bf16"

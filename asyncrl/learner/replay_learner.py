@@ -50,6 +50,8 @@ class ReplayLearner(ABC):
 
     Attributes:
         policy_version: updates so far.
+        td_errors: [batches, B], absolute errors of the last call of `train`, which prioritized replay needs; None if
+            the update does not return them.
         skipped_steps: optimizer steps that were skipped since this learner was made.
         notice: a message for the user about how updates run; whoever reports it sets it to None.
         model: the policy, with the newest statistics.
@@ -63,6 +65,7 @@ class ReplayLearner(ABC):
         self.ranks = storage.ranks
         self.model = model.to(device)
         self.policy_version = self.skipped_steps = 0
+        self.td_errors: Tensor | None = None
         self.notice: str | None = None
         self.device = device
         self._config = config
@@ -87,7 +90,7 @@ class ReplayLearner(ABC):
         """Takes what updates need; names are those in a checkpoint.
 
         Args:
-            update: returns the figures of each part, in the order of `trained`.
+            update: returns the figures of each part, in the order of `trained`, and perhaps errors `[B]`.
             acting: the network of the policy.
             trained: first the one without whose step an update counts as skipped.
             targets: target networks.
@@ -178,7 +181,10 @@ class ReplayLearner(ABC):
             figures.append(update(self._inputs_of(batch, trains_actor), trains_actor))
         if self._graphs is not None:
             self.notice = self.notice or self._graphs.take_notice()
-        return self._metrics(figures, batches[-1])
+        columns, num_parts = list(zip(*figures, strict=True)), len(self._trained)
+        errors = [each for column in columns[num_parts:] for each in column if each is not None]
+        self.td_errors = torch.stack(errors) if errors else None
+        return self._metrics(columns[:num_parts], batches[-1])
 
     def _inputs_of(self, batch: Transitions, trains_actor: bool) -> Sequence[Tensor]:
         """The tensors that an update reads: the batch, and what is drawn for it."""
@@ -188,10 +194,10 @@ class ReplayLearner(ABC):
     def _metrics_of(self, figures: dict[str, float]) -> UpdateMetrics:
         """The metrics with these means of the parts' figures."""
 
-    def _metrics(self, figures_of_updates: Sequence[Figures], last_batch: Transitions) -> UpdateMetrics | None:
+    def _metrics(self, figures_of_parts: Sequence[Figures], last_batch: Transitions) -> UpdateMetrics | None:
         """Means over the steps that were taken, in one transfer to the host."""
         flags, steps = [], {}
-        for (name, part), figures in zip(self._trained.items(), zip(*figures_of_updates, strict=True), strict=False):
+        for (name, part), figures in zip(self._trained.items(), figures_of_parts, strict=True):
             last = self._last_figures[name]
             made = [each for each in figures if each is not None]
             steps[name] = rows = torch.stack(made) if made else last.new_empty((0, len(part.figures)))

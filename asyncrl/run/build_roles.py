@@ -40,6 +40,7 @@ from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.learner.policy_source import PolicySource
+from asyncrl.learner.prioritized_sampler import PrioritizedSampler
 from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_loop import ReplayLoop
@@ -429,22 +430,28 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
     learner: ReplayLearner = imported(config.algorithm.make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
-    sampler = ReplaySampler(
-        stripes,
-        config.n_step,
-        config.gamma,
-        config.reward_scale,
-        config.reward_clip,
-        seed=setup.seed,
-        device=parts.device,
-    )
+    sampling: dict[str, Any] = {
+        "n_step": config.n_step,
+        "gamma": config.gamma,
+        "reward_scale": config.reward_scale,
+        "reward_clip": config.reward_clip,
+        "seed": setup.seed,
+        "device": parts.device,
+    }
+    is_restored = saved is not None and stripes.num_held_steps > 0
+    if replay.is_prioritized:
+        largest = float(saved.scalars.get("max_priority", 1.0)) if saved is not None and is_restored else 1.0
+        powers = config.prioritized_replay_alpha, config.prioritized_replay_beta
+        sampler: ReplaySampler = PrioritizedSampler(stripes, *powers, largest, **sampling)
+    else:
+        sampler = ReplaySampler(stripes, **sampling)
     chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
     share = math.ceil((config.train_for_env_steps - setup.first_env_steps) / ranks.num_ranks)
     most_env_steps = share + stripes.total_env_steps()
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:
         learner.load_state_dict(saved)
-        if stripes.num_held_steps > 0:
+        if is_restored:
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
     parts.take_state_of_first(learner)
