@@ -144,8 +144,8 @@ class PrioritizedSampler(ReplaySampler):
     def _weights(self, batch_size: int) -> FloatArray:
         """(P / smallest P of the minibatch) ** -beta: w / max w with w = (N P) ** -beta (section 3.4)."""
         priority = self._tree.get(self._places(*self._drawn)).reshape(-1, batch_size)
-        weights = (priority.min(1, keepdims=True) / priority) ** self.beta
-        return weights.reshape(-1).astype(np.float32)
+        weights: FloatArray = ((priority.min(1, keepdims=True) / priority) ** self.beta).astype(np.float32)
+        return weights.reshape(-1)
 
     def _places_of_rows(self, split: int, start: int, stop: int) -> IntArray:
         """Places of all environments in the rows from `start` to `stop`; none if there are no such rows."""

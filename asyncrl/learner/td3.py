@@ -40,6 +40,8 @@ class Td3Learner(ReplayLearner):
         critic: the twin critics.
     """
 
+    model: DeterministicActor
+
     def __init__(
         self,
         actor: DeterministicActor,
