@@ -107,14 +107,16 @@ class PrioritizedSampler(ReplaySampler):
 
     def refresh(self) -> None:
         """Adds rows that were written since the last call, and drops those that workers may overwrite."""
-        stripes = self._stripes
+        stripes, changed, priorities = self._stripes, [], []
         for split in range(stripes.num_splits):
             first, before = stripes.first_whole_row(split), int(self._stop[split])
             stop = max(stripes.num_rows[split] - (self._n_step - 1), before)
-            self._set(self._places_of_rows(split, int(self._first[split]), min(first, before)), 0.0)
+            dropped = self._places_of_rows(split, int(self._first[split]), min(first, before))
             added = self._places_of_rows(split, max(first, before), stop)
-            self._set(added, np.where(self._valid[added], np.float32(self.max_priority), np.float32(0.0)))
+            changed += [dropped, added]  # a row may be added where another one was dropped
+            priorities += [np.zeros(len(dropped)), self._valid[added] * self.max_priority]
             self._first[split], self._stop[split] = first, stop
+        self._set(np.concatenate(changed), np.concatenate(priorities))
 
     def set_errors(self, errors: torch.Tensor) -> None:
         """Sets the priorities of the rows of the last `sample` from their errors `[num_batches, B]`, at least 0.

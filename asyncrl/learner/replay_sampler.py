@@ -51,6 +51,7 @@ class ReplaySampler:
         self._terminated = _flat(stripes.terminated)
         self._truncated = _flat(stripes.truncated)
         self._valid = _flat(stripes.valid)
+        self._drawn = (np.empty(0, np.int64),) * 3  # splits, rows and environments of the last draw
 
     def sample(self, num_batches: int, batch_size: int) -> list[Transitions]:
         """Draws batches with replacement, into new memory.

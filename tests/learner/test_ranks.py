@@ -275,7 +275,8 @@ def test_two_ranks_learn_from_half_batches_what_one_does_from_whole_ones(spec: E
 @pytest.mark.parametrize("algo", ["td3", "dqn"])
 def test_learners_without_noise_do_the_same_on_two_ranks(algo: str) -> None:
     spec = SAC_BOX if algo == "td3" else SAC_CHOICE
-    config = TrainConfig(algo=algo, encoder_mlp_layers=[16], learning_rate=0.01, target_policy_noise=0.0)
+    settings: dict[str, Any] = {"encoder_mlp_layers": [16], "learning_rate": 0.01, "precision": "float32"}
+    config = TrainConfig(algo=algo, target_policy_noise=0.0, **settings)
 
     def learn(ranks: Ranks, first: int, last: int) -> LearnerState:
         with ONE_AT_A_TIME:

@@ -177,16 +177,16 @@ def test_a_restored_learner_continues_to_the_bit(spec: EnvSpec, precision: str) 
         pixels = torch.randint(256, (14, 12, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         batches = [b._replace(obs=pixels[i], next_obs=pixels[7 + i]) for i, b in enumerate(batches)]
     learner.observe(batches[0].obs)
-    learner.train(batches[:3], 40)
+    learner.train(batches[:4], 40)
     state = learner.state_dict()
     restored.load_state_dict(state)
     assert torch.equal(restored.publication(), learner.publication())
     for each in (learner, restored):
         each.observe(batches[1].obs)
-    assert learner.train(batches[3:4], 60) == restored.train(batches[3:4], 60)  # no step of the policy
-    assert learner.train(batches[4:], 80) == restored.train(batches[4:], 80)
+    assert learner.train(batches[4:5], 60) == restored.train(batches[4:5], 60)  # no step of the policy
+    assert learner.train(batches[5:], 80) == restored.train(batches[5:], 80)
     assert torch.equal(learner.publication(), restored.publication())
-    assert state.scalars["policy_version"] == 3
+    assert state.scalars["policy_version"] == 4
     assert not torch.equal(state.optimizer["target_actor"], learner._target_actor.flat)
 
 
