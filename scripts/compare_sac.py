@@ -1,11 +1,12 @@
-"""Measures asyncrl's SAC beside Stable-Baselines3's on HalfCheetah-v5, alternating, and writes one table.
+"""Measures asyncrl's SAC, TD3 or DQN beside Stable-Baselines3's, alternating, and writes one table.
 
     python scripts/compare_sac.py --rounds=3 --work_dir=peers     # about 4 minutes a round
+    python scripts/compare_sac.py --algo=td3 --precisions=float32 # updates alone; dqn: on CartPole-v1
     python scripts/compare_sac.py --work_dir=peers --table        # only the table of the results
 
-It measures updates alone, with the sampling of their batches, with one thread and with two; and whole runs at one
-update per step with two threads. All systems train 256-256 networks with batches of 256 on the CPU. Results are
-appended to sac.jsonl; a measurement with a result is not repeated.
+It measures updates alone, with the sampling of their batches, with one thread and with two; of SAC also whole runs at
+one update per step with two threads. All systems train 256-256 networks with batches of 256 on the CPU. Results are
+appended to ALGO.jsonl; a measurement with a result is not repeated.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rounds import Row, carry_out, parser
 from asyncrl.analysis.records import ELAPSED, STEPS, read_records
 
 ENV = "HalfCheetah-v5"
+CHOICE_ENV = "CartPole-v1"
 SB3 = "Stable-Baselines3"
 TIMEOUT_S = 300.0
 
@@ -33,9 +35,13 @@ def rows(options: argparse.Namespace) -> list[Row]:
     found = []
     for threads in (1, 2):
         group = f"updates/s, {threads} thread{'s' * (threads > 1)}"
-        found.append(Row(group, SB3, stable_baselines3("updates", threads, options)))
+        found.append(Row(group, SB3, stable_baselines3("updates", threads, options, options.algo)))
         for precision in options.precisions:
-            found.append(Row(group, f"asyncrl {precision}", asyncrl_updates(options, threads, precision=precision)))
+            found.append(
+                Row(group, f"asyncrl {precision}", asyncrl_updates(options, threads, options.algo, precision=precision))
+            )
+    if options.algo != "sac":
+        return found
     group = "environment steps/s of a run, 2 threads"
     found.append(Row(group, SB3, stable_baselines3("run", 2, options)))
     for precision in options.precisions:
@@ -43,13 +49,15 @@ def rows(options: argparse.Namespace) -> list[Row]:
     return found
 
 
-def stable_baselines3(what: str, threads: int, options: argparse.Namespace) -> Callable[[int], float]:
+def stable_baselines3(
+    what: str, threads: int, options: argparse.Namespace, algo: str = "sac"
+) -> Callable[[int], float]:
     """Returns the measurement of Stable-Baselines3's "updates" or "run"; its first call creates the environment."""
 
     def measure(round_idx: int) -> float:
         python = python_of(STABLE_BASELINES3, options.work_dir.resolve())
-        command = [str(python), str(DRIVERS / "stable_baselines3_sac.py")]
-        return run_peer(command, options, round_idx, what=what, threads=threads)
+        command = [str(python), str(DRIVERS / "stable_baselines3_replay.py")]
+        return run_peer(command, options, round_idx, what=what, threads=threads, algo=algo)
 
     return measure
 
@@ -65,7 +73,8 @@ def asyncrl_updates(
 
 def run_peer(command: list[str], options: argparse.Namespace, round_idx: int, **settings: object) -> float:
     """Runs a timing script of `peers` and returns its rate per second."""
-    common = {"env": ENV, "seconds": options.measure_s, "warm_up_s": options.warm_up_s, "seed": round_idx}
+    env = CHOICE_ENV if settings.get("algo") == "dqn" else ENV
+    common = {"env": env, "seconds": options.measure_s, "warm_up_s": options.warm_up_s, "seed": round_idx}
     done = subprocess.run(
         [*command, json.dumps({**common, **settings})], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
@@ -100,9 +109,11 @@ def run_asyncrl(options: argparse.Namespace, precision: str, round_idx: int) -> 
 
 
 def main() -> int:
-    options = parser(__doc__, rounds=3, warm_up_s=5.0, measure_s=15.0).parse_args()
-    about = f"{ENV}, {STABLE_BASELINES3.packages[0]}."
-    return 0 if carry_out("sac", about, rows(options), options) else 1
+    arguments = parser(__doc__, rounds=3, warm_up_s=5.0, measure_s=15.0)
+    arguments.add_argument("--algo", choices=("sac", "td3", "dqn"), default="sac")
+    options = arguments.parse_args()
+    about = f"{CHOICE_ENV if options.algo == 'dqn' else ENV}, {STABLE_BASELINES3.packages[0]}."
+    return 0 if carry_out(options.algo, about, rows(options), options) else 1
 
 
 if __name__ == "__main__":

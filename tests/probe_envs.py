@@ -105,8 +105,10 @@ class EndlessReward(_Probe):
 
     FIRST_REWARD = -5.0
 
-    def __init__(self, terminates: bool, length: int = 4) -> None:
+    def __init__(self, terminates: bool, length: int = 4, is_continuous: bool = False) -> None:
         super().__init__(2)
+        if is_continuous:
+            self.action_space = Box(-1.0, 1.0, (1,))
         self._terminates = terminates
         self._length = length
 

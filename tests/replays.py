@@ -17,9 +17,9 @@ SPEC = EnvSpec("Tagged", vector_observation(4), DiscreteAction(2, 0), None)
 RESET = -1.0
 
 
-def new_replay(num_splits: int, num_envs: int, rows: int) -> tuple[Arena, ReplayStripes]:
+def new_replay(num_splits: int, num_envs: int, rows: int, is_prioritized: bool = False) -> tuple[Arena, ReplayStripes]:
     """An empty replay with that many readable rows in each stripe."""
-    arena = Arena.create(replay_specs(SPEC, num_splits, num_envs, rows * num_splits * num_envs))
+    arena = Arena.create(replay_specs(SPEC, num_splits, num_envs, rows * num_splits * num_envs, is_prioritized))
     return arena, ReplayStripes(arena)
 
 

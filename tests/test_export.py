@@ -42,6 +42,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dict-tuple-image": ("SeeAndTell-v0", {}),
     "masks": ("Masked-v0", {}),
     "sac-masks": ("Masked-v0", {"algo": "sac"}),
+    "td3": ("Pendulum-v1", {"algo": "td3"}),
     "dqn": ("CartPole-v1", {"algo": "dqn", "dueling": True, "exploration_initial_eps": 0.5}),
     "dqn-masks": ("MaskedChoice-v0", {"algo": "dqn", "exploration_initial_eps": 0.5}),
 }

@@ -59,7 +59,7 @@ def test_it_acts_as_the_policy_that_was_saved(spec: EnvSpec, tmp_path: Path) -> 
         assert (loaded.act(obs)[:, 0] <= 0.5).all()
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac"])
+@pytest.mark.parametrize("algo", ["ppo", "sac", "td3"])
 def test_it_acts_in_the_environments_unit_whatever_the_policys_is(algo: str, tmp_path: Path) -> None:
     spec = EnvSpec("X-v0", vector_observation(3), BoxAction((1,), (0.0,), (100.0,), "float32"), None)
     obs, taken = np.zeros(3, np.float32), {}

@@ -250,6 +250,20 @@ def test_a_checkpoint_without_units_of_actions_is_started_from_where_they_make_n
     assert problems(DiscreteAction(2, 0)) == ""
 
 
+def test_a_run_from_a_replay_starts_only_from_one_with_the_same_kind_of_model(tmp_path: Path) -> None:
+    def problems(before: str, now: str) -> str:
+        saved = TrainConfig(env="X-v0", algo=before).model_dump(mode="json")
+        state = {"spec": SPEC.to_data(), "config": saved}
+        content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state)
+        path = checkpoint.save(tmp_path, content, 100, keep=9)
+        config = TrainConfig(env="X-v0", algo=now, init_from=str(path), train_dir=str(tmp_path))
+        return " ".join(map(str, resuming.find_problems_of_source(config, SPEC)))
+
+    assert problems("sac", "sac") == problems("ppo", "a2c") == ""
+    for before, now in (("sac", "td3"), ("td3", "sac"), ("dqn", "sac")):
+        assert f"made with algo={before}; this run has {now}." in problems(before, now)
+
+
 def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_from(tmp_path: Path) -> None:
     def problems(path: Path, **settings: Any) -> str:
         config = TrainConfig(env="CartPole-v1", init_from=str(path), train_dir=str(tmp_path), **settings)

@@ -18,7 +18,8 @@ def one_step(obs: Tensor, action: Tensor, reward: Tensor, next_obs: Tensor, disc
     """Transitions without steps between."""
     size = len(obs)
     return Transitions(
-        obs, action, reward, next_obs, discount, obs.new_empty(size, 0, obs.shape[1]), obs.new_empty(size, 0)
+        *(obs, action, reward, next_obs, discount, obs.new_empty(size, 0, obs.shape[1]), obs.new_empty(size, 0)),
+        weight=torch.ones_like(reward),
     )
 
 
@@ -41,5 +42,9 @@ def draw(
         return randn(size, n_step - 1, 3), goes_on * 0.9 ** torch.arange(1, n_step, dtype=dtype)
 
     return [
-        Transitions(randn(size, 3), action(), randn(size), randn(size, 3), discount(), *between()) for _ in range(num)
+        Transitions(
+            *(randn(size, 3), action(), randn(size), randn(size, 3), discount(), *between()),
+            weight=torch.ones(size, dtype=dtype),
+        )
+        for _ in range(num)
     ]

@@ -32,6 +32,12 @@ def double_target(
     return torch.addcmul(reward, discount, target_values.gather(-1, chosen).squeeze(-1))
 
 
-def dqn_loss(values: Tensor, target: Tensor) -> Tensor:
-    """The mean Huber loss of the chosen actions' values `[B]`: the error, squared where it is below 1 (Mnih et al.)."""
-    return smooth_l1_loss(values, target)
+def dqn_loss(values: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    """The mean Huber loss of the chosen actions' values: the error, squared where it is below 1 (Mnih et al.).
+
+    Args:
+        values: [B].
+        target: [B].
+        weight: [B], of each loss, as Schaul et al. 2016 (arXiv:1511.05952) correct draws by priority.
+    """
+    return (weight * smooth_l1_loss(values, target, reduction="none")).mean()

@@ -159,7 +159,8 @@ def arena_specs(
     elif plan.replay is None:
         specs = slot_specs(spec, plan)
     else:
-        specs = replay_specs(spec, plan.num_splits, plan.envs_per_split, plan.replay.size)
+        replay = plan.replay
+        specs = replay_specs(spec, plan.num_splits, plan.envs_per_split, replay.size, replay.is_prioritized)
     specs.extend(
         ArraySpec(f"splits.{word}", "int64", (plan.num_splits,))
         for word in ("request_seq", "response_seq", "request_slot", "request_row")

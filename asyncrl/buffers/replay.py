@@ -49,7 +49,9 @@ def rows_per_stripe(num_splits: int, envs_per_split: int, replay_size: int) -> i
     return -(-replay_size // (num_splits * envs_per_split)) + _SPARE_ROWS
 
 
-def replay_specs(spec: EnvSpec, num_splits: int, envs_per_split: int, replay_size: int) -> list[ArraySpec]:
+def replay_specs(
+    spec: EnvSpec, num_splits: int, envs_per_split: int, replay_size: int, is_prioritized: bool = False
+) -> list[ArraySpec]:
     """Arrays of a replay of `replay_size` environment steps, of the mailbox for actions, and of `ReplayLimits`."""
     envs = (num_splits, envs_per_split)
     rows = (num_splits, rows_per_stripe(num_splits, envs_per_split, replay_size), envs_per_split)
@@ -58,6 +60,7 @@ def replay_specs(spec: EnvSpec, num_splits: int, envs_per_split: int, replay_siz
         ArraySpec("replay.obs", spec.observation.row_dtype, (*rows, spec.observation.row_size)),
         ArraySpec("replay.action", action_dtype, (*rows, *action_shape)),
         ArraySpec("replay.reward", "float32", rows),
+        *([ArraySpec("replay.priority", "float32", rows)] if is_prioritized else ()),
         *(ArraySpec(f"replay.{name}", "bool", rows) for name in ("terminated", "truncated", "valid")),
         *(ArraySpec(f"replay.{name}", "int64", (num_splits,)) for name in ("rows", "env_steps")),
         ArraySpec("mailbox.action", action_dtype, (*envs, *action_shape)),
@@ -72,11 +75,16 @@ class ReplayStripes:
     Attributes:
         num_splits, capacity, num_envs: stripes K, rows of each R, environments of a split E.
         num_rows: [K], the cursors: complete rows of each stripe. They never fall; only this class writes them.
+        priority: with prioritized replay, what the learner draws by, 0 where it draws nothing; only the learner
+            writes it.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._fields = {name: arena.array(f"replay.{name}") for name in _FIELDS}
         self.obs, self.action, self.reward, self.terminated, self.truncated, self.valid = self._fields.values()
+        self.priority = arena.find_array("replay.priority")
+        if self.priority is not None:
+            self._fields["priority"] = self.priority
         self.num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
         self._mail = arena.array("mailbox.action")
@@ -191,7 +199,8 @@ class ReplayStripes:
             saved = sum(map(len, columns[f"reward.{split_idx}"])) - lost
             num_rows = min(saved, self.capacity - _SPARE_ROWS - 1)
             for name, field in self._fields.items():
-                _copy_newest(columns[f"{name}.{split_idx}"], field[split_idx, : num_rows + (name == "obs")])
+                if f"{name}.{split_idx}" in columns:  # priorities may not have been saved
+                    _copy_newest(columns[f"{name}.{split_idx}"], field[split_idx, : num_rows + (name == "obs")])
             if num_rows > 0:
                 self._close_after(split_idx, num_rows)
             self._env_steps[split_idx] = int(counts[split_idx])

@@ -42,14 +42,15 @@ class Algorithm:
             the decoupled objective, and V-trace's weights do not multiply its advantages.
         fits_cuda_graph: `loss` does the same operations for each minibatch and waits for no value on the device.
         make_learner: with a replay, `make_learner(model, config, spec, device, storage)`: an object with the interface
-            of `asyncrl.learner.sac.SacLearner`.
+            of `asyncrl.learner.replay_learner.ReplayLearner`.
         make_model: `make_model(spec, config)`: the model that acts; None for `ActorCritic` or, with a replay,
             `SacActor`.
         squashes_actions: the model of `make_model` always squashes continuous actions to their bounds, as `SacActor`
             does.
         runs_on_hogwild: it can be used with `--backend=hogwild`, whose workers train an `ActorCritic` with `loss`, or
             SAC. Not for an algorithm with its own `make_model` or `make_learner`.
-        needs_choice: it learns only actions that are one choice (`Discrete`).
+        sets_priorities: with a replay, the learner weights transitions, and its `td_errors` are their priorities.
+        actions: the actions that it learns: `any`, `choice` (one choice, `Discrete`), or `continuous`.
     """
 
     name: str
@@ -64,7 +65,8 @@ class Algorithm:
     make_model: Function | None = None
     squashes_actions: bool = False
     runs_on_hogwild: bool = False
-    needs_choice: bool = False
+    sets_priorities: bool = False
+    actions: Literal["any", "choice", "continuous"] = "any"
 
     def __post_init__(self) -> None:
         """Raises ValueError if a function or the default of a setting is missing, or if parts do not fit together."""
@@ -116,6 +118,25 @@ _algorithms = {
             runs_on_hogwild=True,
         ),
         Algorithm(
+            "td3",
+            collects="replay",
+            # Fujimoto et al. 2018 (arXiv:1802.09477), with the sizes and the learning rate of SAC.
+            defaults={
+                "batch_size": 256,
+                "policy_delay": 2,
+                "encoder_mlp_layers": [256, 256],
+                "nonlinearity": "relu",
+                "policy_initialization": "torch_default",
+                "max_grad_norm": 0.0,
+                "adam_eps": 1e-8,
+                "normalize_input": False,
+            },
+            make_learner="asyncrl.learner.td3:Td3Learner",
+            make_model="asyncrl.models.td3:DeterministicActor",
+            squashes_actions=True,
+            actions="continuous",
+        ),
+        Algorithm(
             "dqn",
             collects="replay",
             defaults={
@@ -130,7 +151,8 @@ _algorithms = {
             },
             make_learner="asyncrl.learner.dqn:DqnLearner",
             make_model="asyncrl.models.dqn:QNetwork",
-            needs_choice=True,
+            sets_priorities=True,
+            actions="choice",
         ),
     )
 }

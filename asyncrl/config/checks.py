@@ -315,6 +315,9 @@ def _saving(config: TrainConfig) -> Iterator[Problem]:
 
 
 def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    if plan.replay is not None and plan.replay.is_prioritized:
+        text = f"--prioritized_replay=True has one order of priorities, not those of {plan.num_ranks} ranks."
+        yield _problem("prioritized_replay", text, "--prioritized_replay=False", "to start it without torchrun")
     if config.backend == "hogwild":
         text = f"--backend=hogwild runs on one machine as one rank, not as {plan.num_ranks} ranks."
         yield _problem("backend", text, "--backend=actor_learner", "to start it without torchrun")

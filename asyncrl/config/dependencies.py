@@ -20,10 +20,12 @@ _IS_SET = ("anything",)
 
 _TRAJECTORIES: Condition = {"algo": ("ppo", "a2c", "a3c")}
 _DATASETS: Condition = {"algo": ("ppo", "a2c")}
-_BATCHES: Condition = {"algo": ("ppo", "a2c", "sac", "dqn")}
-_REPLAY: Condition = {"algo": ("sac", "dqn")}
+_BATCHES: Condition = {"algo": ("ppo", "a2c", "sac", "td3", "dqn")}
+_REPLAY: Condition = {"algo": ("sac", "td3", "dqn")}
+_CRITICS: Condition = {"algo": ("sac", "td3")}
 _OWN_MODEL: Condition = {"algo": ("ppo", "a2c", "a3c", "sac")}
 _SAC: Condition = {"algo": ("sac",)}
+_TD3: Condition = {"algo": ("td3",)}
 _DQN: Condition = {"algo": ("dqn",)}
 _RATIO: Condition = {"algo": ("ppo",)}
 _ACTOR_LEARNER: Condition = {"backend": ("actor_learner",)}
@@ -57,7 +59,12 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     (_RATIO, "ppo_objective ppo_clip_ratio ppo_clip_mode"),
     ({**_RATIO, "ppo_objective": ("decoupled",)}, "behaviour_weight_cap"),
     (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step tau"),
-    (_SAC, "ent_coef policy_delay critic_layer_norm"),
+    (_CRITICS, "policy_delay critic_layer_norm"),
+    ({**_CRITICS, **_ACTOR_LEARNER}, "exploration_noise"),
+    (_TD3, "exploration_stddev exploration_stddev_max target_policy_noise target_noise_clip"),
+    (_SAC, "ent_coef"),
+    (_DQN, "prioritized_replay"),
+    ({**_DQN, "prioritized_replay": (True,)}, "prioritized_replay_alpha prioritized_replay_beta"),
     (_DQN, "dueling exploration_initial_eps exploration_final_eps exploration_fraction"),
     ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)}, "replay_ratio_tolerance"),
     ({**_SAC, "ent_coef": ("auto",)}, "target_entropy"),

@@ -56,7 +56,10 @@ OTHER_NAMES: dict[str, OtherName] = {
     "share_features_extractor": OtherName(
         STABLE_BASELINES, "actor_critic_share_weights", "shares all hidden layers, those of net_arch too"
     ),
-    "use_sde": OtherName(STABLE_BASELINES, "", "exploration noise is independent in each step"),
+    "use_sde": OtherName(STABLE_BASELINES, "", "--exploration_noise=pink is correlated in time, too"),
+    "action_noise": OtherName(STABLE_BASELINES, "exploration_noise", "TD3; its deviation is --exploration_stddev"),
+    "policy_noise": OtherName(CLEANRL, "target_policy_noise"),
+    "noise_clip": OtherName(CLEANRL, "target_noise_clip"),
     "buffer_size": OtherName(STABLE_BASELINES, "replay_size"),
     "learning_starts": OtherName(STABLE_BASELINES, "warmup_env_steps"),
     "gradient_steps": OtherName(STABLE_BASELINES, "updates_per_env_step", _UPDATE_RATIO),
@@ -194,8 +197,7 @@ OTHER_NAMES: dict[str, OtherName] = {
 OTHER_VALUES: dict[tuple[str, str], str] = {
     ("algo", "appo"): "Sample Factory's APPO is --algo=ppo --async_rl=True",
     ("algo", "impala"): "the nearest is --algo=a2c --with_vtrace=True",
-    ("algo", "ddpg"): "the nearest is --algo=sac",
-    ("algo", "td3"): "the nearest is --algo=sac",
+    ("algo", "ddpg"): "the nearest is --algo=td3",
     ("device", "gpu"): "a GPU is --device=cuda",
     ("learner_device", "gpu"): "a GPU is --learner_device=cuda",
     ("inference_devices", "gpu"): "a GPU is --inference_devices=cuda",

@@ -44,12 +44,14 @@ class ReplayPlan:
         warmup_env_steps: environment steps before the first update.
         updates_per_env_step: updates for each environment step after that.
         tolerance: updates by which the learner may fall behind, in addition to two steps of every environment.
+        is_prioritized: whether transitions are drawn by priority.
     """
 
     size: int
     warmup_env_steps: int
     updates_per_env_step: float
     tolerance: float
+    is_prioritized: bool = False
 
 
 @dataclass(frozen=True)
@@ -364,7 +366,13 @@ def _replay(config: TrainConfig) -> ReplayPlan | None:
     if not config.is_off_policy:
         return None
     tolerance = config.replay_ratio_tolerance if config.async_rl else 0.0
-    return ReplayPlan(config.replay_size, config.warmup_env_steps, config.updates_per_env_step, tolerance)
+    return ReplayPlan(
+        config.replay_size,
+        config.warmup_env_steps,
+        config.updates_per_env_step,
+        tolerance,
+        is_prioritized=config.prioritized_replay and config.algorithm.sets_priorities,
+    )
 
 
 def _inference_mode(config: TrainConfig, devices: Sequence[str]) -> InferenceMode:

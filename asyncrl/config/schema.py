@@ -360,6 +360,31 @@ class TrainConfig(BaseModel):
     )
     policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy")
     critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
+    exploration_noise: Literal["white", "pink", "ou"] = _replay(
+        "white",
+        "noise of continuous actions in one environment from step to step: independent (white), or correlated over a "
+        "few steps (ou, Ornstein-Uhlenbeck) or over all times up to a thousand steps (pink)",
+    )
+    exploration_stddev: NonNegativeFloat = _replay(
+        0.1, "TD3: deviation of the noise on actions in [-1, 1] while collecting"
+    )
+    exploration_stddev_max: NonNegativeFloat | None = _replay(
+        None, "TD3: environments have deviations evenly spaced from exploration_stddev to this; none is one for all"
+    )
+    target_policy_noise: NonNegativeFloat = _replay(
+        0.2, "TD3: deviation of the noise on the target policy's actions in [-1, 1]"
+    )
+    target_noise_clip: NonNegativeFloat = _replay(0.5, "TD3: largest noise on an action of the target policy")
+    prioritized_replay: bool = _replay(
+        False, "DQN: draw transitions whose errors were large more often, and weight them less (proportional variant)"
+    )
+    prioritized_replay_alpha: Fraction = _replay(
+        0.6, "power of the errors by which transitions are drawn; 0 draws all of them equally often"
+    )
+    prioritized_replay_beta: Fraction = _replay(
+        0.4,
+        "power of the weights at the start, which rises to 1 at train_for_env_steps; 1 corrects the draw fully",
+    )
     dueling: bool = _replay(False, "DQN: the network predicts the value of a state and how much better each choice is")
     exploration_initial_eps: Fraction = _replay(1.0, "DQN: probability of a choice at random at the start")
     exploration_final_eps: Fraction = _replay(0.05, "DQN: the same after exploration_fraction of the run")

@@ -26,7 +26,7 @@ SECTION_TITLES = {
     "samples": "samples",
     "learning": "learning",
     "algorithm": "the algorithm's own settings",
-    "replay": "learning from a replay (SAC, DQN)",
+    "replay": "learning from a replay (SAC, TD3, DQN)",
     "hogwild": "the Hogwild backend",
     "model": "model",
     "policies": "several policies",

@@ -17,10 +17,10 @@ from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimiter, ReplayStripes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.dqn import DqnLearner
+from asyncrl.learner.prioritized_sampler import PrioritizedSampler, importance_exponent
 from asyncrl.learner.ranks import RankConsensus, Ranks
+from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import WeightsPublisher
@@ -44,7 +44,7 @@ class ReplayLoop:
 
     def __init__(
         self,
-        learner: SacLearner | DqnLearner,
+        learner: ReplayLearner,
         stripes: ReplayStripes,
         sampler: ReplaySampler,
         limiter: ReplayLimiter,
@@ -72,6 +72,7 @@ class ReplayLoop:
         self._learner = learner
         self._stripes = stripes
         self._sampler = sampler
+        self._prioritized = sampler if isinstance(sampler, PrioritizedSampler) else None
         self._limiter = limiter
         self._publisher = publisher
         self._waker = waker
@@ -132,12 +133,16 @@ class ReplayLoop:
                 self._sampler.gamma = new_values.gamma
             self._changes, self._changed_at = agreement.hyperparameters.changes(), self._learner.policy_version
         if num_updates > 0:
+            if self._prioritized is not None:
+                self._prioritized.beta = importance_exponent(self._config, self.env_steps)
             batches = self._sampler.sample(num_updates, self._config.batch_size)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
             phases.charge(Phase.GATHER)
             with self._threads.updating(num_updates) if self._threads is not None else contextlib.nullcontext():
                 metrics = self._learner.train(batches, self.env_steps)
+            if self._prioritized is not None and self._learner.td_errors is not None:
+                self._prioritized.set_errors(self._learner.td_errors)
             if metrics is not None:
                 self._unreported.append(metrics)
             phases.charge(Phase.TRAIN)
@@ -186,16 +191,22 @@ class ReplayLoop:
         state = self._learner.state_dict()
         optimizer = {**state.optimizer, "replay_generator": self._sampler.generator.get_state()}
         limiter = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
-        about = {
+        about: dict[str, int | float] = {
             "replay_splits": self._stripes.num_splits,
             "replay_envs": self._stripes.num_envs,
             "updates_due": self._limiter.due,
         }
+        if self._prioritized is not None:
+            about["max_priority"] = self._prioritized.max_priority
         return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **about})
 
     def replay(self) -> SavedReplay | None:
         """The complete rows of the replay, if `save_replay` is set."""
-        return self._stripes.content() if self._config.save_replay else None
+        if not self._config.save_replay:
+            return None
+        if self._prioritized is not None:
+            self._prioritized.refresh()
+        return self._stripes.content()
 
     def _publish(self) -> None:
         block = self._learner.publication(self._block)

@@ -51,6 +51,7 @@ class ReplaySampler:
         self._terminated = _flat(stripes.terminated)
         self._truncated = _flat(stripes.truncated)
         self._valid = _flat(stripes.valid)
+        self._drawn = (np.empty(0, np.int64),) * 3  # splits, rows and environments of the last draw
 
     def sample(self, num_batches: int, batch_size: int) -> list[Transitions]:
         """Draws batches with replacement, into new memory.
@@ -59,8 +60,8 @@ class ReplaySampler:
             RuntimeError: no row of the replay, or hardly any, is the start of a transition.
         """
         wanted = num_batches * batch_size
-        split, row, env = self._draw(wanted)
-        drawn = self._gather(split, row, env)
+        self._drawn = split, row, env = self._draw(wanted)
+        fields = self._gather(split, row, env)
         for _ in range(_MOST_ROUNDS):
             # Draw rows again that a worker has begun to overwrite meanwhile.
             oldest = np.array([self._stripes.first_whole_row(idx) for idx in range(self._stripes.num_splits)])
@@ -68,13 +69,18 @@ class ReplaySampler:
             if len(lost) == 0:
                 break
             split[lost], row[lost], env[lost] = self._draw(len(lost))
-            for whole, part in zip(drawn, self._gather(split[lost], row[lost], env[lost]), strict=True):
+            for whole, part in zip(fields, self._gather(split[lost], row[lost], env[lost]), strict=True):
                 whole[lost] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        tensors = to_device([torch.from_numpy(array) for array in drawn], self._device)
+        arrays = *fields, self._weights(batch_size)
+        tensors = to_device([torch.from_numpy(array) for array in arrays], self._device)
         parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
-        return [Transitions(*fields) for fields in zip(*parts, strict=True)]
+        return [Transitions(*own) for own in zip(*parts, strict=True)]
+
+    def _weights(self, batch_size: int) -> npt.NDArray[np.float32]:
+        """The weights of all drawn transitions; `batch_size` of them are a batch."""
+        return np.ones(len(self._drawn[0]), np.float32)
 
     def _draw(self, count: int) -> tuple[IntArray, IntArray, IntArray]:
         """Draws `count` starts as (split, row, environment), uniformly over valid rows."""
@@ -84,10 +90,7 @@ class ReplaySampler:
         length = np.maximum(stop - first, 0)  # rows of each stripe that may be drawn
         ends = np.cumsum(length) * stripes.num_envs
         if ends[-1] == 0:
-            raise RuntimeError(
-                f"no transition of {self._n_step} steps is whole yet: the longest stripe has "
-                f"{max(stripes.num_rows)} rows; raise --warmup_env_steps"
-            )
+            raise self._nothing_whole()
         found: list[IntArray] = []
         missing = count
         for _ in range(_MOST_ROUNDS):
@@ -102,6 +105,12 @@ class ReplaySampler:
                 split, row, env = np.concatenate(found, axis=1)
                 return split, row, env
         raise RuntimeError("hardly any row of the replay is the start of a transition")
+
+    def _nothing_whole(self) -> RuntimeError:
+        return RuntimeError(
+            f"no transition of {self._n_step} steps is whole yet: the longest stripe has "
+            f"{max(self._stripes.num_rows)} rows; raise --warmup_env_steps"
+        )
 
     def _places(self, split: IntArray, row: IntArray, env: IntArray) -> IntArray:
         """Indices into the flat fields."""
@@ -155,6 +164,7 @@ class Transitions(NamedTuple):
         between_obs: [B, n - 1, D], raw, before the second and each later step; arbitrary where there is no such step.
         between_discount: [B, n - 1] float32, weight of the policy's entropy there: gamma ** k before step k + 1, and 0
             where there is no such step.
+        weight: [B] float32, of the transition's loss; 1 if all are drawn equally often.
     """
 
     obs: Tensor
@@ -164,6 +174,7 @@ class Transitions(NamedTuple):
     discount: Tensor
     between_obs: Tensor
     between_discount: Tensor
+    weight: Tensor
 
     def to(self, device: torch.device) -> Transitions:
         """The same transitions on `device`; fields that are there already are not copied."""

@@ -18,6 +18,7 @@ from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.models.array_policy import ArrayPolicy
 from asyncrl.models.cuda_graph import Compile
 from asyncrl.models.device_acting import DeviceActor, Part, answer_of
+from asyncrl.models.exploration import Exploration
 from asyncrl.models.factory import ActingModel
 from asyncrl.models.flat import FlatParameters, block_size, read_block
 from asyncrl.models.sac import SacActor
@@ -32,7 +33,7 @@ class ActingPolicy:
     """One process's copy of the policy.
 
     It moves `model` to `device`, takes published parameters from `weights`, and reads observations from and writes
-    actions to `buffer`. `seed` is for drawing actions.
+    actions to `buffer`. `seed` is for drawing actions; `exploration` adds noise to them.
 
     Attributes:
         model: on its device; its parameters are flat.
@@ -48,6 +49,7 @@ class ActingPolicy:
         seed: int,
         phases: PhaseTimer | None = None,
         compile: Compile = "auto",
+        exploration: Exploration | None = None,
     ) -> None:
         self.model = model.to(device).eval()
         self._flat = FlatParameters(self.model, with_grad=False)
@@ -57,6 +59,7 @@ class ActingPolicy:
         self._weights = weights
         self._phases = phases or PhaseTimer()
         self._buffer = buffer
+        self._exploration = exploration
         self._buffers: list[npt.NDArray[Any]] = []
         self._publication = 0
         self.version = -1
@@ -86,6 +89,8 @@ class ActingPolicy:
             obs, state = parts[0] if len(parts) == 1 else self._gather(parts)
         self._phases.charge(Phase.GATHER)
         result = self._act(obs, state) if self.version > 0 else self._act_untrained(obs, state)
+        if self._exploration is not None and self.version > 0:
+            result = self._exploration.apply([split for split, _ in places], result)
         self._phases.charge(Phase.FORWARD)
         now = time.monotonic()
         for position, place in enumerate(places):

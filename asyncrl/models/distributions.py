@@ -220,6 +220,40 @@ class SquashedGaussian(DiagonalGaussian):
         return super().entropy(parameters) + (_log_tanh_slope(points) @ self._weights).sum(-1)
 
 
+class Deterministic(ActionDistribution):
+    """One certain action; its A numbers, as they are stored, are the parameters."""
+
+    def __init__(self, num_actions: int) -> None:
+        self.num_actions = self.num_parameters = num_actions
+
+    def parameters_of(self, outputs: Tensor, log_std: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        return outputs
+
+    def parameter_arrays_of(
+        self, outputs: FloatArray, log_std: FloatArray | None, mask: FloatArray | None = None
+    ) -> FloatArray:
+        return outputs
+
+    def sample(self, parameters: Tensor, generator: torch.Generator | None = None) -> Sample:
+        return Sample(parameters, self.entropy(parameters))
+
+    def sample_arrays(self, parameters: FloatArray, generator: np.random.Generator) -> ArraySample:
+        return ArraySample(parameters, np.zeros(len(parameters), np.float32))
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """0 for the certain action, -inf for others: probabilities, not densities."""
+        return torch.where((parameters == action).all(-1), 0.0, -torch.inf)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        return parameters.new_zeros(len(parameters))
+
+    def kl(self, old_parameters: Tensor, new_parameters: Tensor) -> Tensor:
+        return -self.log_prob(new_parameters, old_parameters)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        return parameters
+
+
 class Categorical(ActionDistribution):
     """One of n choices; parameters are normalized logits (log-probabilities)."""
 
@@ -391,6 +425,7 @@ class ActionParts:
 
     Attributes:
         columns: positions of the continuous dimensions in a stored action.
+        means, log_stds: positions of their means and log-deviations in parameters.
         num_continuous: number of continuous dimensions C.
         num_values: values N of all groups.
         sizes: number of possibilities of each choice.
@@ -406,9 +441,9 @@ class ActionParts:
         choices: list[tuple[slice, int]] = []
         parameter = column = 0
         for part in parts:
-            if isinstance(part, DiagonalGaussian):
+            if part.num_logits == 0:
                 means += range(parameter, parameter + part.num_actions)
-                log_stds += range(parameter + part.num_actions, parameter + 2 * part.num_actions)
+                log_stds += [parameter + position for position in part.deviation_positions]
                 columns += range(column, column + part.num_actions)
             else:
                 size = part.num_logits // part.num_actions
@@ -416,6 +451,7 @@ class ActionParts:
                 choices += [(slice(start, start + size), column + idx) for idx, start in enumerate(starts)]
             parameter += part.num_parameters
             column += part.num_actions
+        self.means, self.log_stds = means, log_stds
         self._gaussian = torch.tensor(means + log_stds, dtype=torch.int64)
         self.columns = columns
         self._columns = torch.tensor(columns, dtype=torch.int64)

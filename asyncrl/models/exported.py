@@ -19,7 +19,7 @@ from asyncrl.envs.actions import unit_of
 from asyncrl.envs.spec import BoxAction, EnvSpec, LeafAction, ObservationPart, PathKey
 from asyncrl.models.activations import tanh_
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.distributions import ActionDistribution, DiagonalGaussian, Joint
+from asyncrl.models.distributions import ActionDistribution, Deterministic, DiagonalGaussian, Joint
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.factory import ActingModel
 
@@ -65,7 +65,7 @@ class ExportedPolicy(nn.Module):
         distribution = model.distribution
         self._distributions = distribution.parts if isinstance(distribution, Joint) else [distribution]
         self.noise_kinds = [
-            ("normal", part.num_actions) if isinstance(part, DiagonalGaussian) else ("gumbel", part.num_logits)
+            ("gumbel", part.num_logits) if part.num_logits > 0 else ("normal", part.num_deviations)
             for part in self._distributions
         ]
         self.num_noise = sum(count for _, count in self.noise_kinds)
@@ -125,6 +125,8 @@ class ExportedPolicy(nn.Module):
             if isinstance(part, DiagonalGaussian):
                 mean, log_std = own.chunk(2, dim=1)
                 chosen.append(mean + log_std.exp() * drawn)
+            elif isinstance(part, Deterministic):
+                chosen.append(own)
             else:
                 chosen.append(_choices_of(part, own + drawn))
         return torch.cat(chosen, dim=1)

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.envs.spec import BoxAction, EnvSpec
-from asyncrl.models.distributions import ActionDistribution, ActionParts, FloatArray, make_distribution
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.distributions import (
+    ActionDistribution,
+    ActionParts,
+    FloatArray,
+    SquashedGaussian,
+    make_distribution,
+)
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.normalized import NormalizedModel
 from asyncrl.models.registry import DEFAULT, make_encoder
@@ -78,9 +84,9 @@ class SacActor(NormalizedModel):
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__(spec.observation, config.normalize_input)
-        self.distribution: ActionDistribution = make_distribution(spec.action, squash=True)
+        self.distribution = self.make_distribution(spec)
         self.parts = ActionParts(self.distribution)
-        self.is_gaussian = isinstance(spec.action, BoxAction)
+        self.is_gaussian = isinstance(self.distribution, SquashedGaussian)
         self.nonlinearity = config.nonlinearity
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -93,6 +99,10 @@ class SacActor(NormalizedModel):
             with torch.no_grad():
                 self.mlp.layers()[-1].bias[:, positions] += _raw_log_std(config.initial_stddev)
         self._add_statistics()
+
+    def make_distribution(self, spec: EnvSpec) -> ActionDistribution:
+        """The family of distributions over actions."""
+        return make_distribution(spec.action, squash=True)
 
     def build(self, spec: EnvSpec, config: TrainConfig) -> None:
         """Makes the networks; a user's subclass may make others here (see `docs/custom.md`).

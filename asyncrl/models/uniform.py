@@ -16,6 +16,12 @@ from asyncrl.runtime.seeding import Stream, derive_seed
 _LARGEST = np.float32(1.0 - 2.0**-24)  # its arctanh is finite
 
 
+def raw_of_unit(unit: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Stored actions for squashed ones, which are clipped to within [-1, 1]."""
+    raw: npt.NDArray[np.float32] = np.arctanh(np.clip(unit, -_LARGEST, _LARGEST))
+    return raw
+
+
 class UniformPolicy:
     """Draws uniformly within the bounds of squashed actions and among allowed choices; `layout` is for masks."""
 
@@ -31,7 +37,7 @@ class UniformPolicy:
         if isinstance(distribution, Categorical) and self._layout is None:
             return ActorOutput(self._generator.integers(distribution.num_parameters, size=size))
         unit = self._generator.uniform(-_LARGEST, _LARGEST, size=(size, len(self._continuous))).astype(np.float32)
-        raw = np.arctanh(np.clip(unit, -_LARGEST, _LARGEST))
+        raw = raw_of_unit(unit)
         if distribution.num_logits == 0:
             return ActorOutput(raw)
         mask = None

@@ -174,6 +174,18 @@ class SacMetrics:
 
 
 @dataclass(frozen=True)
+class Td3Metrics:
+    """Means over the updates of one call; the policy's figures as in `SacMetrics`."""
+
+    actor_loss: float
+    critic_loss: float
+    q_mean: float
+    learning_rate: float
+    grad_norm_actor: float
+    grad_norm_critic: float
+
+
+@dataclass(frozen=True)
 class DqnMetrics:
     """Means over the updates of one call; the gradient's norm is measured before clipping.
 
@@ -187,7 +199,7 @@ class DqnMetrics:
     exploration_rate: float
 
 
-UpdateMetrics = TrainMetrics | SacMetrics | DqnMetrics
+UpdateMetrics = TrainMetrics | SacMetrics | Td3Metrics | DqnMetrics
 
 
 def mean_metrics(metrics: Sequence[UpdateMetrics]) -> UpdateMetrics | None:

@@ -40,10 +40,11 @@ from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.policy_rows import PolicyRows
 from asyncrl.learner.policy_source import PolicySource
+from asyncrl.learner.prioritized_sampler import PrioritizedSampler
 from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
+from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
@@ -52,7 +53,9 @@ from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, We
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.exploration import Exploration
 from asyncrl.models.factory import make_acting_model
+from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.on_device.worker import DeviceWorker
@@ -88,14 +91,19 @@ def build_acting_policy(
         seed = acting_seed(setup.seed, actor_idx, setup.seed_steps)
         slots = TrajectorySlots(setup.arena)
         return ActingPolicies([each for each in policies if isinstance(each, ActingPolicy)], slots, seed, phases)
+    model, seed = make_acting_model(setup.spec, setup.config), acting_seed(setup.seed, actor_idx, setup.seed_steps)
+    exploration = None
+    if isinstance(model, SacActor) and Exploration.is_needed(model, setup.config):
+        exploration = Exploration(model, setup.config, plan.num_splits, plan.envs_per_split, seed)
     return ActingPolicy(
-        model=make_acting_model(setup.spec, setup.config),
+        model=model,
         weights=WeightsChannel(setup.arena),
         buffer=TrajectorySlots(setup.arena) if setup.plan.replay is None else ReplayStripes(setup.arena),
         device=device,
-        seed=acting_seed(setup.seed, actor_idx, setup.seed_steps),
+        seed=seed,
         phases=phases,
         compile=setup.config.compile,
+        exploration=exploration,
     )
 
 
@@ -349,7 +357,7 @@ class _LearnerParts:
         self.take_state_of_first(learner)
         return learner
 
-    def take_state_of_first(self, learner: OnPolicyLearner | SacLearner) -> None:
+    def take_state_of_first(self, learner: OnPolicyLearner | ReplayLearner) -> None:
         """Copies weights, optimizer state and statistics from rank 0; each rank keeps its own random generator."""
         ranks = self.agreement.ranks
         if ranks.num_ranks == 1:
@@ -419,25 +427,31 @@ def _reader_of_weights(setup: RunSetup, block_size: int) -> Callable[[int], Tens
 def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, workers: Sequence[Waker]) -> ReplayLoop:
     setup, saved, ranks = parts.setup, parts.saved, parts.agreement.ranks
     config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
-    learner: SacLearner = imported(config.algorithm.make_learner)(
+    learner: ReplayLearner = imported(config.algorithm.make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
-    sampler = ReplaySampler(
-        stripes,
-        config.n_step,
-        config.gamma,
-        config.reward_scale,
-        config.reward_clip,
-        seed=setup.seed,
-        device=parts.device,
-    )
+    sampling: dict[str, Any] = {
+        "n_step": config.n_step,
+        "gamma": config.gamma,
+        "reward_scale": config.reward_scale,
+        "reward_clip": config.reward_clip,
+        "seed": setup.seed,
+        "device": parts.device,
+    }
+    is_restored = saved is not None and stripes.num_held_steps > 0
+    if replay.is_prioritized:
+        largest = float(saved.scalars.get("max_priority", 1.0)) if saved is not None and is_restored else 1.0
+        powers = config.prioritized_replay_alpha, config.prioritized_replay_beta
+        sampler: ReplaySampler = PrioritizedSampler(stripes, *powers, largest, **sampling)
+    else:
+        sampler = ReplaySampler(stripes, **sampling)
     chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
     share = math.ceil((config.train_for_env_steps - setup.first_env_steps) / ranks.num_ranks)
     most_env_steps = share + stripes.total_env_steps()
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:
         learner.load_state_dict(saved)
-        if stripes.num_held_steps > 0:
+        if is_restored:
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
     parts.take_state_of_first(learner)

@@ -200,8 +200,11 @@ def _names(problems: Iterable[Problem]) -> set[str]:
 
 
 def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
-    if config.algorithm.needs_choice and not isinstance(spec.action, DiscreteAction):
-        text = f"--algo={config.algo} needs actions that are one choice (Discrete); {spec.env_id} has {spec.action}."
+    kinds = {"choice": "actions that are one choice (Discrete)", "continuous": "continuous actions only (Box)"}
+    needed = config.algorithm.actions
+    is_choice, is_continuous = isinstance(spec.action, DiscreteAction), spec.action.num_logits == 0
+    if (needed == "choice" and not is_choice) or (needed == "continuous" and not is_continuous):
+        text = f"--algo={config.algo} needs {kinds[needed]}; {spec.env_id} has {spec.action}."
         return [Problem(("algo", "env"), text, ("--algo=sac", "--algo=ppo"))]
     if spec.action.num_deviations > 0:
         fits = not config.squashes or can_squash(spec.action)

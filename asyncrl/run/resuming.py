@@ -210,7 +210,8 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
         return [Problem(("init_from",), text)]
     irrelevant = {"env", "algo"} if has_own_unit(spec.action) else {"env", "algo", "action_unit"}
     differing = [change for change in _fixed_changes(before, config) if change.name not in irrelevant]
-    if before.is_off_policy != config.is_off_policy:
+    makes_same_model = not config.is_off_policy or before.algorithm.make_model == config.algorithm.make_model
+    if before.is_off_policy != config.is_off_policy or not makes_same_model:
         differing.append(Change("algo", before.algo, config.algo))
     if not differing:
         return []

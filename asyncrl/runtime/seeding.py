@@ -22,6 +22,7 @@ class Stream(enum.IntEnum):
     SECOND_ATTEMPT = 6
     POLICY_MAPPING = 7
     POPULATION = 8
+    EXPLORATION = 9
 
 
 def derive_seed(seed: int, stream: Stream, number: int = 0) -> int:

@@ -1,7 +1,7 @@
-"""Times asyncrl's updates alone: SAC with its replay, or A2C on one rollout, which is always the same.
+"""Times asyncrl's updates alone: SAC, TD3 or DQN with a replay, or A2C on one rollout, which is always the same.
 
-Usage: asyncrl_updates.py OPTIONS, JSON: env, algo ("sac" or "a2c"), storage, precision, threads, seconds, warm_up_s,
-seed. Prints one line of JSON: {"per_s": ...}, updates a second.
+Usage: asyncrl_updates.py OPTIONS, JSON: env, algo ("sac", "td3", "dqn" or "a2c"), storage, precision, threads,
+seconds, warm_up_s, seed. Prints one line of JSON: {"per_s": ...}, updates a second.
 
 The storage "own" means the learner of the actor/learner backend, "shared" that of a single Hogwild worker. An update of
 A2C includes the exchange of weights in its backend: the learner publishes after it, the worker pulls before it.
@@ -21,6 +21,7 @@ from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.replay import ReplayStripes, replay_specs
 from asyncrl.buffers.shared_tensors import ReturnUnits, shared_tensor_specs
 from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.algorithms import imported
 from asyncrl.config.loading import load
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
@@ -33,12 +34,11 @@ from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
-from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters
-from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import shared_sizes
 from asyncrl.models.uniform import UniformPolicy
 from asyncrl.rollout.env_group import EnvGroup
@@ -55,29 +55,31 @@ def main() -> int:
     algo, is_shared = options["algo"], options["storage"] == "shared"
     # Both use the preset of Hogwild, so that the rollout and the work are the same.
     flags = [f"--env={options['env']}", f"--algo={'a3c' if algo == 'a2c' else algo}", "--num_workers=1"]
+    if algo != "a2c":
+        flags += ["--encoder_mlp_layers=[256,256]", "--batch_size=256"]
     config = load([*flags, f"--precision={options['precision']}", f"--seed={options['seed']}"]).config
     spec = read_spec(gymnasium.make(config.env), config.env)
-    make = make_sac_updates if algo == "sac" else make_a2c_updates
+    make = make_a2c_updates if algo == "a2c" else make_replay_updates
     update, at_once = make(config, spec, is_shared)
     print(json.dumps({"per_s": at_once * calls_per_s(update, options["warm_up_s"], options["seconds"])}))
     return 0
 
 
-def make_sac_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tuple[Callable[[], Any], int]:
+def make_replay_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tuple[Callable[[], Any], int]:
     """Returns a function that makes updates from a replay of random steps, and how many it makes per call."""
     stripes = ReplayStripes(Arena.create(replay_specs(spec, 1, 1, config.replay_size)))
-    actor = SacActor(spec, config)
+    model = make_acting_model(spec, config)
     env = gymnasium.make(config.env)
-    group, policy = EnvGroup([env], [config.seed], 0, spec, mapping="squashed"), UniformPolicy(actor.distribution, 0)
+    group, policy = EnvGroup([env], [config.seed], 0, spec, mapping="squashed"), UniformPolicy(model.distribution, 0)
     group.reset(stripes.obs_at((0, 0)))
     for row in range(NUM_RANDOM_STEPS):
         stripes.answer((0, row), slice(0, 1), policy.act(stripes.obs_at((0, row))), version=0, now=0.0)
         stripes.publish(0, group.step(stripes.store_action(0, row), stripes.rows(0, row)))
-    storage = ParameterStore()
+    storage, make_learner = ParameterStore(), imported(config.algorithm.make_learner)
     if is_shared:
-        arena = shared_arena(spec, config, lambda begun: SacLearner(actor, config, spec, CPU, begun))
+        arena = shared_arena(spec, config, lambda begun: make_learner(model, config, spec, CPU, begun))
         storage = SharedStorage(arena, owner=1)
-    learner = SacLearner(actor, config, spec, CPU, storage)
+    learner = make_learner(model, config, spec, CPU, storage)
     sampler = ReplaySampler(stripes, config.n_step, config.gamma, config.reward_scale, None, config.seed)
     return lambda: learner.train(sampler.sample(UPDATES_AT_ONCE, config.batch_size)), UPDATES_AT_ONCE
 

@@ -186,7 +186,7 @@ def test_steps_are_counted_after_the_cursor_covers_their_row() -> None:
             stored.append(self._name)
             self._words[split_idx] = value
 
-    recorded: Any = SimpleNamespace(array=arena.array, words=RecordedWords)
+    recorded: Any = SimpleNamespace(array=arena.array, find_array=arena.find_array, words=RecordedWords)
     ReplayStripes(recorded).publish(0, 2)
     assert stored == ["replay.rows", "replay.env_steps"]
     assert (stripes.num_rows[0], stripes.total_env_steps()) == (1, 2)

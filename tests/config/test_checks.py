@@ -279,3 +279,10 @@ def test_the_recurrence_must_divide_the_rollout() -> None:
     assert uneven.settings == ("recurrence", "rollout")
     assert "--recurrence=8" in uneven.suggestions
     assert only(problems(algo="sac", use_rnn=True)).settings == ("use_rnn", "algo")
+
+
+def test_priorities_are_those_of_one_learner() -> None:
+    settings: dict[str, Any] = {"algo": "dqn", "prioritized_replay": True, "num_workers": 1, "num_envs_per_worker": 2}
+    assert problems(**settings) == []
+    problem = only(problems(Machine(cores=16, num_ranks=2), **settings))
+    assert problem.settings == ("prioritized_replay",) and "not those of 2 ranks" in problem.text

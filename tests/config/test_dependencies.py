@@ -30,9 +30,11 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
     ("flags", "said"),
     [
         (["--algo=sac", "--ppo_clip_ratio=0.3"], "--ppo_clip_ratio (needs algo=ppo)"),
-        (["--tau=0.1", "--n_step=3"], "--n_step, --tau (needs algo=sac or dqn)"),
+        (["--tau=0.1", "--n_step=3"], "--n_step, --tau (needs algo=sac or td3 or dqn)"),
+        (["--algo=sac", "--target_policy_noise=0.1"], "--target_policy_noise (needs algo=td3)"),
+        (["--algo=dqn", "--exploration_noise=pink"], "--exploration_noise (needs algo=sac or td3)"),
         (["--hogwild_optimizer=rmsprop"], "--hogwild_optimizer (needs backend=hogwild)"),
-        (["--algo=a3c", "--batch_size=64"], "--batch_size (needs algo=ppo or a2c or sac or dqn)"),
+        (["--algo=a3c", "--batch_size=64"], "--batch_size (needs algo=ppo or a2c or sac or td3 or dqn)"),
         (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (needs hogwild_mode=gradients)"),
         (["--num_inference_workers=2"], "--num_inference_workers (needs inference_mode=central)"),
         (["--atari_preprocessing=False"], "--atari_preprocessing (needs env=ALE/*)"),
@@ -94,7 +96,7 @@ def test_inference_is_what_the_plan_makes_of_it() -> None:
     assert unread("--num_inference_workers=2", machine=gpu) == []
 
 
-@pytest.mark.parametrize("algo", ["ppo", "a2c", "a3c", "sac", "dqn"])
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "a3c", "sac", "td3", "dqn"])
 @pytest.mark.parametrize("preset", preset_names())
 def test_presets_are_never_blamed(preset: str, algo: str) -> None:
     assert unread(f"--preset={preset}", f"--algo={algo}") == []
@@ -103,7 +105,7 @@ def test_presets_are_never_blamed(preset: str, algo: str) -> None:
 def test_settings_in_the_users_own_file_count_as_named(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("tau: 0.5\n")
-    assert unread(f"--config={file}") == ["No effect in this run: --tau (needs algo=sac or dqn)."]
+    assert unread(f"--config={file}") == ["No effect in this run: --tau (needs algo=sac or td3 or dqn)."]
 
 
 def test_every_condition_is_of_settings_and_values_that_there_are() -> None:

@@ -197,7 +197,7 @@ def test_all_mistakes_are_reported_at_once_and_each_in_one_line() -> None:
         ("--encoder_conv_architecture=convnet_atari", "Sample Factory's convnet_atari is nature"),
         ("--recurrence=-1", "Sample Factory's -1 is auto"),
         ("--algo=APPO", "Sample Factory's APPO is --algo=ppo --async_rl=True"),
-        ("--algo=PPO", "expected one of ppo, a2c, sac, dqn or a3c; the nearest is ppo"),
+        ("--algo=PPO", "expected one of ppo, a2c, sac, td3, dqn or a3c; the nearest is ppo"),
         ("--async_rl=maybe", "expected True or False"),
     ],
 )

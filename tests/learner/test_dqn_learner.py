@@ -74,7 +74,7 @@ def test_the_trained_network_chooses_and_the_target_network_says_what_it_is_wort
 )
 @pytest.mark.parametrize("by", ["passes", "autograd"])
 def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any]) -> None:
-    learner = make(by=by, **settings)
+    learner = make(by=by, prioritized_replay=True, **settings)
     config = learner._config
     (network,) = networks_of_linear_layers(learner.model.mlp)
     (target,) = networks_of_linear_layers(learner.target_model.mlp)
@@ -88,13 +88,14 @@ def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any
         return outputs[:, 4:] + advantage - advantage.mean(1, keepdim=True)
 
     for batch in draw(CHOICE, 5):
+        batch = batch._replace(weight=torch.rand(len(batch.reward), generator=torch.Generator().manual_seed(1)))
         metrics = learner.train([batch])
         rows = torch.arange(len(batch.reward))
         with torch.no_grad():
             best = values(network, batch.next_obs).argmax(1)
             wanted = batch.reward + batch.discount * values(target, batch.next_obs)[rows, best]
         chosen = values(network, batch.obs)[rows, batch.action]
-        loss = smooth_l1_loss(chosen, wanted)
+        loss = (batch.weight * smooth_l1_loss(chosen, wanted, reduction="none")).mean()
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm or math.inf)
@@ -102,7 +103,8 @@ def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any
         with torch.no_grad():
             for own, other in zip(target.parameters(), network.parameters(), strict=True):
                 own.lerp_(other, config.tau)
-        assert metrics is not None
+        assert metrics is not None and learner.td_errors is not None
+        torch.testing.assert_close(learner.td_errors, (chosen - wanted).abs().detach().unsqueeze(0))
         found = (metrics.loss, metrics.q_mean, metrics.grad_norm)
         assert found == pytest.approx((loss.item(), chosen.mean().item(), norm.item()), rel=1e-4)
     obs = draw(CHOICE, 1, seed=9)[0].obs
@@ -150,9 +152,9 @@ def test_the_schedule_of_the_learning_rate_reaches_the_weights() -> None:
 
 def test_the_target_network_moves_by_tau() -> None:
     learner = make(tau=0.25)
-    before = learner._target.clone()
+    before = learner._target.flat.clone()
     learner.train(draw(CHOICE, 1))
-    torch.testing.assert_close(learner._target, before.lerp(learner._network.flat.data, 0.25))
+    torch.testing.assert_close(learner._target.flat, before.lerp(learner._network.flat.data, 0.25))
 
 
 @pytest.mark.parametrize("dueling", [False, True])
@@ -169,7 +171,7 @@ def test_a_restored_learner_continues_to_the_bit(dueling: bool) -> None:
     restored.observe(batches[1].obs)
     assert learner.train(batches[3:], 80) == restored.train(batches[3:], 80)
     assert torch.equal(learner.publication(), restored.publication())
-    assert state.scalars["policy_version"] == 3 and not torch.equal(state.optimizer["target"], learner._target)
+    assert state.scalars["policy_version"] == 3 and not torch.equal(state.optimizer["target"], learner._target.flat)
 
 
 @pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])

@@ -22,6 +22,7 @@ from transitions import draw
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PolicyChange, RunControl, control_specs
+from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
@@ -35,6 +36,7 @@ from asyncrl.learner.state import LearnerState
 from asyncrl.learner.trajectory_loop import TrajectoryLoop
 from asyncrl.learner.worker import StopCondition
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.reports import PhaseTimer
 
@@ -268,6 +270,27 @@ def test_two_ranks_learn_from_half_batches_what_one_does_from_whole_ones(spec: E
     for state in together(2, lambda ranks: learn(ranks, 6 * ranks.rank, 6 * ranks.rank + 6)):
         assert_same(state, expected)
     assert expected.optimizer["log_ent_coef"].abs() > 1e-4, "the entropy coefficient was adapted"
+
+
+@pytest.mark.parametrize("algo", ["td3", "dqn"])
+def test_learners_without_noise_do_the_same_on_two_ranks(algo: str) -> None:
+    spec = SAC_BOX if algo == "td3" else SAC_CHOICE
+    settings: dict[str, Any] = {"encoder_mlp_layers": [16], "learning_rate": 0.01, "precision": "float32"}
+    config = TrainConfig(algo=algo, target_policy_noise=0.0, **settings)
+
+    def learn(ranks: Ranks, first: int, last: int) -> LearnerState:
+        with ONE_AT_A_TIME:
+            make = imported(config.algorithm.make_learner)
+            learner = make(make_acting_model(spec, config), config, spec, CPU, ParameterStore(ranks))
+        own = [Transitions(*(each[first:last] for each in batch)) for batch in draw(spec, num=6, size=12)]
+        learner.observe(torch.cat([batch.obs for batch in own]))
+        learner.train(own)
+        state: LearnerState = learner.state_dict()
+        return state
+
+    expected = learn(Ranks(), 0, 12)
+    for state in together(2, lambda ranks: learn(ranks, 6 * ranks.rank, 6 * ranks.rank + 6)):
+        assert_same(state, expected)
 
 
 def test_sac_leaves_a_step_out_in_all_ranks_if_one_has_numbers_that_are_not_finite() -> None:

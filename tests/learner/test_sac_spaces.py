@@ -224,6 +224,12 @@ def test_passes_by_hand_and_autograd_make_the_same_updates(spec: EnvSpec, settin
     torch.testing.assert_close(learners[1].publication(), learners[0].publication(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_tuple_of_one_box_is_trained_as_the_box() -> None:
+    box = spaces.Box(-1.0, 1.0, (2,))
+    alone, within = (make(spec_of_spaces(NUMBERS, space, "Box", None)) for space in (box, spaces.Tuple((box,))))
+    assert alone.train(draw(BOX, 3)) == within.train(draw(BOX, 3))
+
+
 def test_a_plain_perceptron_is_trained_by_passes_and_others_by_autograd() -> None:
     assert SacActor(BOX, config_of()).has_passes and SacActor(CHOICE, config_of()).has_passes
     for spec in SPECS.values():

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 BOUNDS = ((0.0, 100.0), (-0.01, 0.01), (-1.0, 1.0))
 ACTOR_CRITIC: dict[str, Any] = {"learning_rate": 0.003}
 SAC: dict[str, Any] = {"algo": "sac", "warmup_env_steps": 200, "batch_size": 16, "train_for_env_steps": 600}
+TD3 = {**SAC, "algo": "td3"}
 
 
 def reach(folder: Path, low: float, high: float, mode: str = "serial", **settings: Any) -> FinishedRun:
@@ -28,8 +29,8 @@ def reach(folder: Path, low: float, high: float, mode: str = "serial", **setting
 
 @pytest.mark.parametrize(
     "settings",
-    [ACTOR_CRITIC, {**ACTOR_CRITIC, "squash_actions": True}, {"backend": "hogwild", "algo": "a2c"}, SAC],
-    ids=["ppo", "ppo-squashed", "a3c", "sac"],
+    [ACTOR_CRITIC, {**ACTOR_CRITIC, "squash_actions": True}, {"backend": "hogwild", "algo": "a2c"}, SAC, TD3],
+    ids=["ppo", "ppo-squashed", "a3c", "sac", "td3"],
 )
 def test_one_task_with_three_bounds_has_one_result(settings: dict[str, Any], tmp_path: Path) -> None:
     models = []

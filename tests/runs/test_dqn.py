@@ -59,6 +59,13 @@ def test_a_terminated_episode_ends_in_its_values(tmp_path: Path) -> None:
     assert values(finished, [0.0, 3.0], [0.0, 1.0]) == pytest.approx([1.0, 1.0 + 0.8 + 0.64], abs=0.2)
 
 
+def test_values_are_the_same_with_priorities(tmp_path: Path) -> None:
+    settings = {**DQN, "prioritized_replay": True, "env_kwargs": {"terminates": True}}
+    finished = run(tmp_path, "async-central", "EndlessReward", **settings)
+    assert values(finished, [0.0, 3.0], [0.0, 1.0]) == pytest.approx([1.0, 1.0 + 0.8 + 0.64], abs=0.2)
+    assert checkpoint.load(Path(finished.outcome.checkpoint)).state["max_priority"] > 1.0
+
+
 @pytest.mark.parametrize("dueling", [False, True])
 def test_a_contextual_bandit_is_solved_and_the_policy_can_be_taken_away(dueling: bool, tmp_path: Path) -> None:
     finished = run(tmp_path, "async-local", "ContextualBandit", **DQN, dueling=dueling)
@@ -76,9 +83,13 @@ def test_only_allowed_choices_are_taken(mode: str, tmp_path: Path) -> None:
     assert mean_return(finished) == pytest.approx(1.0)
 
 
-def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stopped(
+    prioritized: bool, tmp_path: Path
+) -> None:
     settings = {**DQN, "async_rl": False, "checkpoint_resets": True, "save_replay": True, "normalize_input": True}
     settings |= {"save_every_env_steps": 500, "keep_checkpoints": 100, "lr_schedule": "linear_decay"}
+    settings |= {"prioritized_replay": prioritized, "n_step": 2}
     whole = run(tmp_path / "whole", "serial", "CartPole-v1", **settings)
     found = checkpoint.newest_first(tmp_path / "whole" / "checkpoints")
     assert len(found) == 3
@@ -86,6 +97,9 @@ def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stop
         resumed = run(tmp_path / path.name, "serial", "CartPole-v1", resume_from=path, **settings)
         first, second = (checkpoint.load(Path(f.outcome.checkpoint), with_replay=True) for f in (whole, resumed))
         assert_same_training(first, second)
+        assert ("priority.0" in first.replay.columns) == prioritized
+        for name, parts in first.replay.columns.items():
+            np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(second.replay.columns[name]), name)
 
 
 def test_what_it_cannot_train_is_one_sentence() -> None:

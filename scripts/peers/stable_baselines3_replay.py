@@ -1,7 +1,7 @@
-"""Times Stable-Baselines3's SAC: its updates alone, or training at one update a step. Runs in a virtual environment.
+"""Times Stable-Baselines3's SAC, TD3 or DQN: updates alone, or training at one update a step, in a virtual environment.
 
-Usage: stable_baselines3_sac.py OPTIONS, JSON: env, what ("updates" or "run"), threads, seconds, warm_up_s, seed. Prints
-one line of JSON: {"per_s": ...}, updates or environment steps a second.
+Usage: stable_baselines3_replay.py OPTIONS, JSON: env, algo, what ("updates" or "run"), threads, seconds, warm_up_s,
+seed. Prints one line of JSON: {"per_s": ...}, updates or environment steps a second.
 """
 
 import functools
@@ -12,10 +12,11 @@ import time
 import gymnasium
 import torch
 from learning_log import calls_per_s
-from stable_baselines3 import SAC
+from stable_baselines3 import DQN, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 
 NUM_RANDOM_STEPS = 5000
+ALGORITHMS = {"sac": SAC, "td3": TD3, "dqn": DQN}
 
 
 class Stopwatch(BaseCallback):
@@ -47,9 +48,10 @@ class Stopwatch(BaseCallback):
 def main() -> int:
     options = json.loads(sys.argv[1])
     torch.set_num_threads(options["threads"])
-    model = SAC(
+    model = ALGORITHMS[options["algo"]](
         "MlpPolicy",
         gymnasium.make(options["env"]),
+        policy_kwargs={"net_arch": [256, 256]},
         learning_starts=NUM_RANDOM_STEPS,
         device="cpu",
         seed=options["seed"],

@@ -1,0 +1,92 @@
+"""Noise with which a policy of continuous actions explores. It is drawn where the policy acts, and only in training.
+
+White noise averages out in bodies that need many equal actions to get anywhere; correlated noise moves them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.buffers.inference_buffer import ActorOutput
+from asyncrl.config.schema import TrainConfig
+from asyncrl.models.distributions import ActionParts, Deterministic
+from asyncrl.models.sac import SacActor
+from asyncrl.models.uniform import raw_of_unit
+from asyncrl.runtime.seeding import Stream, derive_seed
+
+FloatArray = npt.NDArray[np.float32]
+NoiseKind = Literal["white", "pink", "ou"]
+
+_CORRELATION_STEPS: dict[str, tuple[float, ...]] = {
+    "white": (0.0,),
+    # theta = 0.15 for each step, as in Lillicrap et al. 2016 (arXiv:1509.02971).
+    "ou": (-1.0 / math.log(0.85),),
+    # Equal parts whose times are powers of a constant add up to a spectrum of about 1 / frequency.
+    "pink": tuple(4.0**power for power in range(-1, 6)),
+}
+"""Steps after which the correlation of each part of the noise has fallen to 1/e."""
+
+
+class CorrelatedNoise:
+    """Stationary Gaussian noise of deviation 1 in each column: a sum of autoregressive processes of order 1.
+
+    Pink noise: Eberhard et al. 2023, "Pink Noise Is All You Need". Ornstein-Uhlenbeck noise: Lillicrap et al. 2016.
+    """
+
+    def __init__(self, kind: NoiseKind, shape: tuple[int, ...], generator: np.random.Generator) -> None:
+        """Starts anywhere in time; `shape` is that of the noise of one step."""
+        steps = np.array(_CORRELATION_STEPS[kind]).reshape(-1, *(1 for _ in shape))
+        with np.errstate(divide="ignore"):
+            kept = np.exp(-1.0 / steps)
+        self._kept, self._added = kept.astype(np.float32), np.sqrt(1.0 - kept**2).astype(np.float32)
+        self._scale = np.float32(1.0 / math.sqrt(len(steps)))
+        self._generator = generator
+        self._parts = generator.standard_normal((len(steps), *shape), dtype=np.float32)
+
+    def draw(self) -> FloatArray:
+        """The noise of the next step."""
+        self._parts *= self._kept
+        self._parts += self._added * self._generator.standard_normal(self._parts.shape, dtype=np.float32)
+        noise: FloatArray = self._parts.sum(0) * self._scale
+        return noise
+
+
+class Exploration:
+    """Replaces the continuous numbers of a policy's actions by ones with noise, for each environment of each split.
+
+    A Gaussian policy's numbers are mean + deviation x noise: with white noise that is what it draws itself. A certain
+    action gets noise in [-1, 1] units, as in TD3. Noise continues over the ends of episodes, as it does in time.
+    """
+
+    def __init__(self, model: SacActor, config: TrainConfig, num_splits: int, num_envs: int, seed: int) -> None:
+        """Takes the splits of the whole run, which decide the environments' deviations; `seed` is for the noise."""
+        self._parts = ActionParts(model.distribution)
+        self._adds = isinstance(model.distribution, Deterministic)
+        last = config.exploration_stddev if config.exploration_stddev_max is None else config.exploration_stddev_max
+        stddevs = np.linspace(config.exploration_stddev, last, num_splits * num_envs, dtype=np.float32)
+        self._stddevs = stddevs.reshape(num_splits, num_envs)
+        generator = np.random.Generator(np.random.SFC64(derive_seed(seed, Stream.EXPLORATION)))
+        shape = (num_envs, self._parts.num_continuous)
+        self._noise = [CorrelatedNoise(config.exploration_noise, shape, generator) for _ in range(num_splits)]
+
+    @staticmethod
+    def is_needed(model: SacActor, config: TrainConfig) -> bool:
+        """Whether the policy does not draw such actions itself."""
+        if isinstance(model.distribution, Deterministic):
+            return True
+        return config.exploration_noise != "white" and model.parts.num_continuous > 0
+
+    def apply(self, splits: list[int], answer: ActorOutput) -> ActorOutput:
+        """The answer for these splits with other actions; it changes no array of the given one."""
+        noise = np.concatenate([self._noise[split].draw() for split in splits])
+        parameters = answer.action_parameters
+        if self._adds:
+            noise *= self._stddevs[splits].reshape(-1, 1)
+            return answer._replace(action=raw_of_unit(np.tanh(parameters) + noise))
+        parts, action = self._parts, answer.action.copy()
+        action[:, parts.columns] = parameters[:, parts.means] + np.exp(parameters[:, parts.log_stds]) * noise
+        return answer._replace(action=action)

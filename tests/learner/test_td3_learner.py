@@ -1,0 +1,240 @@
+"""TD3's update against a plain reference with autograd, on a problem whose answer is known, and what it promises."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from linear_networks import networks_of_linear_layers
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from transitions import BOX, CHOICE, CPU, draw
+
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import spec_of_spaces
+from asyncrl.envs.spec import EnvSpec
+from asyncrl.learner.replay_sampler import Transitions
+from asyncrl.learner.td3 import Td3Learner
+from asyncrl.models.encoders import Inputs
+from asyncrl.models.flat import FlatParameters, read_block
+from asyncrl.models.td3 import DeterministicActor
+from asyncrl.runtime.processes import RunFailed
+
+PICTURE = spec_of_spaces(
+    spaces.Box(0, 255, (8, 8, 1), np.uint8),
+    spaces.Dict({"first": spaces.Box(-1.0, 1.0, (1,)), "second": spaces.Box(-1.0, 1.0, (1,))}),
+    "Picture",
+    None,
+)
+
+
+def make(spec: EnvSpec = BOX, double: bool = False, by: str = "passes", **settings: Any) -> Td3Learner:
+    defaults: dict[str, Any] = {
+        "algo": "td3",
+        "encoder_mlp_layers": [16],
+        "encoder_conv_mlp_layers": [8],
+        "policy_delay": 2,
+        "normalize_input": False,
+        "max_grad_norm": 0.0,
+        "precision": "float32",
+    }
+    config = TrainConfig(**{**defaults, **settings})
+    actor = DeterministicActor(spec, config)
+    assert actor.has_passes == (spec is BOX)
+    actor.has_passes = actor.has_passes and by == "passes"
+    return Td3Learner(actor.double() if double else actor, config, spec, CPU)
+
+
+class Reference:
+    """TD3 as in the paper, one network at a time, with PyTorch's modules, autograd and Adam."""
+
+    def __init__(self, learner: Td3Learner, config: TrainConfig) -> None:
+        self.config = config
+        (self.actor,) = networks_of_linear_layers(learner.model.mlp)
+        self.critics = nn.ModuleList(networks_of_linear_layers(learner.critic.mlp))
+        self.target_actor, self.target_critics = copy.deepcopy(self.actor), copy.deepcopy(self.critics)
+        self.generator = torch.Generator().set_state(learner._generator.get_state())
+        self.optimizers = [
+            torch.optim.Adam(module.parameters(), lr=config.learning_rate, eps=config.adam_eps)
+            for module in (self.critics, self.actor)
+        ]
+        self.updates = 0
+
+    def values(self, critics: nn.ModuleList, obs: Tensor, action: Tensor) -> list[Tensor]:
+        return [critic(torch.cat((obs, action), -1)).squeeze(-1) for critic in critics]
+
+    def step(self, optimizer: torch.optim.Optimizer, loss: Tensor, module: nn.Module) -> None:
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(module.parameters(), self.config.max_grad_norm or math.inf)
+        optimizer.step()
+
+    def update(self, batch: Transitions) -> dict[str, float]:
+        config = self.config
+        self.updates += 1
+        noise = torch.randn((len(batch.reward), 2), generator=self.generator, dtype=torch.float64)
+        with torch.no_grad():
+            smoothing = (noise * config.target_policy_noise).clamp(-config.target_noise_clip, config.target_noise_clip)
+            action = (self.target_actor(batch.next_obs).tanh() + smoothing).clamp(-1.0, 1.0)
+            smaller = torch.min(*self.values(self.target_critics, batch.next_obs, action))
+            target = batch.reward + batch.discount * smaller
+        values = self.values(self.critics, batch.obs, batch.action.tanh())
+        critic_loss = 0.5 * sum(mse_loss(value, target) for value in values)
+        self.step(self.optimizers[0], critic_loss, self.critics)
+        figures = {"critic_loss": critic_loss.item(), "q_mean": torch.stack(values).mean().item()}
+        if self.updates % config.policy_delay == 0:
+            actor_loss = -self.values(self.critics, batch.obs, self.actor(batch.obs).tanh())[0].mean()
+            self.step(self.optimizers[1], actor_loss, self.actor)
+            figures["actor_loss"] = actor_loss.item()
+            for old, new in ((self.target_actor, self.actor), (self.target_critics, self.critics)):
+                for target_parameter, parameter in zip(old.parameters(), new.parameters(), strict=True):
+                    target_parameter.data.lerp_(parameter.data, config.tau)
+        return figures
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"nonlinearity": "relu", "encoder_mlp_layers": [16, 8], "max_grad_norm": 0.3},
+        {"policy_delay": 1, "target_policy_noise": 0.7, "target_noise_clip": 0.1},
+        {"policy_delay": 3, "n_step": 3, "critic_layer_norm": True},
+    ],
+    ids=lambda settings: ",".join(settings) or "default",
+)
+@pytest.mark.parametrize("by", ["passes", "autograd"])
+def test_updates_are_those_of_a_plain_reference(by: str, settings: dict[str, Any]) -> None:
+    settings = {"learning_rate": 0.01, "adam_eps": 1e-3, "tau": 0.1, "nonlinearity": "tanh", **settings}
+    learner = make(double=True, by=by, **settings)
+    reference = Reference(learner, learner._config)
+    for batch in draw(BOX, 6, dtype=torch.float64, n_step=settings.get("n_step", 1)):
+        figures = reference.update(batch)
+        metrics = learner.train([batch])
+        for name, figure in figures.items():
+            assert getattr(metrics, name) == pytest.approx(figure, rel=1e-9), name
+    obs, inputs = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
+    for actor, expected in ((learner.model, reference.actor), (learner.target_actor, reference.target_actor)):
+        torch.testing.assert_close(actor.mlp(obs)[0], expected(obs))
+    for critic, many in ((learner.critic, reference.critics), (learner.target_critic, reference.target_critics)):
+        torch.testing.assert_close(critic.mlp(inputs), torch.stack([each(inputs) for each in many]))
+
+
+@pytest.mark.parametrize(("discount", "value"), [(0.8, 5.0), (0.0, 1.0)], ids=["truncated", "terminated"])
+def test_reward_one_for_ever_is_worth_more_than_once(discount: float, value: float) -> None:
+    learner = make(encoder_mlp_layers=[], learning_rate=0.03, tau=0.2)
+    batches = []
+    for batch in draw(BOX, 800):
+        same, ones = torch.zeros_like(batch.obs), torch.ones_like(batch.reward)
+        batches.append(batch._replace(obs=same, next_obs=same, reward=ones, discount=discount * ones))
+    learner.train(batches)
+    values = learner.critic.values(Inputs(torch.zeros(1, 3)), torch.zeros(1, 2)).detach()
+    torch.testing.assert_close(values, torch.full_like(values, value), atol=0.05 * value, rtol=0.0)
+
+
+def test_the_policy_finds_the_best_action_of_each_observation() -> None:
+    learner = make(encoder_mlp_layers=[64], learning_rate=0.003, nonlinearity="relu", tau=0.02)
+    batches = []
+    for batch in draw(BOX, 1500, size=64):
+        obs = batch.obs.tanh()
+        action = batch.action.tanh()
+        paid = -((action - 0.8 * obs[:, :2]) ** 2).sum(-1)
+        batches.append(batch._replace(obs=obs, reward=paid, discount=torch.zeros_like(paid)))
+    learner.train(batches)
+    obs = draw(BOX, 1, size=200, seed=8)[0].obs.tanh()
+    assert (learner.model(obs).tanh() - 0.8 * obs[:, :2]).abs().mean().item() < 0.1
+
+
+def test_policy_and_targets_move_at_every_policy_delay_th_update() -> None:
+    learner = make(policy_delay=3, tau=0.25)
+    names = ("actor.value.0", "target_actor", "target_critic", "critic.value.0")
+    states = [learner.state_dict().optimizer]
+    for batch in draw(BOX, 6):
+        learner.train([batch])
+        states.append(learner.state_dict().optimizer)
+    for name in names:
+        moved = [not torch.equal(before[name], after[name]) for before, after in itertools.pairwise(states)]
+        assert moved == ([True] * 6 if name.startswith("critic") else [False, False, True] * 2), name
+    for own in ("actor", "critic"):
+        expected = states[2][f"target_{own}"].lerp(states[3][f"{own}.value.0"], 0.25)
+        torch.testing.assert_close(states[3][f"target_{own}"], expected)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("spec", [BOX, PICTURE], ids=["numbers", "picture"])
+def test_a_restored_learner_continues_to_the_bit(spec: EnvSpec, precision: str) -> None:
+    settings = {"normalize_input": True, "precision": precision, "lr_schedule": "linear_decay"}
+    learner, restored = make(spec, **settings), make(spec, seed=9, **settings)
+    batches = draw(BOX, 7)
+    if spec is PICTURE:
+        pixels = torch.randint(256, (14, 12, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        batches = [b._replace(obs=pixels[i], next_obs=pixels[7 + i]) for i, b in enumerate(batches)]
+    learner.observe(batches[0].obs)
+    learner.train(batches[:4], 40)
+    state = learner.state_dict()
+    restored.load_state_dict(state)
+    assert torch.equal(restored.publication(), learner.publication())
+    for each in (learner, restored):
+        each.observe(batches[1].obs)
+    assert learner.train(batches[4:5], 60) == restored.train(batches[4:5], 60)  # no step of the policy
+    assert learner.train(batches[5:], 80) == restored.train(batches[5:], 80)
+    assert torch.equal(learner.publication(), restored.publication())
+    assert state.scalars["policy_version"] == 4
+    assert not torch.equal(state.optimizer["target_actor"], learner._target_actor.flat)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("field", ["obs", "next_obs", "reward"])
+@pytest.mark.parametrize("bad", [math.nan, -math.nan, math.inf])
+def test_steps_along_what_is_not_finite_are_left_out(field: str, bad: float, precision: str) -> None:
+    learner = make(policy_delay=1, precision=precision, nonlinearity="relu", encoder_mlp_layers=[64, 64, 64])
+    batches = draw(BOX, 3)
+    getattr(batches[1], field)[2] = bad
+    before = learner.publication()
+    assert learner.train([batches[1]]) is None
+    assert learner.skipped_steps == (2 if field == "obs" else 1), "the policy's step reads observations only"
+    assert bool(torch.equal(learner.publication(), before)) == (field == "obs")
+    assert torch.isfinite(learner.publication()).all()
+    metrics = learner.train(batches)
+    assert metrics is not None and all(map(math.isfinite, dataclasses.astuple(metrics)))
+    assert all(torch.isfinite(tensor).all() for tensor in learner.state_dict().optimizer.values())
+    learner.train([batches[1]] * 9)
+    with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
+        learner.train([batches[1]])
+    assert f"{field}: " in caught.value.details
+
+
+def test_bfloat16_products_give_nearly_the_same_gradients() -> None:
+    common = {"encoder_mlp_layers": [64, 64], "learning_rate": 0.0, "nonlinearity": "relu", "policy_delay": 1}
+    exact, reduced = make(**common), make(**{**common, "precision": "bf16"})
+    batches = draw(BOX, 1, size=256)
+    expected, metrics = exact.train(batches), reduced.train(batches)
+    assert metrics.critic_loss == pytest.approx(expected.critic_loss, rel=0.02)
+    assert metrics.critic_loss != expected.critic_loss
+    for name in ("critic.exp_avg.0", "actor.exp_avg.0"):
+        gradients = [learner.state_dict().optimizer[name] for learner in (exact, reduced)]
+        assert float(torch.cosine_similarity(*gradients, dim=0)) > 0.99
+
+
+def test_published_weights_make_the_policy_again_and_it_draws_nothing() -> None:
+    learner = make(normalize_input=True)
+    learner.observe(draw(BOX, 1)[0].obs * 3.0 + 5.0)
+    learner.train(draw(BOX, 2))
+    acting = DeterministicActor(BOX, learner._config)
+    read_block(acting, FlatParameters(acting, with_grad=False), learner.publication())
+    obs = torch.randn(4, 3) * 3.0 + 5.0
+    first, second, best = (acting.act(obs, deterministic=each) for each in (False, False, True))
+    assert torch.equal(first.action, second.action) and torch.equal(first.action, best.action)
+    assert torch.equal(first.action, learner.model.act(obs).action)
+
+
+def test_choices_are_refused() -> None:
+    with pytest.raises(UsageError, match="--algo=td3 needs continuous actions, and Choice has "):
+        DeterministicActor(CHOICE, TrainConfig(algo="td3"))
