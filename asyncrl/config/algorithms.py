@@ -88,6 +88,7 @@ _algorithms = {
             array_policy_loss="asyncrl.algorithms.ppo:array_policy_loss",
             uses_ratio=True,
             fits_cuda_graph=True,
+            runs_on_hogwild=True,
         ),
         Algorithm(
             "a2c",

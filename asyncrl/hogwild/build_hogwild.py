@@ -24,11 +24,12 @@ from asyncrl.buffers.shared_tensors import RUN, GlobalClock, ReturnUnits, Shared
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import HogwildPlan, ReplayPlan
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import acting_seed
 from asyncrl.hogwild.actor_critic import HogwildActorCritic, ServerActorCritic
 from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
-from asyncrl.hogwild.worker import HogwildA2cWorker, HogwildSacWorker, HogwildWorker, OwnActions, WorkerParts
+from asyncrl.hogwild.worker import HogwildSacWorker, HogwildTrajectoryWorker, HogwildWorker, OwnActions, WorkerParts
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import CRITIC, SacLearner
@@ -98,19 +99,19 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
     if (info := setup.control.newest_training_info) is not None:
         group.set_training_info(info)
     if own.replay is not None:
-        return _build_sac_worker(setup, own.replay, parts, group, seed)
-    return _build_a2c_worker(setup, hogwild, parts, group, seed, server)
+        return _build_sac_worker(setup, hogwild, own.replay, parts, group, seed)
+    return _build_trajectory_worker(setup, hogwild, parts, group, seed, server)
 
 
-def _build_a2c_worker(
+def _build_trajectory_worker(
     setup: RunSetup,
     hogwild: HogwildPlan,
     parts: WorkerParts,
     group: HostEnvGroup,
     seed: int,
     server: Waker,
-) -> HogwildA2cWorker:
-    config, device, worker_idx = setup.config, torch.device(setup.plan.device), parts.worker_idx
+) -> HogwildTrajectoryWorker:
+    config, device, worker_idx = _of_rollouts(setup.config, hogwild), torch.device(setup.plan.device), parts.worker_idx
     copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
     shared = SharedStorage(setup.arena, worker_idx + 1, copies)
     if hogwild.mode == "gradients":
@@ -138,15 +139,17 @@ def _build_a2c_worker(
     act = learner.act_in_units(make_act(learner.model, device, seed))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
     split = Split(0, group, slots, actions, parts.phases)
-    return HogwildA2cWorker(parts, split, slots, learner, places, setup.plan.recurrence)
+    return HogwildTrajectoryWorker(parts, split, slots, learner, places, setup.plan.recurrence)
 
 
 def _build_sac_worker(
-    setup: RunSetup, replay: ReplayPlan, parts: WorkerParts, group: HostEnvGroup, seed: int
+    setup: RunSetup, hogwild: HogwildPlan, replay: ReplayPlan, parts: WorkerParts, group: HostEnvGroup, seed: int
 ) -> HogwildSacWorker:
     config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
     actor, device = make_model(SacActor, setup.spec, config), torch.device(setup.plan.device)
-    storage = SharedStorage(setup.arena, parts.worker_idx + 1, _copies_on(device))
+    # An update of SAC has several steps, each at the weights that the one before has left: copies follow each of them.
+    copies = Copies.FOLLOWING if hogwild.mode == "synced" else _copies_on(device)
+    storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies)
     learner = SacLearner(actor, config, setup.spec, device, storage)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
@@ -182,6 +185,22 @@ def _initialize(setup: RunSetup) -> None:
     if isinstance(learner, OnPolicyLearner):
         ReturnUnits(setup.arena).values[:] = learner.model.statistics[-2:].numpy()
     storage.finish()
+
+
+def _of_rollouts(config: TrainConfig, hogwild: HogwildPlan) -> TrainConfig:
+    """The settings with passes and minibatches of one worker's rollout.
+
+    The decoupled objective is for samples of several policies; the policy that collected a rollout is its only one.
+    """
+    num_batches = hogwild.num_batches_per_epoch
+    return config.model_copy(
+        update={
+            "num_epochs": hogwild.num_epochs,
+            "num_batches_per_epoch": num_batches,
+            "shuffle_minibatches": config.shuffle_minibatches and num_batches > 1,
+            "ppo_objective": "clip",
+        }
+    )
 
 
 def _copies_on(device: torch.device) -> Copies:

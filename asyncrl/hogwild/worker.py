@@ -5,15 +5,15 @@ produces  optimizer steps of the shared parameters, or gradients; its part of th
 waits     for nobody; for WAIT_S while its gradients are not combined yet, and after all steps of the run were made
 stops     when the run has ended
 
-Each environment step of A2C is trained on or reported as dropped: the successor of a dead worker reports its unfinished
-rollout.
+Each environment step of PPO and A2C is trained on or reported as dropped: the successor of a dead worker reports its
+unfinished rollout.
 """
 
 from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,8 @@ from asyncrl.buffers.shared_tensors import GlobalClock
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
-from asyncrl.learner.dataset import Batcher
+from asyncrl.learner.dataset import Batcher, Dataset
+from asyncrl.learner.on_policy import Progress
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
@@ -78,8 +79,8 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
     def _work(self) -> float: ...
 
 
-class HogwildA2cWorker(HogwildWorker):
-    """A worker of A3C: collects a rollout with its network, and steps along its gradient. Owns one slot."""
+class HogwildTrajectoryWorker(HogwildWorker):
+    """A worker of A3C or PPO: collects a rollout with its network, and steps along its gradients. Owns one slot."""
 
     def __init__(
         self,
@@ -100,13 +101,33 @@ class HogwildA2cWorker(HogwildWorker):
         self._batcher = Batcher(slots, slots.num_envs, recurrence)
         self._learner = learner
         self._places = places
+        self._updates: Iterator[Progress] | None = None  # of the rollout that is being trained on
         split.group.note_dropped(self._clock.unused_steps(self.worker_idx))
         self._clock.mark_steps_used(self.worker_idx)
 
     def _work(self) -> float:
-        """Collects one rollout with one copy of the weights, and learns from it."""
+        """Collects one rollout and learns from it; makes one gradient of it at a time if gradients go to places."""
         if self._places is not None and self._places.free_place(self.worker_idx) is None:
             return WAIT_S
+        if self._updates is None:
+            dataset = self._collect()
+            # There are no valid samples if all environments failed.
+            self._updates = self._learner.updates(dataset, self._clock.env_steps) if dataset.num_valid > 0 else None
+        for progress in self._updates or ():
+            self._clock.mark_steps_used(self.worker_idx)
+            if self._places is not None and not progress.is_last:
+                self.phases.charge(Phase.TRAIN)
+                return 0.0
+        if self._updates is not None:
+            self.note_training(self._learner.take_metrics(), self._learner.skipped_steps)
+        self._updates = None
+        self._clock.mark_steps_used(self.worker_idx)
+        self._slots.free(_SLOT)
+        self.phases.charge(Phase.TRAIN)
+        return 0.0
+
+    def _collect(self) -> Dataset:
+        """Fills the slot; returns its samples."""
         self._learner.begin()
         self.phases.charge(Phase.FETCH)
         self._slots.grant(_SLOT, _SPLIT)
@@ -118,15 +139,8 @@ class HogwildA2cWorker(HogwildWorker):
         self._slots.take(_SLOT)
         dataset = self._batcher.collect([Columns(_SLOT, 0, self._slots.num_envs, is_last=True)])
         self.phases.charge(Phase.COPY)
-        if dataset.num_valid > 0:  # there are no valid samples if all environments failed
-            self._learner.follow_units()
-            for _ in self._learner.updates(dataset, self._clock.env_steps):
-                pass
-            self.note_training(self._learner.take_metrics(), self._learner.skipped_steps)
-        self._clock.mark_steps_used(self.worker_idx)
-        self._slots.free(_SLOT)
-        self.phases.charge(Phase.TRAIN)
-        return 0.0
+        self._learner.follow_units()
+        return dataset
 
 
 class HogwildSacWorker(HogwildWorker):
