@@ -62,6 +62,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({**_REPLAY, **_ACTOR_LEARNER, "async_rl": (True,)}, "replay_ratio_tolerance"),
     ({**_SAC, "ent_coef": ("auto",)}, "target_entropy"),
     (_HOGWILD, "hogwild_mode hogwild_optimizer"),
+    ({**_HOGWILD, "hogwild_mode": ("auto", "shared", "synced")}, "hogwild_max_staleness"),
     ({**_HOGWILD, "hogwild_mode": ("gradients",)}, "num_gradients_to_combine combine_gradients"),
     ({"self_play": (True,)}, "self_play_pool_share self_play_pool_size self_play_add_every_env_steps"),
     ({"with_pbt": (True,)}, "pbt_period_env_steps pbt_start_mutation pbt_replace_fraction pbt_mutation_rate"),

@@ -371,6 +371,11 @@ class TrainConfig(BaseModel):
     hogwild_optimizer: Literal["adam", "rmsprop"] = _hogwild(
         "adam", "optimizer of the shared parameters; its state is also shared"
     )
+    hogwild_max_staleness: NonNegativeInt | None = _hogwild(
+        None,
+        "largest number of updates that others may make between a worker's pull of the parameters and its push; a "
+        "worker that is over it pulls and computes again. none means no bound, and nobody waits",
+    )
     num_gradients_to_combine: AutoPositiveInt = _hogwild(
         "auto", "gradients mode: number of gradients combined into one step; auto is the number of workers"
     )

@@ -1,7 +1,7 @@
 """PPO's and A2C's learner in a Hogwild process: statistics and units of returns are common, gradients are private.
 
 PPO makes several optimizer steps from a rollout, each at the shared weights of that moment. Its ratio compares them
-with the log-probabilities stored when the worker acted, so a step is right also if other workers have moved the weights.
+with the log-probabilities stored when the worker acted, so a step is right also after steps of other workers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.shared_tensors import ReturnUnits
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
+from asyncrl.hogwild.staleness import StalenessMeter
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner, Progress
 from asyncrl.learner.optimizer import ParameterStore
@@ -42,6 +43,7 @@ class HogwildActorCritic(OnPolicyLearner):
         device: torch.device = _CPU,
         has_copies: bool = False,
         channel: WeightsChannel | None = None,
+        meter: StalenessMeter | None = None,
     ) -> None:
         """Starts with the shared weights.
 
@@ -53,15 +55,17 @@ class HogwildActorCritic(OnPolicyLearner):
             device: where the network is.
             has_copies: whether the network has copies of the shared weights, which the parameter server cannot rescale.
             channel: published weights, which `begin` takes in place of shared ones.
+            meter: measures the staleness of a worker's updates, and may bound it.
         """
         super().__init__(model, config, device, storage)
         self._storage = storage
+        self._meter = meter
         self._channel = channel
         self._publication = 0
         self._block = torch.empty(self.block_size if channel is not None else 0)
         self._units = units
         self._has_copies = has_copies
-        self._has_stepped = False  # from the present rollout
+        self._has_stepped = False  # from the present copy of the weights
         self._units_of_samples = 0.0, 1.0
         self._units_number = 0  # of the units in which the network predicts
         if units is not None:
@@ -78,8 +82,8 @@ class HogwildActorCritic(OnPolicyLearner):
         self._published_obs_statistics = {self.policy_version: self._obs_statistics}
 
     def updates(self, dataset: Dataset, env_steps_before: int) -> Iterator[Progress]:
-        """As `OnPolicyLearner.updates`; each step but the first of a rollout begins with the newest weights."""
-        self._has_stepped = False
+        """As `OnPolicyLearner.updates`; each step is at the newest weights, but the first at a copy that has acted."""
+        self._has_stepped = self._channel is None and not self._has_copies
         return super().updates(dataset, env_steps_before)
 
     def _pull(self) -> None:
@@ -89,6 +93,8 @@ class HogwildActorCritic(OnPolicyLearner):
             if news is not None:
                 self._publication, self.policy_version = news.number, news.version
                 read_block(self.model, self._flat, self._block)
+                if self._meter is not None:
+                    self._meter.note_pull(self.policy_version)
         if self._units is not None:
             for _ in range(_MAX_TRIES):
                 self._units_number, mean, std = self._units.read()
@@ -134,11 +140,15 @@ class HogwildActorCritic(OnPolicyLearner):
         self._take_step_with_weights, self._take_step = self._take_step, self._take_newest_step
 
     def _take_newest_step(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """Takes a step with the newest weights; the first of a rollout with those that have collected it."""
+        """Takes a step with the newest weights, except with the copy that has collected the rollout for the first."""
         if self._has_stepped:
             self._pull()
         self._has_stepped = True
-        return self._take_step_with_weights(self._in_present_units(batch), learning_rate)
+
+        def step() -> tuple[Tensor, Tensor]:
+            return self._take_step_with_weights(self._in_present_units(batch), learning_rate)
+
+        return step() if self._meter is None else self._meter.update(step, self._pull)
 
     def _fields_of(self, estimates: VtraceResult, values: Tensor, rows: Tensor) -> dict[str, Tensor]:
         self._units_of_samples = float(self.model.return_mean), float(self.model.return_std)

@@ -28,6 +28,8 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import acting_seed
 from asyncrl.hogwild.actor_critic import HogwildActorCritic, ServerActorCritic
 from asyncrl.hogwild.parameter_server import ParameterServer
+from asyncrl.hogwild.sac import HogwildSacLearner
+from asyncrl.hogwild.staleness import PushLock, StalenessMeter
 from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
 from asyncrl.hogwild.worker import HogwildSacWorker, HogwildTrajectoryWorker, HogwildWorker, OwnActions, WorkerParts
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
@@ -92,7 +94,8 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
         time.sleep(_POLL_S)
     own = setup.plan.of_one_worker
     arena = Arena.create(arena_specs(setup.spec, own, num_weights=1))
-    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer())
+    meter = _meter(setup, hogwild, worker_idx)
+    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer(), meter)
     seed = acting_seed(setup.config.seed, worker_idx, setup.seed_steps)
     failures = FailureLog(worker_idx, setup.config, setup.control)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
@@ -113,7 +116,7 @@ def _build_trajectory_worker(
 ) -> HogwildTrajectoryWorker:
     config, device, worker_idx = _of_rollouts(setup.config, hogwild), torch.device(setup.plan.device), parts.worker_idx
     copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
-    shared = SharedStorage(setup.arena, worker_idx + 1, copies)
+    shared = SharedStorage(setup.arena, worker_idx + 1, copies, parts.meter)
     if hogwild.mode == "gradients":
         places = GradientPlaces(setup.arena)
         learner = HogwildActorCritic(
@@ -123,6 +126,7 @@ def _build_trajectory_worker(
             units=None,
             device=device,
             channel=WeightsChannel(setup.arena),
+            meter=parts.meter,
         )
     else:
         places = None
@@ -133,6 +137,7 @@ def _build_trajectory_worker(
             ReturnUnits(setup.arena),
             device,
             has_copies=copies is not Copies.NONE,
+            meter=parts.meter,
         )
     slots = TrajectorySlots(parts.arena)
     slots.reset()
@@ -149,8 +154,8 @@ def _build_sac_worker(
     actor, device = make_model(SacActor, setup.spec, config), torch.device(setup.plan.device)
     # An update of SAC has several steps, each at the weights that the one before has left: copies follow each of them.
     copies = Copies.FOLLOWING if hogwild.mode == "synced" else _copies_on(device)
-    storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies)
-    learner = SacLearner(actor, config, setup.spec, device, storage)
+    storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies, parts.meter)
+    learner = HogwildSacLearner(actor, config, setup.spec, device, storage, parts.meter)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
     act_trained = make_act(actor, device, seed)
@@ -185,6 +190,14 @@ def _initialize(setup: RunSetup) -> None:
     if isinstance(learner, OnPolicyLearner):
         ReturnUnits(setup.arena).values[:] = learner.model.statistics[-2:].numpy()
     storage.finish()
+
+
+def _meter(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int) -> StalenessMeter:
+    """What measures the staleness of a worker's updates; while it waits for the lock, it does not count as hung."""
+    trained = SharedTensor(setup.arena, CRITIC if setup.config.is_off_policy else MODEL)
+    control, bound = setup.control, setup.config.hogwild_max_staleness if hogwild.mode != "gradients" else None
+    lock = None if bound is None else PushLock(setup.arena, lambda: control.count_turn(worker_idx))
+    return StalenessMeter(trained, worker_idx + 1, bound, lock)
 
 
 def _of_rollouts(config: TrainConfig, hogwild: HogwildPlan) -> TrainConfig:

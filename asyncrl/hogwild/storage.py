@@ -7,6 +7,7 @@ the sum of the words.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
+from asyncrl.hogwild.staleness import StalenessMeter
 from asyncrl.learner.optimizer import FlatAdam, ParameterStore, RunningMoments
 
 _RMSPROP_ALPHA = 0.99
@@ -32,7 +34,12 @@ class SharedAdam(FlatAdam):
     """
 
     def __init__(
-        self, shared: Sequence[SharedTensor], gradients: Sequence[Tensor], config: TrainConfig, owner: int
+        self,
+        shared: Sequence[SharedTensor],
+        gradients: Sequence[Tensor],
+        config: TrainConfig,
+        owner: int,
+        meter: StalenessMeter | None = None,
     ) -> None:
         """Takes tensors whose state was made before any process started.
 
@@ -41,11 +48,13 @@ class SharedAdam(FlatAdam):
             gradients: private, one for each.
             config: Adam's settings.
             owner: number of this process among those that step.
+            meter: admits each step, where staleness is measured.
         """
         moments = [torch.from_numpy(s.first) for s in shared], [torch.from_numpy(s.second) for s in shared]
         super().__init__([torch.from_numpy(s.value) for s in shared], gradients, config, moments)
         self._shared = list(shared)
         self._owner = owner
+        self._meter = meter
         self.refresh()
 
     def refresh(self) -> None:
@@ -54,9 +63,11 @@ class SharedAdam(FlatAdam):
             steps.fill_(tensor.num_steps)
 
     def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
-        """Takes one step; other processes may step at the same time."""
+        """Takes one step; other processes may step at the same time, unless there is a bound of staleness."""
         if found_inf:
             return
+        if self._meter is not None:
+            self._meter.admit()
         self.refresh()
         for tensor in self._shared:
             tensor.steps[self._owner] += 1
@@ -79,10 +90,14 @@ class SharedRMSprop(SharedAdam):
 
 
 def make_shared_optimizer(
-    shared: Sequence[SharedTensor], gradients: Sequence[Tensor], config: TrainConfig, owner: int
+    shared: Sequence[SharedTensor],
+    gradients: Sequence[Tensor],
+    config: TrainConfig,
+    owner: int,
+    meter: StalenessMeter | None = None,
 ) -> SharedAdam:
     kind = SharedRMSprop if config.hogwild_optimizer == "rmsprop" else SharedAdam
-    return kind(shared, gradients, config, owner)
+    return kind(shared, gradients, config, owner, meter)
 
 
 class CopyOptimizer(FlatAdam):
@@ -123,7 +138,13 @@ class GradientSender(FlatAdam):
     """Takes the place of a worker's optimizer: its step sends the gradient to the parameter server."""
 
     def __init__(
-        self, gradient: Tensor, config: TrainConfig, places: GradientPlaces, worker_idx: int, combiner: Waker
+        self,
+        gradient: Tensor,
+        config: TrainConfig,
+        places: GradientPlaces,
+        worker_idx: int,
+        combiner: Waker,
+        meter: StalenessMeter | None = None,
     ) -> None:
         """Takes the worker's gradient `[N]`; `combiner` wakes the parameter server."""
         super().__init__([], [], config)
@@ -131,6 +152,7 @@ class GradientSender(FlatAdam):
         self._places = places
         self._worker_idx = worker_idx
         self._combiner = combiner
+        self._meter = meter
         self._number = places.last_number(worker_idx)  # a restarted worker's gradients are not taken before others'
 
     def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
@@ -144,6 +166,8 @@ class GradientSender(FlatAdam):
         place = self._places.free_place(self._worker_idx)
         if place is None:
             raise RuntimeError(f"worker {self._worker_idx} has no free place for its gradient")
+        if self._meter is not None:
+            self._meter.admit()
         self._number += 1
         self._places.write(place, self._gradient.cpu().numpy(), self._number)
         self._combiner.wake()
@@ -205,12 +229,18 @@ class SharedStorage(ParameterStore):
 
     is_capturable = False  # a step changes counts in shared memory
 
-    def __init__(self, arena: Arena, owner: int, copies: Copies = Copies.NONE) -> None:
-        """Uses the initialized tensors of `arena`; `owner` is the number of this process among those that train."""
+    def __init__(
+        self, arena: Arena, owner: int, copies: Copies = Copies.NONE, meter: StalenessMeter | None = None
+    ) -> None:
+        """Uses the initialized tensors of `arena`; `owner` is the number of this process among those that train.
+
+        `meter` measures the staleness of a worker's updates.
+        """
         self.is_shared = copies is not Copies.PULLED
         self._arena = arena
         self._owner = owner
         self._copies = copies
+        self.meter = meter
         self._values: dict[int, tuple[Tensor, Tensor]] = {}  # (copy, shared tensor) by the copy's address
         self._optimizers: list[SharedAdam] = []
         self._moments: list[MergedMoments] = []
@@ -229,10 +259,10 @@ class SharedStorage(ParameterStore):
     ) -> FlatAdam:
         shared = [SharedTensor(self._arena, name) for name in names]
         if self._copies is Copies.NONE:
-            self._optimizers.append(make_shared_optimizer(shared, gradients, config, self._owner))
+            self._optimizers.append(make_shared_optimizer(shared, gradients, config, self._owner, self.meter))
             return self._optimizers[-1]
         fetched = [torch.zeros(gradient.shape) for gradient in gradients]
-        self._optimizers.append(make_shared_optimizer(shared, fetched, config, self._owner))
+        self._optimizers.append(make_shared_optimizer(shared, fetched, config, self._owner, self.meter))
         is_following = self._copies is Copies.FOLLOWING
         following = [self._values[copy.data_ptr()] for copy in parameters] if is_following else []
         return CopyOptimizer(self._optimizers[-1], fetched, gradients, config, following)
@@ -243,8 +273,9 @@ class SharedStorage(ParameterStore):
         return self._moments[-1]
 
     def sync(self) -> None:
-        for copy, value in self._values.values():
-            copy.copy_(value)
+        with contextlib.nullcontext() if self.meter is None else self.meter.pulling():
+            for copy, value in self._values.values():
+                copy.copy_(value)
 
     def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
         """Moves the shared tensor, and then its copy."""
@@ -279,7 +310,8 @@ class SendingStorage(ParameterStore):
         self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
     ) -> FlatAdam:
         (gradient,) = gradients
-        return GradientSender(gradient, config, self._places, self._worker_idx, self._combiner)
+        meter = self._shared.meter
+        return GradientSender(gradient, config, self._places, self._worker_idx, self._combiner, meter)
 
     def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
         return self._shared.moments(name, size, device)

@@ -12,6 +12,7 @@ unfinished rollout.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from asyncrl.buffers.shared_tensors import GlobalClock
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
+from asyncrl.hogwild.staleness import StalenessMeter
 from asyncrl.learner.dataset import Batcher, Dataset
 from asyncrl.learner.on_policy import Progress
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE
@@ -34,7 +36,7 @@ from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import Act
-from asyncrl.monitoring.reports import Phase, PhaseTimer
+from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.worker import WAIT_S, ReplaySplit, RolloutWorkerBase, Split
 
@@ -50,6 +52,7 @@ class WorkerParts:
     clock: GlobalClock
     arena: Arena
     phases: PhaseTimer
+    meter: StalenessMeter
 
 
 class HogwildWorker(RolloutWorkerBase, abc.ABC):
@@ -62,6 +65,7 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
         super().__init__(parts.worker_idx, [group], parts.control, parts.phases)
         self._clock = parts.clock
         self._arena = parts.arena
+        self._meter = parts.meter
 
     def poll(self) -> float:
         """Works for a short time, until the run has all its steps; returns seconds as `RolloutWorker.poll` does."""
@@ -69,6 +73,10 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
             self._clock.finish(self.worker_idx)
             return WAIT_S
         return self._work()
+
+    def report(self) -> RolloutReport:
+        """The work since the last report, with the staleness of the updates."""
+        return dataclasses.replace(super().report(), staleness=self._meter.take())
 
     def close(self) -> None:
         """Closes the environments and frees the private memory."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -217,12 +219,44 @@ class EnvironmentFailures:
 
 
 @dataclass(frozen=True)
+class Staleness:
+    """Updates of a Hogwild worker by their staleness: updates that others made between its pull and its push.
+
+    Attributes:
+        counts: number of updates of each staleness.
+        num_recomputed: updates that were over the bound and were computed again.
+    """
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+    num_recomputed: int = 0
+
+    def __add__(self, other: Staleness) -> Staleness:
+        total = Counter(self.counts)
+        total.update(other.counts)
+        return Staleness(total, self.num_recomputed + other.num_recomputed)
+
+    def scalars(self) -> dict[str, float]:
+        """Mean, 95th percentile and maximum, and the share of updates that were computed again; empty without any."""
+        num_updates = sum(self.counts.values())
+        if num_updates == 0:
+            return {}
+        values, counts = zip(*sorted(self.counts.items()), strict=True)
+        seen = zip(values, itertools.accumulate(counts), strict=True)
+        return {
+            "staleness_mean": sum(value * count for value, count in self.counts.items()) / num_updates,
+            "staleness_p95": next(value for value, num_seen in seen if num_seen >= 0.95 * num_updates),
+            "staleness_max": values[-1],
+            "recomputed": self.num_recomputed / num_updates,
+        }
+
+
+@dataclass(frozen=True)
 class RolloutReport:
     """One rollout worker.
 
     Of `wall_s` seconds it worked for `busy_s` and waited for the rest; `phases` has the details. Only Hogwild workers,
-    which train themselves, set `train` and `skipped_steps` (optimizer steps that were skipped). `matches` are games of
-    self-play against the pool.
+    which train themselves, set `train`, `skipped_steps` (optimizer steps that were skipped) and `staleness`. `matches`
+    are games of self-play against the pool.
     """
 
     role: ClassVar[str] = "rollout"
@@ -236,6 +270,7 @@ class RolloutReport:
     failures: EnvironmentFailures = EnvironmentFailures()
     skipped_steps: int = 0
     matches: tuple[MatchRecord, ...] = ()
+    staleness: Staleness | None = None
 
 
 @dataclass(frozen=True)

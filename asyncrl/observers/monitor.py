@@ -35,6 +35,7 @@ from asyncrl.monitoring.reports import (
     Report,
     RestartReport,
     RolloutReport,
+    Staleness,
     UpdateMetrics,
     VideoReport,
     mean_metrics,
@@ -104,6 +105,7 @@ class Interval:
         self._lag_sums: defaultdict[str, float] = defaultdict(float)
         self._train: list[UpdateMetrics] = []
         self._replay: ReplayMetrics | None = None
+        self._staleness = Staleness()
         self._num_forward_passes = self._num_observations = 0
 
     def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
@@ -118,6 +120,8 @@ class Interval:
             return
         if report.train is not None:
             self._train.append(report.train)
+        if isinstance(report, RolloutReport) and report.staleness is not None:
+            self._staleness += report.staleness
         if isinstance(report, LearnerReport):
             self._replay = report.replay
             if report.lag is not None:
@@ -177,6 +181,7 @@ class Interval:
             named["replay/updates_per_env_step"] = self._replay.updates_per_env_step
             named["replay/learner_blocked"] = shares.get(("learner", Phase.WAIT_SAMPLES), 0.0)
             named["replay/workers_blocked"] = shares.get(("rollout", Phase.WAIT_UPDATES), 0.0)
+        named |= {f"hogwild/{name}": value for name, value in self._staleness.scalars().items()}
         if self.lag is not None:
             named |= {f"lag/{name}": float(value) for name, value in dataclasses.asdict(self.lag).items()}
         if with_phases:
