@@ -163,7 +163,7 @@ def _build_sac_worker(
     actions = OwnActions(
         lambda obs, state: act_trained(obs, state) if learner.policy_version > 0 else untrained.act(obs),
         stripes,
-        lambda: learner.policy_version,
+        lambda: parts.meter.num_updates,
     )
     return HogwildSacWorker(
         parts,

@@ -89,9 +89,14 @@ class StalenessMeter:
         self._num_recomputed = 0
 
     @property
+    def num_updates(self) -> int:
+        """Updates that all processes have made."""
+        return int(sum(self._steps))
+
+    @property
     def num_by_others(self) -> int:
         """Updates that other processes have made."""
-        return int(sum(self._steps) - self._steps[self._owner])
+        return self.num_updates - int(self._steps[self._owner])
 
     def note_pull(self, num_by_others: int) -> None:
         """Notes that the present weights have so many updates of others."""

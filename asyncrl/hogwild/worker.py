@@ -36,7 +36,7 @@ from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import Act
-from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport
+from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SampleAges
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.worker import WAIT_S, ReplaySplit, RolloutWorkerBase, Split
 
@@ -178,11 +178,17 @@ class HogwildSacWorker(HogwildWorker):
         self._learner = learner
         self._config = config
 
+    def report(self) -> RolloutReport:
+        """The work since the last report, with the ages of samples."""
+        ages, self._sampler.ages = self._sampler.ages, SampleAges()
+        return dataclasses.replace(super().report(), ages=ages)
+
     def _work(self) -> float:
         """Makes the updates that are due, or one step of every environment."""
         num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
         if num_updates > 0:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
+            self._sampler.note_ages(self._meter.num_updates, self._clock.num_workers)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
             self.phases.charge(Phase.GATHER)

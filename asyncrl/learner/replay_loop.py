@@ -29,6 +29,7 @@ from asyncrl.monitoring.reports import (
     Phase,
     PhaseTimer,
     ReplayMetrics,
+    SampleAges,
     UpdateMetrics,
     busy_s,
     mean_metrics,
@@ -133,6 +134,7 @@ class ReplayLoop:
             self._changes, self._changed_at = agreement.hyperparameters.changes(), self._learner.policy_version
         if num_updates > 0:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
+            self._sampler.note_ages(self._learner.policy_version)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
             phases.charge(Phase.GATHER)
@@ -173,12 +175,14 @@ class ReplayLoop:
                 size=self._stripes.num_held_steps,
                 updates_per_env_step=self._limiter.achieved_ratio,
             ),
+            ages=self._sampler.ages,
             phases=phases,
             notice=self._learner.notice,
             hyperparameters=self._changes,
             hyperparameters_version=self._changed_at,
         )
         self._report_started, self._unreported, self._learner.notice = now, [], None
+        self._sampler.ages = SampleAges()
         return report
 
     def state(self) -> LearnerState:

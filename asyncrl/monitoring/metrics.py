@@ -54,6 +54,8 @@ METRICS: dict[str, str] = {
     "lag/over_bound": "share of samples that were older than the plan's bound",
     "replay/size": "environment steps in the replay",
     "replay/updates_per_env_step": "updates for each environment step since the warm-up",
+    "replay/age_env_steps": "mean number of environment steps since the samples of batches were collected",
+    "replay/age_updates": "mean number of updates since then, without samples of a saved replay",
     "replay/learner_blocked": "share of the learner's time in which it waited for steps",
     "replay/workers_blocked": "share of the workers' time in which they waited for updates",
     "perf/rollout_busy": "share of the rollout workers' time in which they did not wait",

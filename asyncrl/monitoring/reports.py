@@ -219,6 +219,33 @@ class EnvironmentFailures:
 
 
 @dataclass(frozen=True)
+class SampleAges:
+    """Sums over samples that were drawn from a replay, since they were collected.
+
+    Attributes:
+        num_samples, env_steps: samples, and the environment steps that the run has made since.
+        num_of_known_policy, updates: samples that the run has collected since it was started, and the updates since.
+    """
+
+    num_samples: int = 0
+    env_steps: float = 0.0
+    num_of_known_policy: int = 0
+    updates: float = 0.0
+
+    def __add__(self, other: SampleAges) -> SampleAges:
+        return SampleAges(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    def scalars(self) -> dict[str, float]:
+        """Mean ages; those of no samples are left out."""
+        found = {}
+        if self.num_samples > 0:
+            found["age_env_steps"] = self.env_steps / self.num_samples
+        if self.num_of_known_policy > 0:
+            found["age_updates"] = self.updates / self.num_of_known_policy
+        return found
+
+
+@dataclass(frozen=True)
 class Staleness:
     """Updates of a Hogwild worker by their staleness: updates that others made between its pull and its push.
 
@@ -255,8 +282,8 @@ class RolloutReport:
     """One rollout worker.
 
     Of `wall_s` seconds it worked for `busy_s` and waited for the rest; `phases` has the details. Only Hogwild workers,
-    which train themselves, set `train`, `skipped_steps` (optimizer steps that were skipped) and `staleness`. `matches`
-    are games of self-play against the pool.
+    which train themselves, set `train`, `skipped_steps` (optimizer steps that were skipped), `staleness` and `ages`.
+    `matches` are games of self-play against the pool.
     """
 
     role: ClassVar[str] = "rollout"
@@ -271,6 +298,7 @@ class RolloutReport:
     skipped_steps: int = 0
     matches: tuple[MatchRecord, ...] = ()
     staleness: Staleness | None = None
+    ages: SampleAges | None = None
 
 
 @dataclass(frozen=True)
@@ -309,7 +337,7 @@ class LearnerReport:
         skipped_steps: total of the optimizer steps that were skipped because loss or gradient was not finite.
         train: None if nothing was trained.
         lag, slots_ready: of trajectories, None for a replay; `slots_ready` trajectories wait for the learner.
-        replay: None for trajectories.
+        replay, ages: None for trajectories.
         notice: a warning for the user.
         hyperparameters: those that an observer has changed, the last of them at policy version
             `hyperparameters_version`.
@@ -328,6 +356,7 @@ class LearnerReport:
     agent_steps: int = 0
     skipped_steps: int = 0
     replay: ReplayMetrics | None = None
+    ages: SampleAges | None = None
     phases: Mapping[Phase, float] = field(default_factory=dict)
     notice: str | None = None
     hyperparameters: Mapping[str, float] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from hogwild.test_actor_critic import PPO, SAC, Pair, first_actions
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import SharedTensor
-from asyncrl.hogwild.staleness import PushLock
+from asyncrl.hogwild.staleness import PushLock, StalenessMeter
 from asyncrl.monitoring.reports import Staleness
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing")
@@ -160,6 +160,14 @@ def test_an_update_of_sac_counts_once_and_is_computed_again_as_a_whole(mode: str
                 other.poll()
         return update(*args)
 
+    held_by_the_policy: list[bool] = []
+    step_policy = learner._actor.step
+
+    def looking_step(*args: Any) -> Any:
+        held_by_the_policy.append(bound is not None and learner._meter._lock.is_held)
+        return step_policy(*args)
+
+    learner._actor.step = looking_step
     learner._update_once = update_while_the_other_updates
     others_before, actor = pair.shared.steps[2], SharedTensor(pair.setup.arena, "actor")
     actor_steps = actor.steps[1]
@@ -170,7 +178,20 @@ def test_an_update_of_sac_counts_once_and_is_computed_again_as_a_whole(mode: str
     assert worker.report().staleness == Staleness({**stale, **fresh}, num_recomputed=int(bound == 0))
     assert computed == num_updates + (bound == 0)
     assert actor.steps[1] - actor_steps == num_updates
+    assert held_by_the_policy == [bound is not None] * num_updates, "nobody steps between critics and policy"
     pair.close()
+
+
+def test_what_others_push_while_a_copy_is_made_counts() -> None:
+    arena = shared_arena(2)
+    shared = SharedTensor(arena, "model")
+    meter = StalenessMeter(shared, owner=1)
+    shared.steps[2] = 3
+    with meter.pulling():
+        shared.steps[2] += 1
+    meter.update(meter.admit, lambda: None)
+    assert meter.take() == Staleness({1: 1})
+    arena.close()
 
 
 def test_figures_of_staleness_are_those_of_all_updates() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from runs.test_sac import GREEDY, SAC, learner_of, values
 from unavoidable import needs_cuda
 
 from asyncrl.buffers.shared_tensors import saved_worker_steps
+from asyncrl.monitoring.reports import RolloutReport
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
 
@@ -116,6 +118,18 @@ def test_the_entropy_coefficient_and_the_targets_are_those_of_all_workers(tmp_pa
     # With tau 1 the targets are the critics as the last update of any worker left them.
     assert torch.equal(optimizer["target_critic"], optimizer["critic.value.0"])
     assert float(optimizer["log_ent_coef"]) != 0.0
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_eight_workers_keep_a_bound_of_staleness(algo: str, tmp_path: Path) -> None:
+    settings = {**(PPO if algo == "ppo" else {**SAC, "backend": "hogwild"}), "train_for_env_steps": 3000}
+    settings |= {"num_workers": 8, "num_envs_per_worker": 1, "hogwild_max_staleness": 1}
+    finished = run(tmp_path, "async-local", "ContextualBandit", **settings)
+    found = [report.staleness for report in finished.reports if isinstance(report, RolloutReport)]
+    counts = sum((Counter(each.counts) for each in found if each is not None), Counter())
+    assert max(counts) <= 1
+    assert sum(counts.values()) == finished.learner_reports[-1].num_updates > 0
+    assert sum(each.num_recomputed for each in found if each is not None) > 0
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
