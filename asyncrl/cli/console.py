@@ -159,7 +159,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     if plan.hogwild is not None:
         timing = f"Hogwild, {plan.hogwild.mode}"
     mode = f"serial, {timing}" if plan.serial_mode else timing
-    lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {plan.device}"
+    devices = (plan.device,) if plan.hogwild is None else plan.hogwild.devices
+    lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {', '.join(devices)}"
     environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
     if plan.num_agents > 1:
         environments += f", of {plan.num_agents} agents each"

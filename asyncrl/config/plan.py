@@ -61,12 +61,18 @@ class HogwildPlan:
         num_gradients_to_combine: gradients in one optimizer step, in the mode `gradients`.
         num_epochs: passes over a rollout; 1 for a loss without a ratio, which is right for the policy that acted only.
         num_batches_per_epoch: minibatches of a pass, each of them one gradient.
+        devices: of the workers' networks, assigned in turn.
     """
 
     mode: HogwildMode
     num_gradients_to_combine: int
     num_epochs: int = 1
     num_batches_per_epoch: int = 1
+    devices: tuple[str, ...] = ("cpu",)
+
+    def device_of(self, worker_idx: int) -> str:
+        """The device of one worker's networks."""
+        return self.devices[worker_idx % len(self.devices)]
 
     @property
     def num_gradients_of_rollout(self) -> int:
@@ -347,7 +353,7 @@ def resolve(
         rnn_state_size=config.rnn_state_size_of_core * num_cores if config.use_rnn else 0,
         recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
         replay=_replay(config),
-        hogwild=_hogwild(config, num_workers, num_envs),
+        hogwild=_hogwild(config, num_workers, num_envs, _all_of(device, machine)),
         steps_tensors=config.env_backend == "tensor",
         num_agents=num_agents,
         num_policies=config.num_policies,
@@ -360,7 +366,13 @@ def _of_this_rank(device: str, machine: Machine) -> str:
     return f"cuda:{machine.local_rank}" if device == "cuda" and machine.num_local_ranks > 1 else device
 
 
-def _hogwild(config: TrainConfig, num_workers: int, num_envs: int) -> HogwildPlan | None:
+def _all_of(device: str, machine: Machine) -> tuple[str, ...]:
+    """All CUDA devices of the machine for `cuda` without a number, otherwise this device."""
+    count = machine.num_cuda_devices
+    return tuple(f"cuda:{number}" for number in range(count)) if device == "cuda" and count > 1 else (device,)
+
+
+def _hogwild(config: TrainConfig, num_workers: int, num_envs: int, devices: tuple[str, ...]) -> HogwildPlan | None:
     if config.backend != "hogwild":
         return None
     auto: HogwildMode = "shared" if config.is_off_policy else "synced"
@@ -368,8 +380,9 @@ def _hogwild(config: TrainConfig, num_workers: int, num_envs: int) -> HogwildPla
     mode = auto if config.hogwild_mode == "auto" else config.hogwild_mode
     count = num_workers if count == "auto" else count
     if not config.algorithm.uses_ratio:
-        return HogwildPlan(mode, count)
-    return HogwildPlan(mode, count, config.num_epochs, max(1, num_envs * config.rollout // config.batch_size))
+        return HogwildPlan(mode, count, devices=devices)
+    num_batches = max(1, num_envs * config.rollout // config.batch_size)
+    return HogwildPlan(mode, count, config.num_epochs, num_batches, devices)
 
 
 def _replay(config: TrainConfig) -> ReplayPlan | None:

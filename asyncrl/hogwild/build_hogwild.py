@@ -95,7 +95,8 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
     own = setup.plan.of_one_worker
     arena = Arena.create(arena_specs(setup.spec, own, num_weights=1))
     meter = _meter(setup, hogwild, worker_idx)
-    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer(), meter)
+    device = torch.device(hogwild.device_of(worker_idx))
+    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer(), meter, device)
     seed = acting_seed(setup.config.seed, worker_idx, setup.seed_steps)
     failures = FailureLog(worker_idx, setup.config, setup.control)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
@@ -114,7 +115,7 @@ def _build_trajectory_worker(
     seed: int,
     server: Waker,
 ) -> HogwildTrajectoryWorker:
-    config, device, worker_idx = _of_rollouts(setup.config, hogwild), torch.device(setup.plan.device), parts.worker_idx
+    config, device, worker_idx = _of_rollouts(setup.config, hogwild), parts.device, parts.worker_idx
     copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
     shared = SharedStorage(setup.arena, worker_idx + 1, copies, parts.meter)
     if hogwild.mode == "gradients":
@@ -151,7 +152,7 @@ def _build_sac_worker(
     setup: RunSetup, hogwild: HogwildPlan, replay: ReplayPlan, parts: WorkerParts, group: HostEnvGroup, seed: int
 ) -> HogwildSacWorker:
     config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
-    actor, device = make_model(SacActor, setup.spec, config), torch.device(setup.plan.device)
+    actor, device = make_model(SacActor, setup.spec, config), parts.device
     # An update of SAC has several steps, each at the weights that the one before has left: copies follow each of them.
     copies = Copies.FOLLOWING if hogwild.mode == "synced" else _copies_on(device)
     storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies, parts.meter)

@@ -45,7 +45,7 @@ _SLOT = _SPLIT = 0  # a worker has one slot and one split, in private memory
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """What every worker needs; `arena` is its private memory."""
+    """What every worker needs; `arena` is its private memory, and its networks are on `device`."""
 
     worker_idx: int
     control: RunControl
@@ -53,6 +53,7 @@ class WorkerParts:
     arena: Arena
     phases: PhaseTimer
     meter: StalenessMeter
+    device: torch.device
 
 
 class HogwildWorker(RolloutWorkerBase, abc.ABC):

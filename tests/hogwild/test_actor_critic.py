@@ -581,6 +581,19 @@ def test_a_synced_worker_of_sac_acts_with_networks_that_only_its_own_updates_ref
     pair.close()
 
 
+@pytest.mark.parametrize("settings", [{}, SAC], ids=["a2c", "sac"])
+def test_each_worker_has_its_networks_on_its_own_device(settings: dict[str, Any]) -> None:
+    pair = Pair(**settings)
+    plan = pair.setup.plan.hogwild
+    assert plan is not None
+    two = dataclasses.replace(plan, devices=("cpu", "cpu:0"))  # the same memory by two names
+    workers: list[Any] = [build_hogwild_worker(pair.setup, two, idx, pair.wakers[0]) for idx in range(2)]
+    assert [str(worker._learner.device) for worker in workers] == ["cpu", "cpu:0"]
+    for worker in workers:
+        worker.close()
+    pair.close()
+
+
 class SizingStorage(ParameterStore):
     """Notes what a learner holds."""
 
