@@ -288,7 +288,7 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         )
         nearest = f"--learning_rate={min(max(rate, low), high):g}"
         yield _problem("learning_rate lr_adaptive_min lr_adaptive_max", text, nearest)
-    takes_batches = not config.is_off_policy and config.backend != "hogwild"
+    takes_batches = not config.is_off_policy and (config.backend != "hogwild" or config.algorithm.uses_ratio)
     is_over_batches = config.normalize_advantage and config.normalize_advantage_over == "minibatch"
     if is_over_batches and config.batch_size < 2 and takes_batches:
         text = "--normalize_advantage=True needs at least two samples in a minibatch, but --batch_size=1."

@@ -4,9 +4,9 @@
     compute    a gradient at what it has read
     push       the staleness is the number of updates that others have made since the pull; then the worker steps
 
-Without a bound nobody waits. With one, pulls and pushes hold a lock, so each parameter that is read has all updates
-that were counted before the pull and none that was counted after it. A worker that is over the bound keeps the lock,
-pulls and computes again, and pushes with a staleness of 0: it computes an update twice at most, and cannot starve.
+Without a bound nobody waits. With one, pulls and pushes hold a lock, so a pull sees each update of others as a whole or
+not at all. A worker that is over the bound keeps the lock, pulls and computes again, and pushes with a staleness of 0.
+So no update is computed a third time, and the lock is all that a worker waits for.
 """
 
 from __future__ import annotations
@@ -143,9 +143,6 @@ class StalenessMeter:
 
     def take(self) -> Staleness:
         """Returns the updates since the last call."""
-        found, self._counts, self._num_recomputed = (
-            Staleness(dict(self._counts), self._num_recomputed),
-            Counter(),
-            0,
-        )
+        found = Staleness(dict(self._counts), self._num_recomputed)
+        self._counts, self._num_recomputed = Counter(), 0
         return found

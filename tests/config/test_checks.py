@@ -233,6 +233,7 @@ HOGWILD: dict[str, Any] = {"algo": "a2c", "backend": "hogwild", "num_workers": 3
     ("settings", "name"),
     [
         ({"algo": "dqn"}, "algo"),
+        ({"algo": "ppo", "batch_size": 1}, "batch_size"),
         ({"algo": "sac", "hogwild_mode": "gradients"}, "hogwild_mode"),
         ({"algo": "sac", "save_replay": True}, "save_replay"),
         ({"lr_schedule": "kl_adaptive_epoch"}, "lr_schedule"),
