@@ -149,12 +149,6 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
     if not config.algorithm.runs_on_hogwild:
         text = f"--backend=hogwild trains PPO, A2C (A3C) and SAC, not {config.algorithm.name.upper()}."
         yield _problem("backend algo", text, "--algo=a2c", "--algo=sac", "--backend=actor_learner")
-    if config.is_off_policy and hogwild.mode == "gradients":
-        text = (
-            "--hogwild_mode=gradients combines one gradient of each worker, but an update of SAC has several, each at "
-            "the weights that the step before has left."
-        )
-        yield _problem("hogwild_mode algo", text, "--hogwild_mode=shared", "--hogwild_mode=synced")
     if config.inference_mode == "central":
         text = "--inference_mode=central cannot be used with --backend=hogwild: its workers compute actions themselves."
         yield _problem("inference_mode backend", text, "--inference_mode=local")

@@ -222,7 +222,10 @@ class ResourcePlan:
         """Optimizer steps of the whole run."""
         if self.replay is not None:
             steps = max(0, self.train_for_env_steps // self.num_ranks - self.replay.warmup_env_steps)
-            return math.floor(steps * self.replay.updates_per_env_step)
+            combined = 1
+            if self.hogwild is not None and self.hogwild.mode == "gradients":
+                combined = self.hogwild.num_gradients_to_combine
+            return math.floor(steps * self.replay.updates_per_env_step / combined)
         if self.hogwild is not None:
             samples = self.num_envs_per_worker * self.rollout
             if self.hogwild.mode == "gradients":

@@ -28,11 +28,12 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import acting_seed
 from asyncrl.hogwild.actor_critic import HogwildActorCritic, ServerActorCritic
 from asyncrl.hogwild.parameter_server import ParameterServer
-from asyncrl.hogwild.sac import HogwildSacLearner
+from asyncrl.hogwild.sac import HogwildSacLearner, ServerSac
 from asyncrl.hogwild.staleness import PushLock, StalenessMeter
-from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
+from asyncrl.hogwild.storage import Copies, InitialStorage, SacSendingStorage, SendingStorage, SharedStorage
 from asyncrl.hogwild.worker import HogwildSacWorker, HogwildTrajectoryWorker, HogwildWorker, OwnActions, WorkerParts
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import CRITIC, SacLearner
 from asyncrl.learner.worker import WeightsPublisher
@@ -70,11 +71,12 @@ def build_parameter_server(
     publisher = WeightsPublisher(WeightsChannel(arena), 0)
     resumed = () if setup.resume_from is None else saved_worker_steps(checkpoint.load_state(setup.resume_from))
     clock = _clock(setup, resumed)
+    learner: ServerActorCritic | ServerSac
     if config.is_off_policy:
-        sac = SacLearner(make_model(SacActor, setup.spec, config), config, setup.spec, _CPU, storage)
-        return ParameterServer(sac, storage, SharedTensor(arena, CRITIC), publisher, waker, clock, config, phases)
-    learner = ServerActorCritic(make_model(ActorCritic, setup.spec, config), config, storage, ReturnUnits(arena))
-    trained = SharedTensor(arena, MODEL)
+        learner = ServerSac(make_model(SacActor, setup.spec, config), config, setup.spec, storage)
+    else:
+        learner = ServerActorCritic(make_model(ActorCritic, setup.spec, config), config, storage, ReturnUnits(arena))
+    trained = SharedTensor(arena, CRITIC if config.is_off_policy else MODEL)
     places = GradientPlaces(arena) if hogwild.mode == "gradients" else None
     count = hogwild.num_gradients_to_combine
     return ParameterServer(learner, storage, trained, publisher, waker, clock, config, phases, places, count, workers)
@@ -103,7 +105,7 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
     if (info := setup.control.newest_training_info) is not None:
         group.set_training_info(info)
     if own.replay is not None:
-        return _build_sac_worker(setup, hogwild, own.replay, parts, group, seed)
+        return _build_sac_worker(setup, hogwild, own.replay, parts, group, seed, server)
     return _build_trajectory_worker(setup, hogwild, parts, group, seed, server)
 
 
@@ -149,13 +151,28 @@ def _build_trajectory_worker(
 
 
 def _build_sac_worker(
-    setup: RunSetup, hogwild: HogwildPlan, replay: ReplayPlan, parts: WorkerParts, group: HostEnvGroup, seed: int
+    setup: RunSetup,
+    hogwild: HogwildPlan,
+    replay: ReplayPlan,
+    parts: WorkerParts,
+    group: HostEnvGroup,
+    seed: int,
+    server: Waker,
 ) -> HogwildSacWorker:
     config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
     actor, device = make_model(SacActor, setup.spec, config), parts.device
-    # An update of SAC has several steps, each at the weights that the one before has left: copies follow each of them.
-    copies = Copies.FOLLOWING if hogwild.mode == "synced" else _copies_on(device)
-    storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies, parts.meter)
+    storage: ParameterStore
+    places = None
+    if hogwild.mode == "gradients":
+        places = GradientPlaces(setup.arena)
+        # The combined gradient is clipped, not its parts; the parameter server knows which updates train the policy.
+        config = config.model_copy(update={"max_grad_norm": 0.0, "policy_delay": 1})
+        pulled = SharedStorage(setup.arena, parts.worker_idx + 1, Copies.PULLED, parts.meter)
+        storage = SacSendingStorage(pulled, places, parts.worker_idx, server)
+    else:
+        # An update has several steps, each at the weights that the one before has left: copies follow each of them.
+        copies = Copies.FOLLOWING if hogwild.mode == "synced" else _copies_on(device)
+        storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies, parts.meter)
     learner = HogwildSacLearner(actor, config, setup.spec, device, storage, parts.meter)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
@@ -175,6 +192,7 @@ def _build_sac_worker(
         sampler=ReplaySampler(stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=seed),
         learner=learner,
         config=config,
+        places=places,
     )
 
 

@@ -22,6 +22,7 @@ from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.staleness import StalenessMeter
 from asyncrl.learner.optimizer import FlatAdam, ParameterStore, RunningMoments
+from asyncrl.learner.sac import ACTOR
 
 _RMSPROP_ALPHA = 0.99
 
@@ -135,20 +136,25 @@ class CopyOptimizer(FlatAdam):
 
 
 class GradientSender(FlatAdam):
-    """Takes the place of a worker's optimizer: its step sends the gradient to the parameter server."""
+    """Takes the place of a worker's optimizer: its step sends gradients to the parameter server, as one vector.
+
+    Attributes:
+        is_finite: whether gradients of other optimizers that are sent with its own are finite.
+    """
 
     def __init__(
         self,
-        gradient: Tensor,
+        gradients: Sequence[Tensor],
         config: TrainConfig,
         places: GradientPlaces,
         worker_idx: int,
         combiner: Waker,
         meter: StalenessMeter | None = None,
     ) -> None:
-        """Takes the worker's gradient `[N]`; `combiner` wakes the parameter server."""
+        """Takes the worker's gradients, each `[N]`; `combiner` wakes the parameter server."""
         super().__init__([], [], config)
-        self._gradient = gradient
+        self._to_send = gradients
+        self.is_finite = True
         self._places = places
         self._worker_idx = worker_idx
         self._combiner = combiner
@@ -156,12 +162,12 @@ class GradientSender(FlatAdam):
         self._number = places.last_number(worker_idx)  # a restarted worker's gradients are not taken before others'
 
     def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
-        """Sends the gradient, if it is finite.
+        """Sends the gradients, if all are finite.
 
         Raises:
             RuntimeError: there is no free place; the worker checks this before it collects.
         """
-        if found_inf:
+        if found_inf or not self.is_finite:
             return
         place = self._places.free_place(self._worker_idx)
         if place is None:
@@ -169,7 +175,7 @@ class GradientSender(FlatAdam):
         if self._meter is not None:
             self._meter.admit()
         self._number += 1
-        self._places.write(place, self._gradient.cpu().numpy(), self._number)
+        self._places.write(place, torch.cat([each.cpu() for each in self._to_send]).numpy(), self._number)
         self._combiner.wake()
 
 
@@ -309,9 +315,66 @@ class SendingStorage(ParameterStore):
     def optimizer(
         self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
     ) -> FlatAdam:
-        (gradient,) = gradients
         meter = self._shared.meter
-        return GradientSender(gradient, config, self._places, self._worker_idx, self._combiner, meter)
+        return GradientSender(gradients, config, self._places, self._worker_idx, self._combiner, meter)
+
+    def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
+        return self._shared.moments(name, size, device)
+
+
+class HeldGradient(FlatAdam):
+    """Takes the place of the critics' optimizer: their gradient is sent with the policy's."""
+
+    def __init__(self, config: TrainConfig, storage: SacSendingStorage) -> None:
+        super().__init__([], [], config)
+        self._storage = storage
+
+    def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
+        self._storage.sender.is_finite = not found_inf
+
+
+class SacSendingStorage(ParameterStore):
+    """Copies of SAC's networks, whose gradients of one update the parameter server steps along together.
+
+    A gradient has those of the policy, of the entropy coefficient and of the critics, in this order.
+
+    Attributes:
+        sender: the optimizer of the policy.
+    """
+
+    is_shared = True
+    is_capturable = False  # a step sends a gradient
+    sender: GradientSender
+
+    def __init__(self, shared: SharedStorage, places: GradientPlaces, worker_idx: int, combiner: Waker) -> None:
+        """Takes a storage of pulled copies, and the arguments of `GradientSender`."""
+        self._shared = shared
+        self._places = places
+        self._worker_idx = worker_idx
+        self._combiner = combiner
+        self._gradients: list[Tensor] = []
+
+    def allocate(self, name: str, initial: Tensor) -> Tensor:
+        return self._shared.allocate(name, initial)
+
+    def optimizer(
+        self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
+    ) -> FlatAdam:
+        """Returns the sender for the policy, which is made first, and what holds the gradient for the critics."""
+        self._gradients.extend(gradients)
+        if names[0] == ACTOR:
+            if len(names) == 1:  # the entropy coefficient is fixed
+                self._gradients.append(torch.zeros(1))
+            args = self._places, self._worker_idx, self._combiner, self._shared.meter
+            self.sender = GradientSender(self._gradients, config, *args)
+            return self.sender
+        return HeldGradient(config, self)
+
+    def sync(self) -> None:
+        self._shared.sync()
+
+    def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
+        """The parameter server moves the target critics."""
 
     def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
         return self._shared.moments(name, size, device)

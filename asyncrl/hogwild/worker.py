@@ -168,8 +168,12 @@ class HogwildSacWorker(HogwildWorker):
         sampler: ReplaySampler,
         learner: SacLearner,
         config: TrainConfig,
+        places: GradientPlaces | None = None,
     ) -> None:
-        """Takes ownership of the split, whose environments are reset; `limiter` sets `limits` by the updates made."""
+        """Takes ownership of the split, whose environments are reset; `limiter` sets `limits` by the updates made.
+
+        Gradients go to `places`; the learner applies them if that is None.
+        """
         super().__init__(parts, split.group)
         self._split = split
         self._stripes = stripes
@@ -178,6 +182,7 @@ class HogwildSacWorker(HogwildWorker):
         self._sampler = sampler
         self._learner = learner
         self._config = config
+        self._places = places
 
     def report(self) -> RolloutReport:
         """The work since the last report, with the ages of samples."""
@@ -187,6 +192,10 @@ class HogwildSacWorker(HogwildWorker):
     def _work(self) -> float:
         """Makes the updates that are due, or one step of every environment."""
         num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
+        if num_updates > 0 and self._places is not None:
+            num_updates = min(num_updates, self._places.num_free(self.worker_idx))
+            if num_updates == 0:
+                return WAIT_S
         if num_updates > 0:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
             self._sampler.note_ages(self._meter.num_updates, self._clock.num_workers)

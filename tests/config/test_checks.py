@@ -234,7 +234,6 @@ HOGWILD: dict[str, Any] = {"algo": "a2c", "backend": "hogwild", "num_workers": 3
     [
         ({"algo": "dqn"}, "algo"),
         ({"algo": "ppo", "batch_size": 1}, "batch_size"),
-        ({"algo": "sac", "hogwild_mode": "gradients"}, "hogwild_mode"),
         ({"algo": "sac", "save_replay": True}, "save_replay"),
         ({"lr_schedule": "kl_adaptive_epoch"}, "lr_schedule"),
         ({"hogwild_mode": "gradients", "num_gradients_to_combine": 5}, "num_gradients_to_combine"),

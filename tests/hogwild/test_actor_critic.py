@@ -29,7 +29,7 @@ from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.optimizer import ParameterStore
+from asyncrl.learner.optimizer import FlatAdam, ParameterStore, clip_gradient
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import FlatParameters
@@ -578,6 +578,76 @@ def test_a_synced_worker_of_sac_acts_with_networks_that_only_its_own_updates_ref
     assert not np.array_equal(own.numpy(), actor.value)
     worker.poll()
     np.testing.assert_array_equal(own.numpy(), actor.value)
+    pair.close()
+
+
+@pytest.mark.parametrize("ent_coef", ["auto", 0.1])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_an_update_of_sac_steps_along_the_mean_of_gradients_that_workers_have_sent(
+    ent_coef: Any, precision: str
+) -> None:
+    settings = {**SAC, "learning_rate": 0.01, "precision": precision, "ent_coef": ent_coef, "tau": 0.3}
+    pair = Pair(**settings, policy_delay=2, max_grad_norm=0.05, hogwild_mode="gradients", num_gradients_to_combine=2)
+    names = ("actor", "log_ent_coef", "critic")
+    tensors = {name: SharedTensor(pair.setup.arena, name) for name in (*names, "target_critic")}
+
+    def values() -> dict[str, np.ndarray]:
+        return {name: tensor.value.copy() for name, tensor in tensors.items()}
+
+    initial = values()
+    for worker in pair.workers:
+        for _ in range(1000):
+            if worker.poll() > 0.0:
+                break
+    assert all(np.array_equal(initial[name], now) for name, now in values().items()), "workers step nothing"
+    places: Any = pair.server._places
+    assert len(places.ready_places()) == 4, "each worker waits with two gradients under way"
+    sent = places.values.copy()
+    assert np.abs(sent).max() > 0.05
+    sizes = np.cumsum([len(tensors[name].value) for name in names])[:-1]
+    expected = {name: torch.from_numpy(initial[name].copy()) for name in names}
+    target = torch.from_numpy(initial["target_critic"].copy())
+    gradients = {name: torch.zeros_like(value) for name, value in expected.items()}
+    adams = {name: FlatAdam([expected[name]], [gradients[name]], pair.setup.config) for name in names}
+    if ent_coef != "auto":
+        del adams["log_ent_coef"]
+    for number, taken in enumerate(([0, 2], [1, 3]), 1):
+        parts = np.split(sent[taken].mean(0), sizes)
+        for name, part in zip(names, parts, strict=True):
+            gradients[name].copy_(torch.from_numpy(part))
+        for name in ("critic", *(("actor", "log_ent_coef") if number == 2 else ())):
+            if name != "log_ent_coef":
+                clip_gradient(gradients[name], 0.05)
+            if name in adams:
+                adams[name].step(0.01, torch.zeros(()))
+        target.lerp_(expected["critic"], 0.3)
+        pair.server.train_once(0.0)
+        for name, value in {**expected, "target_critic": target}.items():
+            np.testing.assert_allclose(tensors[name].value, value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+    assert list(pair.shared.steps) == [2, 0, 0]
+    assert pair.workers[0].poll() == 0.0  # places are free again
+    found = pair.workers[0].report()
+    assert found.train is not None
+    assert found.staleness.scalars()["staleness_max"] <= 2
+    pair.close()
+
+
+def test_a_gradient_of_sac_that_is_not_finite_is_not_sent() -> None:
+    pair = Pair(**SAC, hogwild_mode="gradients", num_gradients_to_combine=2)
+    worker = pair.workers[0]
+    worker._stripes.reward[:] = np.nan
+    step = worker._split.group.step
+
+    def step_without_numbers(action: Any, rows: Any) -> int:
+        made = step(action, rows)
+        rows.reward[:] = np.inf
+        return made
+
+    worker._split.group.step = step_without_numbers
+    while worker._limiter.num_updates < 3:
+        assert worker.poll() == 0.0
+    assert pair.server._places.ready_places() == []
+    assert worker.report().skipped_steps >= 3
     pair.close()
 
 

@@ -99,15 +99,19 @@ def test_a_policy_answers_an_image(algo: str, num_steps: int, tmp_path: Path) ->
     assert mean_return(finished) > 0.95  # without the image a half is chance
 
 
-@pytest.mark.parametrize("mode", ["serial", "async-local"])
-def test_sac_finds_values_and_actions_with_two_workers(mode: str, tmp_path: Path) -> None:
-    settings = {**SAC, **GREEDY, "backend": "hogwild", "num_envs_per_worker": 1}
+@pytest.mark.parametrize(
+    ("mode", "hogwild_mode"),
+    [("serial", "shared"), ("async-local", "shared"), ("async-local", "synced"), ("async-local", "gradients")],
+)
+def test_sac_finds_values_and_actions_with_two_workers(mode: str, hogwild_mode: str, tmp_path: Path) -> None:
+    own = {"backend": "hogwild", "hogwild_mode": hogwild_mode, "num_gradients_to_combine": 1}
+    settings = {**SAC, **GREEDY, **own, "num_envs_per_worker": 1}
     endless = run(tmp_path / "endless", mode, "EndlessReward", **settings, env_kwargs={"terminates": False})
     assert values(endless, [0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.4)
     updates = learner_of(endless).policy_version
     assert updates == pytest.approx(endless.outcome.env_steps - 200, abs=8)
 
-    settings = {**SAC, "backend": "hogwild", "ent_coef": 0.1, "train_for_env_steps": 2500, "reward_scale": 0.1}
+    settings = {**SAC, **own, "ent_coef": 0.1, "train_for_env_steps": 2500, "reward_scale": 0.1}
     distant = run(tmp_path / "distant", mode, "DistantTarget", **settings)
     assert load_policy(Path(distant.outcome.checkpoint)).act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.4)
 
