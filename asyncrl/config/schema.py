@@ -366,7 +366,7 @@ class TrainConfig(BaseModel):
         "auto",
         "workers act with the shared parameters directly (shared), with a copy made before each rollout (synced), or "
         "with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
-        "A2C and shared for SAC",
+        "PPO and A2C, and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _hogwild(
         "adam", "optimizer of the shared parameters; its state is also shared"
