@@ -364,7 +364,7 @@ class TrainConfig(BaseModel):
 
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _hogwild(
         "auto",
-        "workers act with the shared parameters directly (shared), with a copy made before each rollout (synced), or "
+        "workers act with the shared parameters directly (shared), with a copy pulled before a rollout or update (synced), or "
         "with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
         "PPO and A2C, and shared for SAC",
     )
