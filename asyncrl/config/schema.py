@@ -364,8 +364,8 @@ class TrainConfig(BaseModel):
 
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _hogwild(
         "auto",
-        "workers act with the shared parameters directly (shared), with a copy pulled before a rollout or update (synced), or "
-        "with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
+        "workers act with the shared parameters directly (shared), with a copy pulled before a rollout or update "
+        "(synced), or with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
         "PPO and A2C, and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _hogwild(
