@@ -365,8 +365,8 @@ class TrainConfig(BaseModel):
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _hogwild(
         "auto",
         "workers act with the shared parameters directly (shared), with a copy pulled before a rollout or update "
-        "(synced), or with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
-        "PPO and A2C, and shared for SAC",
+        "(synced), or with published parameters, sending gradients to a process that combines them (gradients); auto "
+        "is synced for PPO and A2C, and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _hogwild(
         "adam", "optimizer of the shared parameters; its state is also shared"
