@@ -47,6 +47,8 @@ LEARNERS: dict[str, dict[str, Any]] = {
     "a2c-synced": {**_A2C, "hogwild_mode": "synced"},
     "a2c-shared": {**_A2C, "hogwild_mode": "shared"},
     "a2c-gradients": {**_A2C, "hogwild_mode": "gradients"},
+    "ppo-synced": {**_PPO, "backend": "hogwild", "batch_size": 16, "hogwild_mode": "synced"},
+    "ppo-shared": {**_PPO, "backend": "hogwild", "batch_size": 16, "hogwild_mode": "shared"},
     "hogwild-sac": {**_SAC, "backend": "hogwild"},
 }
 HOGWILD_MODES = ("serial", "async-local")
@@ -177,7 +179,7 @@ def all_cases() -> list[Case]:
             victims = ["", *_victims(mode)]
             cases += [
                 Case(learner, mode, autoreset, rnn_type, v)
-                for learner in ("a2c-synced", "a2c-shared", "a2c-gradients")
+                for learner in ("a2c-synced", "a2c-shared", "a2c-gradients", "ppo-synced", "ppo-shared")
                 for rnn_type in ("", "gru")
                 for v in victims
             ]

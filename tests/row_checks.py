@@ -127,7 +127,9 @@ def check_on_policy(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | 
             gaps += _check_column(data, column, lives[number], expected[number], plan.rollout)
         policies.check(data, states)
         check_estimates(data, lives, finished.config.gamma, finished.config.gae_lambda)
-        check_minibatches(data, policies, finished.config.num_epochs if plan.hogwild is None else 1)
+        check_minibatches(
+            data, policies, finished.config.num_epochs if plan.hogwild is None else plan.hogwild.num_epochs
+        )
         trained += int(data["valid"].sum())
     rest = sum(rows.count_rest(plan.rollout) for rows in expected.values())
     num_dead = deaths * plan.num_envs_per_worker

@@ -275,8 +275,10 @@ def recording(folder: Path) -> Iterator[None]:
         is_sample = torch.ones_like(batch.log_prob, dtype=torch.bool) if batch.valid is None else batch.valid
         for name in ("floats", "action", "log_prob", "advantage"):
             keep(f"batch_{name}", getattr(batch, name)[is_sample])
-        model = learner.model
-        keep("batch_return", model.denormalize_value(batch.normalized_return[is_sample]))
+        model, returns = learner.model, batch.normalized_return[is_sample]
+        # Units of returns may change between the steps of a Hogwild worker, which converts each minibatch.
+        mean, std = getattr(learner, "_units_of_samples", (model.return_mean, model.return_std))
+        keep("batch_return", returns * std + mean)
         keep("batch_size", is_sample.sum().view(1))
 
     def recording_gae(*args: Any, idle: torch.Tensor | None = None) -> GaeResult:

@@ -65,6 +65,29 @@ class SeeAndTell(gymnasium.Env[dict[str, Any], Any]):
         return {"image": image, "vector": np.array([self._wanted, 0.0])}
 
 
+class LitSide(gymnasium.Env[Any, int]):
+    """One half of an image is lit; a choice is right if it names the half."""
+
+    observation_space = spaces.Box(0, 255, (8, 8, 1), np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._show(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(action == self._side) / 10.0
+        self._steps += 1
+        return self._show(), reward, self._steps == 10, False, {}
+
+    def _show(self) -> Any:
+        self._side = int(self.np_random.integers(2))
+        image = np.zeros((8, 8, 1), dtype=np.uint8)
+        image[:, 4 * self._side : 4 * self._side + 4] = 255
+        return image
+
+
 class Masked(gymnasium.Env[dict[str, Any], Any]):
     """Only some choices are allowed at each step; another one is an error."""
 
@@ -123,6 +146,7 @@ class Positions(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 gymnasium.register("Recall-v0", Recall)
 gymnasium.register("SeeAndTell-v0", SeeAndTell)
+gymnasium.register("LitSide-v0", LitSide)
 gymnasium.register("Masked-v0", Masked)
 gymnasium.register("MaskedChoice-v0", MaskedChoice)
 gymnasium.register("HiddenVelocity-v0", lambda **kwargs: Positions(CartPoleEnv(**kwargs)), max_episode_steps=500)

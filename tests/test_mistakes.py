@@ -111,7 +111,7 @@ MISTAKES = [
         "is not a multiple of 3 x 7",
     ),
     Mistake("train", "--env=CartPole-v1 --num_workers=300", "at most 240 worker processes (limit on file descriptors)"),
-    Mistake("train", "--env=CartPole-v1 --backend=hogwild", "trains A2C (A3C) and SAC, not PPO."),
+    Mistake("train", "--env=CartPole-v1 --algo=dqn --backend=hogwild", "trains PPO, A2C (A3C) and SAC, not DQN."),
     Mistake("train", "--env=CartPole-v1 --algo=sac --use_rnn", "--use_rnn=True needs trajectories, but --algo=sac"),
     Mistake("train", "--env=CartPole-v1 --squash_actions", "needs continuous actions with finite bounds"),
     Mistake("train", "--env=CartPole-v1 --save_best_metric=eval", "needs evaluations during training"),

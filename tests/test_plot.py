@@ -65,6 +65,23 @@ def test_a_trial_has_mean_and_deviation_over_workers_and_their_moving_average(tm
     assert_is_drawn(path / "plots" / "trial.png", num_colors=2)
 
 
+def test_a_trial_is_drawn_over_the_steps_that_each_worker_has_made(tmp_path, capsys):
+    records = [
+        {"env_steps": 40 * n, "worker/0/env_steps": 10 * n, "worker/0/ep_rew_mean": n,
+         "worker/1/env_steps": 30 * n, "worker/1/ep_rew_mean": 3 * n}
+        for n in range(1, 11)
+    ]  # fmt: skip
+    path = write_run(tmp_path, "run", records, num_workers=2)
+    (trial,) = numbers(capsys, "trial", path, "--x=per_worker_steps", "--window=1")["trials"]
+    assert (trial["x"], trial["env_steps"][0], trial["env_steps"][-1]) == ("per_worker_steps", 30.0, 100.0)
+    assert trial["mean"] == pytest.approx([step / 10 for step in trial["env_steps"]])  # both are at their steps / 10
+    assert trial["std"] == pytest.approx([0.0] * len(trial["env_steps"]))
+    assert_is_drawn(path / "plots" / "trial.png", num_colors=2)
+    for axis in ("wall_time", "per_rank_steps"):
+        code, _, err = call(capsys, "trial", path, f"--x={axis}")
+        assert (code, f"--x={axis} is not possible for the trial of run" in err) == (2, True)
+
+
 def test_each_run_gets_its_figure_and_one_without_worker_curves_says_so(tmp_path, capsys):
     path = steady(tmp_path, "run", 2, 100, 1000, first_return=4.0)
     old = write_run(tmp_path, "old", [{"env_steps": n, "rollout/ep_rew_mean": n} for n in (1, 2)])
@@ -148,6 +165,8 @@ def test_ranks_are_drawn_and_compared_like_workers(tmp_path, capsys):
     assert (trial["ranks"], trial["env_steps"][-1]) == ([0, 1], 1000)
     assert trial["mean"] == pytest.approx([idx + 4.5 for idx in range(1, 11)])
     assert trial["std"] == pytest.approx([5.0] * 10)
+    (of_each,) = numbers(capsys, "trial", two, "--x=per_rank_steps")["trials"]
+    assert (of_each["env_steps"][-1], of_each["mean"]) == (500.0, trial["mean"])
     assert_is_drawn(two / "plots" / "trial.png", num_colors=2)
     groups = numbers(capsys, "compare", one, two, "--x=per_rank_steps")["groups"]
     assert [group["x"][-1] for group in groups] == [1000.0, 500.0]
@@ -244,8 +263,9 @@ def test_help_shows_an_example_of_each_command_and_what_is_required(capsys):
     out = call(capsys, "--help")[1]
     for command in ("trial", "compare", "speedup", "population"):
         assert f"\n  python -m asyncrl.plot {command} train_dir/" in out
-    (axis,) = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
-    assert axis.startswith("horizontal axis: ") and axis.endswith(" (required)")
+    of_trial, of_compare = re.findall(r"--x=VALUE (.*?) --", " ".join(out.split()))
+    assert of_trial == of_compare
+    assert of_compare.startswith("horizontal axis: ") and "compare has no default" in of_compare
 
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("pdf", b"%PDF-"), ("svg", b"<?xml"), ("PNG", b"\x89PNG")])

@@ -25,6 +25,8 @@ def test_every_figure_of_a_report_is_described() -> None:
     names = [f"train/{field.name}" for name in TRAINED for field in dataclasses.fields(getattr(reports, name))]
     names += [f"lag/{field.name}" for field in dataclasses.fields(reports.LagMetrics)]
     names += [f"perf/{role}_busy" for role in ("rollout", "inference", "learner")]
+    names += [f"hogwild/{name}" for name in reports.Staleness({1: 1}).scalars()]
+    names += [f"replay/{name}" for name in reports.SampleAges(1, 1.0, 1, 1.0).scalars()]
     assert [name for name in names if describe(name) is None] == []
     assert describe("policy_3/lag/mean") == METRICS["lag/mean"]
     assert describe("worker/12/env_steps") == METRICS["worker/N/env_steps"]
@@ -33,11 +35,12 @@ def test_every_figure_of_a_report_is_described() -> None:
 
 
 def test_every_name_that_an_observer_publishes_is_described() -> None:
-    families = "rollout|eval|time|lag|replay|perf|self_play|worker|hyperparameters"
+    families = "rollout|eval|time|lag|replay|perf|self_play|worker|hyperparameters|hogwild"
     text = "".join(path.read_text() for path in sorted((ROOT / "asyncrl" / "observers").glob("*.py")))
     names = set(re.findall(rf'"((?:{families})/[a-z_/{{}}]+)"', text))
     assert {"time/fps", "self_play/elo", "worker/{worker_idx}/env_steps"} <= names
-    example = {"{role}": "rollout", "lag/{name}": "lag/mean", "{name}": "NAME", "{worker_idx}": "3"}
+    example = {"{role}": "rollout", "lag/{name}": "lag/mean", "replay/{name}": "replay/size"}
+    example |= {"hogwild/{name}": "hogwild/recomputed", "{name}": "NAME", "{worker_idx}": "3"}
     for variable, value in example.items():
         names = {name.replace(variable, value) for name in names}
     assert [name for name in sorted(names) if describe(name) is None] == []

@@ -131,7 +131,7 @@ def draw_trial(trial: Trial, path: Path) -> None:
     full = trial.window - 1  # earlier means are over fewer records than the label says
     label = f"moving average of {trial.window:,} records" if trial.window > 1 else "each record (too few to average)"
     lower.plot(steps[full:], average[full:], color=color(1), lw=1.8, label=label, **_marker(len(steps), most=1))
-    lower.set_xlabel(_X_LABELS["total_steps"])
+    lower.set_xlabel(_X_LABELS[trial.x])
     for axes in (upper, lower):
         _count_in_thousands(axes)
         axes.set_ylabel(_Y_LABELS["train"])

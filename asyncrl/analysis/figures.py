@@ -38,7 +38,7 @@ class Trial:
         run: name of the run.
         unit: what `members` are.
         members: indices of the workers or ranks; empty if `returns` is the run's own curve.
-        returns: mean and standard deviation over the members, over environment steps of all of them.
+        returns: mean and standard deviation over the members, over environment steps of all of them or of each (`x`).
         window: records in the moving average.
         average: [G] float64, moving average of the mean return.
     """
@@ -49,11 +49,13 @@ class Trial:
     returns: Band
     window: int
     average: Array
+    x: XAxis = "total_steps"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the numbers as plain data."""
         return {
             "run": self.run,
+            "x": self.x,
             f"{self.unit}s": list(self.members),
             "env_steps": self.returns.positions.tolist(),
             "mean": self.returns.mean.tolist(),
@@ -63,18 +65,23 @@ class Trial:
         }
 
 
-def make_trial(run: Run, window: int | None) -> Trial:
+def make_trial(run: Run, window: int | None, x: XAxis = "total_steps") -> Trial:
     """Computes the trial of a run.
 
     Args:
         run: the run.
+        x: steps of all workers or ranks, or of each, which are the frames of a session in SLM Lab's trial graphs.
         window: records in the moving average; None for a tenth of the records, at most 100.
 
     Raises:
-        UsageError: the run has no returns, the curves of its workers or ranks have no steps in common, or the window
-            is larger than the number of records.
+        UsageError: the run has no returns, the curves of its workers or ranks have no steps in common, the window is
+            larger than the number of records, or the run has no curves over this axis.
     """
-    members, own = run.returns_by_unit(), run.curve(TRAIN_RETURN)
+    of_each: XAxis = "per_rank_steps" if run.unit == "rank" else "per_worker_steps"
+    members, own = run.returns_by_unit(over_own_steps=x == of_each), run.curve(TRAIN_RETURN)
+    if x not in ("total_steps", of_each) or (x == of_each and not members):
+        axes = "--x=total_steps" + (f" or --x={of_each}" if members else "")
+        raise UsageError(f"--x={x} is not possible for the trial of {run.name}: its curves give {axes}.")
     if not members and len(own) == 0:
         raise UsageError(f"Run {run.name} has recorded no return yet: wait until an episode has ended.")
     returns = mean_band(list(members.values()), ddof=0) if members else Band(own.positions, own.values, None)
@@ -89,7 +96,7 @@ def make_trial(run: Run, window: int | None) -> Trial:
             f"--window={window} is more than the {count} records of {run.name}: the result would be a mean over all "
             "records so far. Give a smaller one."
         )
-    return Trial(run.name, run.unit, tuple(members), returns, window, moving_average(returns.mean, window))
+    return Trial(run.name, run.unit, tuple(members), returns, window, moving_average(returns.mean, window), x)
 
 
 def notes(run: Run, trial: Trial) -> list[str]:

@@ -46,7 +46,7 @@ _COMMANDS: dict[str, _Command] = {
         "Draw each run in its own figure: the mean return over its workers or ranks, a band of one standard "
         "deviation, and a moving average of the mean.",
         "trial train_dir/my_run",
-        ("window", "out", "json"),
+        ("x", "window", "out", "json"),
     ),
     "compare": _Command(
         "Draw the returns of several runs over one axis. The seeds of one experiment are a group, drawn as its mean "
@@ -88,7 +88,8 @@ class Options(BaseModel):
     x: XAxis = option(
         "total_steps",
         "horizontal axis: total_steps, per_worker_steps or per_rank_steps (total steps divided by the number of "
-        "workers or ranks), or wall_time, since the start (required)",
+        "workers or ranks; in a trial those that each worker has made), or wall_time, since the start. compare has no "
+        "default; trial has total_steps, and takes no wall_time",
         f"{', '.join(_AXES[:-1])} or {_AXES[-1]}",
     )
     metric: Metric = option("train", "train or eval: returns of training or of evaluations [default train]")
@@ -173,7 +174,7 @@ def run_command(options: Options, say: Say) -> dict[str, Any]:
     runs = read_runs(options.runs)
     if options.command == "trial":
         # All trials are computed before the first is drawn: a run without returns leaves no half of the work.
-        trials = [figures.make_trial(run, options.window) for run in runs]
+        trials = [figures.make_trial(run, options.window, options.x) for run in runs]
         numbers = []
         for run, trial in zip(runs, trials, strict=True):
             file = _write(options, run, partial(drawing.draw_trial, trial), say)

@@ -117,13 +117,21 @@ class Run:
         """The parts with separate curves: ranks if there are several, otherwise workers."""
         return "rank" if self.other_ranks else "worker"
 
-    def returns_by_unit(self) -> dict[int, Curve]:
-        """Returns the return curve of each rank or rollout worker, by its index, over the environment steps of all."""
+    def returns_by_unit(self, over_own_steps: bool = False) -> dict[int, Curve]:
+        """Returns the return curve of each rank or rollout worker, by its index.
+
+        Curves are over the environment steps of all, or with `over_own_steps` over those of each: a worker's are
+        recorded; a rank's are the steps of all divided by the number of ranks.
+        """
         if self.other_ranks:
+            parts = self.num_ranks if over_own_steps else 1
             of_ranks = enumerate((self.records, *self.other_ranks))
-            curves = {rank: _curve(records, TRAIN_RETURN) for rank, records in of_ranks}
+            curves = {rank: _curve(records, TRAIN_RETURN, parts=parts) for rank, records in of_ranks}
         else:
-            curves = {worker: self.curve(f"worker/{worker}/ep_rew_mean") for worker in self._workers()}
+            curves = {}
+            for worker in self._workers():
+                steps = f"worker/{worker}/env_steps" if over_own_steps else STEPS
+                curves[worker] = _curve(self.records, f"worker/{worker}/ep_rew_mean", steps)
         return {number: curve for number, curve in curves.items() if len(curve) > 0}
 
     def count(self, unit: Unit, remedy: str) -> int:
@@ -205,8 +213,10 @@ def _read_run(path: Path, name: str) -> Run:
     return Run(name, path, config if isinstance(config, dict) else {}, of_ranks[0], workers, tuple(of_ranks[1:]))
 
 
-def _curve(records: Sequence[Record], name: str) -> Curve:
-    return make_curve((record[STEPS], record[name]) for record in records if _is_number(record.get(name)))
+def _curve(records: Sequence[Record], name: str, steps: str = STEPS, parts: int = 1) -> Curve:
+    """A figure over the steps of this name, divided by `parts`."""
+    found = [record for record in records if _is_number(record.get(name)) and _is_number(record.get(steps))]
+    return make_curve((record[steps] / parts, record[name]) for record in found)
 
 
 def _parse(line: str) -> Any:

@@ -108,6 +108,10 @@ class Arena:
         """All bytes of the mapping, which lives as long as this array."""
         return np.frombuffer(self._mapping, dtype=np.uint8)
 
+    def fileno(self) -> int:
+        """The descriptor of the mapped file."""
+        return self._fd
+
     def close(self) -> None:
         """Closes the descriptor; the pages are freed with the last view of them."""
         if self._fd >= 0:
@@ -130,6 +134,9 @@ class _ScopedArena(Arena):
 
     def pages(self) -> npt.NDArray[np.uint8]:
         return self._whole.pages()
+
+    def fileno(self) -> int:
+        return self._whole.fileno()
 
     def close(self) -> None:
         self._arrays.clear()

@@ -51,6 +51,11 @@ class GradientPlaces:
         places = range(worker_idx * PLACES, (worker_idx + 1) * PLACES)
         return next((place for place in places if self._state[place] == PlaceState.FREE), None)
 
+    def num_free(self, worker_idx: int) -> int:
+        """Returns the number of places that the worker may write."""
+        places = range(worker_idx * PLACES, (worker_idx + 1) * PLACES)
+        return sum(self._state[place] == PlaceState.FREE for place in places)
+
     def last_number(self, worker_idx: int) -> int:
         """Returns the number of the worker's last gradient, 0 if there was none."""
         return int(max(self._order[worker_idx * PLACES : (worker_idx + 1) * PLACES]))

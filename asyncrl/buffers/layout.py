@@ -97,6 +97,11 @@ class SharedSizes:
     tensors: Mapping[str, int]
     moments: Mapping[str, int]
 
+    @property
+    def num_in_gradient(self) -> int:
+        """Elements of a worker's gradient: of all tensors but target critics, which have none."""
+        return sum(self.tensors.values()) - self.tensors.get("target_critic", 0)
+
 
 def slot_pool_specs(plan: ResourcePlan) -> list[ArraySpec]:
     """Arrays of one learner where splits own their slots.
@@ -155,7 +160,7 @@ def arena_specs(
         assert shared is not None
         specs = shared_tensor_specs(shared.tensors, shared.moments, plan.num_workers)
         if plan.hogwild.mode == "gradients":
-            specs.extend(gradient_specs(shared.tensors["model"], plan.num_workers))
+            specs.extend(gradient_specs(shared.num_in_gradient, plan.num_workers))
     elif plan.replay is None:
         specs = slot_specs(spec, plan)
     else:

@@ -29,6 +29,9 @@ _SPARE_ROWS = 2  # the row that is being written, and the one whose observation 
 _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
 
 
+UNKNOWN_VERSION = -1
+
+
 class StepRows(NamedTuple):
     """Views of a slot or a stripe, into which one step of a split is written: `[E]`, and `next_obs [E, D]`.
 
@@ -62,6 +65,7 @@ def replay_specs(
         ArraySpec("replay.reward", "float32", rows),
         *([ArraySpec("replay.priority", "float32", rows)] if is_prioritized else ()),
         *(ArraySpec(f"replay.{name}", "bool", rows) for name in ("terminated", "truncated", "valid")),
+        ArraySpec("replay.policy_version", "int32", rows[:2]),
         *(ArraySpec(f"replay.{name}", "int64", (num_splits,)) for name in ("rows", "env_steps")),
         ArraySpec("mailbox.action", action_dtype, (*envs, *action_shape)),
         ArraySpec("replay.row_limits", "int64", (num_splits,)),
@@ -77,6 +81,7 @@ class ReplayStripes:
         num_rows: [K], the cursors: complete rows of each stripe. They never fall; only this class writes them.
         priority: with prioritized replay, what the learner draws by, 0 where it draws nothing; only the learner
             writes it.
+        policy_version: [K, R] int32, of the policy that acted; `UNKNOWN_VERSION` in rows of a saved replay.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -85,6 +90,7 @@ class ReplayStripes:
         self.priority = arena.find_array("replay.priority")
         if self.priority is not None:
             self._fields["priority"] = self.priority
+        self.policy_version: npt.NDArray[np.int32] = arena.array("replay.policy_version")
         self.num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
         self._mail = arena.array("mailbox.action")
@@ -143,8 +149,9 @@ class ReplayStripes:
         return self.obs[place[0], place[1] % self.capacity], self._no_state
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
-        """See `InferenceBuffer`; writes the actions into the split's mailbox. Version and time are not kept."""
+        """See `InferenceBuffer`; writes the actions into the split's mailbox. The time is not kept."""
         self._mail[place[0]] = answer.action[envs]
+        self.policy_version[place[0], place[1] % self.capacity] = version
 
     def close_episodes(self, split_idx: int) -> None:
         """Ends the open episodes of a worker that died (its successor, before its first row).
@@ -188,6 +195,7 @@ class ReplayStripes:
         Raises:
             ValueError: it has another number of splits or environments.
         """
+        self.policy_version.fill(UNKNOWN_VERSION)
         columns, (counts,) = kept.columns, kept.columns["env_steps"]
         found = (len(counts), *columns["reward.0"][0].shape[1:])
         if found != (self.num_splits, self.num_envs):

@@ -151,7 +151,11 @@ def saved_worker_steps(state: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 class GlobalClock:
-    """Environment steps of all workers together, which schedules and the end of the run follow."""
+    """Environment steps of all workers together, which schedules and the end of the run follow.
+
+    Attributes:
+        num_workers: processes that train.
+    """
 
     def __init__(
         self,
@@ -175,7 +179,7 @@ class GlobalClock:
         self._has_finished = arena.words("shared.has_finished")
         self._used_steps = arena.words("shared.used_steps")
         self._control = control
-        self._num_workers = num_workers
+        self.num_workers = num_workers
         self._first = first_env_steps
         self._first_of_workers = first_worker_steps
         self._most = most_env_steps
@@ -187,7 +191,7 @@ class GlobalClock:
     @property
     def saved(self) -> dict[str, int]:
         """What `saved_worker_steps` reads; workers of a previous start that the run has no more keep their steps."""
-        collected = [self._control.collected_steps(worker) for worker in range(self._num_workers)]
+        collected = [self._control.collected_steps(worker) for worker in range(self.num_workers)]
         steps = itertools.zip_longest(self._first_of_workers, collected, fillvalue=0)
         return {_SAVED_STEPS.format(worker): before + now for worker, (before, now) in enumerate(steps)}
 

@@ -159,7 +159,8 @@ def format_plan(plan: ResourcePlan, arena_bytes: int | None, free_bytes: int) ->
     if plan.hogwild is not None:
         timing = f"Hogwild, {plan.hogwild.mode}"
     mode = f"serial, {timing}" if plan.serial_mode else timing
-    lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {plan.device}"
+    devices = (plan.device,) if plan.hogwild is None else plan.hogwild.devices
+    lines["mode"] = f"{mode}, {plan.inference_mode} inference, device {', '.join(devices)}"
     environments = f"{_count(plan.num_workers, 'worker')} x {plan.num_envs_per_worker} = {plan.num_envs}"
     if plan.num_agents > 1:
         environments += f", of {plan.num_agents} agents each"
@@ -189,10 +190,14 @@ def _sample_lines(plan: ResourcePlan) -> dict[str, str]:
             f"transitions; {plan.num_updates:,} in the run",
         }
     if plan.hogwild is not None:
-        rollout = f"{plan.num_envs_per_worker} x {plan.rollout} = {plan.num_envs_per_worker * plan.rollout} samples"
-        combined = plan.hogwild.num_gradients_to_combine if plan.hogwild.mode == "gradients" else 1
+        hogwild, num_samples = plan.hogwild, plan.num_envs_per_worker * plan.rollout
+        rollout = f"{plan.num_envs_per_worker} x {plan.rollout} = {num_samples} samples"
+        gradients = f"each from {rollout}"
+        if hogwild.num_gradients_of_rollout > 1:
+            gradients = f"{hogwild.num_epochs} x {hogwild.num_batches_per_epoch} (passes x minibatches) from {rollout}"
+        combined = hogwild.num_gradients_to_combine if hogwild.mode == "gradients" else 1
         return {
-            "gradients": f"each from {rollout}; an update combines {combined}",
+            "gradients": f"{gradients}; an update combines {combined}",
             "updates": f"{plan.num_updates:,} in the run",
         }
     lag = _count(plan.steady_lag_bound, "update")

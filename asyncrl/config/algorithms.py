@@ -39,7 +39,8 @@ class Algorithm:
             part of the same loss and its gradient, in NumPy. Give it only if `loss` is this part and
             `losses.with_common_losses`. None: every step is computed by autograd.
         uses_ratio: the loss multiplies advantages by the probability ratio to `batch.log_prob`. Such a loss can have
-            the decoupled objective, and V-trace's weights do not multiply its advantages.
+            the decoupled objective, and V-trace's weights do not multiply its advantages. Hogwild workers make several
+            passes over a rollout only with such a loss.
         fits_cuda_graph: `loss` does the same operations for each minibatch and waits for no value on the device.
         make_learner: with a replay, `make_learner(model, config, spec, device, storage)`: an object with the interface
             of `asyncrl.learner.replay_learner.ReplayLearner`.
@@ -90,6 +91,7 @@ _algorithms = {
             array_policy_loss="asyncrl.algorithms.ppo:array_policy_loss",
             uses_ratio=True,
             fits_cuda_graph=True,
+            runs_on_hogwild=True,
         ),
         Algorithm(
             "a2c",

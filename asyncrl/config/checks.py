@@ -147,11 +147,8 @@ def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
 
 def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> Iterator[Problem]:
     if not config.algorithm.runs_on_hogwild:
-        text = f"--backend=hogwild trains A2C (A3C) and SAC, not {config.algorithm.name.upper()}."
+        text = f"--backend=hogwild trains PPO, A2C (A3C) and SAC, not {config.algorithm.name.upper()}."
         yield _problem("backend algo", text, "--algo=a2c", "--algo=sac", "--backend=actor_learner")
-    if config.is_off_policy and hogwild.mode != "shared":
-        text = f"--hogwild_mode={hogwild.mode} is for A2C; SAC has the shared mode only."
-        yield _problem("hogwild_mode algo", text, "--hogwild_mode=shared")
     if config.inference_mode == "central":
         text = "--inference_mode=central cannot be used with --backend=hogwild: its workers compute actions themselves."
         yield _problem("inference_mode backend", text, "--inference_mode=local")
@@ -170,7 +167,10 @@ def _hogwild(config: TrainConfig, hogwild: HogwildPlan, plan: ResourcePlan) -> I
             f"workers has at most {PLACES_OF_A_WORKER} gradients under way, and one may hang, which leaves {most}."
         )
         yield _problem("num_gradients_to_combine num_workers", text, f"--num_gradients_to_combine={most}")
-    for name in ("save_replay", "checkpoint_resets", "debug_forced_lag", "debug_skip_training", "with_vtrace"):
+    if config.save_replay:
+        text = "--save_replay is not available with --backend=hogwild: each worker's replay is in its private memory."
+        yield _problem("save_replay backend", text, "--save_replay=False")
+    for name in ("checkpoint_resets", "debug_forced_lag", "debug_skip_training", "with_vtrace"):
         if getattr(config, name):
             text = f"--{name} is not available with --backend=hogwild."
             yield Problem((name, "backend"), text, (f"--{name}={TrainConfig.model_fields[name].default}",))
@@ -285,7 +285,7 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.final_stddev is not None and config.final_stddev > config.initial_stddev:
         text = f"--final_stddev={config.final_stddev:g} is greater than --initial_stddev={config.initial_stddev:g}."
         yield _problem("final_stddev initial_stddev", text, f"--initial_stddev={config.final_stddev:g}")
-    takes_batches = not config.is_off_policy and config.backend != "hogwild"
+    takes_batches = not config.is_off_policy and (config.backend != "hogwild" or config.algorithm.uses_ratio)
     is_over_batches = config.normalize_advantage and config.normalize_advantage_over == "minibatch"
     if is_over_batches and config.batch_size < 2 and takes_batches:
         text = "--normalize_advantage=True needs at least two samples in a minibatch, but --batch_size=1."

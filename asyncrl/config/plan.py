@@ -61,10 +61,25 @@ class HogwildPlan:
     Attributes:
         mode: the parameters with which a worker acts, and where its gradients go.
         num_gradients_to_combine: gradients in one optimizer step, in the mode `gradients`.
+        num_epochs: passes over a rollout; 1 for a loss without a ratio, which is right for the policy that acted only.
+        num_batches_per_epoch: minibatches of a pass, each of them one gradient.
+        devices: of the workers' networks, assigned in turn.
     """
 
     mode: HogwildMode
     num_gradients_to_combine: int
+    num_epochs: int = 1
+    num_batches_per_epoch: int = 1
+    devices: tuple[str, ...] = ("cpu",)
+
+    def device_of(self, worker_idx: int) -> str:
+        """The device of one worker's networks."""
+        return self.devices[worker_idx % len(self.devices)]
+
+    @property
+    def num_gradients_of_rollout(self) -> int:
+        """Gradients that a worker computes from one rollout."""
+        return self.num_epochs * self.num_batches_per_epoch
 
 
 @dataclass(frozen=True)
@@ -209,12 +224,15 @@ class ResourcePlan:
         """Optimizer steps of the whole run."""
         if self.replay is not None:
             steps = max(0, self.train_for_env_steps // self.num_ranks - self.replay.warmup_env_steps)
-            return math.floor(steps * self.replay.updates_per_env_step)
+            combined = 1
+            if self.hogwild is not None and self.hogwild.mode == "gradients":
+                combined = self.hogwild.num_gradients_to_combine
+            return math.floor(steps * self.replay.updates_per_env_step / combined)
         if self.hogwild is not None:
             samples = self.num_envs_per_worker * self.rollout
             if self.hogwild.mode == "gradients":
                 samples *= self.hogwild.num_gradients_to_combine
-            return self.train_for_env_steps // samples
+            return self.train_for_env_steps * self.hogwild.num_gradients_of_rollout // samples
         return self.num_datasets * self.updates_per_dataset
 
     @property
@@ -340,7 +358,7 @@ def resolve(
         rnn_state_size=config.rnn_state_size_of_core * num_cores if config.use_rnn else 0,
         recurrence=config.rollout if config.recurrence == "auto" else config.recurrence,
         replay=_replay(config),
-        hogwild=_hogwild(config, num_workers),
+        hogwild=_hogwild(config, num_workers, num_envs, _all_of(device, machine)),
         steps_tensors=config.env_backend == "tensor",
         num_agents=num_agents,
         num_policies=config.num_policies,
@@ -353,13 +371,23 @@ def _of_this_rank(device: str, machine: Machine) -> str:
     return f"cuda:{machine.local_rank}" if device == "cuda" and machine.num_local_ranks > 1 else device
 
 
-def _hogwild(config: TrainConfig, num_workers: int) -> HogwildPlan | None:
+def _all_of(device: str, machine: Machine) -> tuple[str, ...]:
+    """All CUDA devices of the machine for `cuda` without a number, otherwise this device."""
+    count = machine.num_cuda_devices
+    return tuple(f"cuda:{number}" for number in range(count)) if device == "cuda" and count > 1 else (device,)
+
+
+def _hogwild(config: TrainConfig, num_workers: int, num_envs: int, devices: tuple[str, ...]) -> HogwildPlan | None:
     if config.backend != "hogwild":
         return None
     auto: HogwildMode = "shared" if config.is_off_policy else "synced"
     count = config.num_gradients_to_combine
     mode = auto if config.hogwild_mode == "auto" else config.hogwild_mode
-    return HogwildPlan(mode, num_workers if count == "auto" else count)
+    count = num_workers if count == "auto" else count
+    if not config.algorithm.uses_ratio:
+        return HogwildPlan(mode, count, devices=devices)
+    num_batches = max(1, num_envs * config.rollout // config.batch_size)
+    return HogwildPlan(mode, count, config.num_epochs, num_batches, devices)
 
 
 def _replay(config: TrainConfig) -> ReplayPlan | None:

@@ -394,12 +394,17 @@ class TrainConfig(BaseModel):
 
     hogwild_mode: Literal["auto", "shared", "synced", "gradients"] = _hogwild(
         "auto",
-        "workers act with the shared parameters directly (shared), with a copy made before each rollout (synced), or "
-        "with published parameters, sending gradients to a process that combines them (gradients); auto is synced for "
-        "A2C and shared for SAC",
+        "workers act with the shared parameters directly (shared), with a copy pulled before a rollout or update "
+        "(synced), or with published parameters, sending gradients to a process that combines them (gradients); auto "
+        "is synced for PPO and A2C, and shared for SAC",
     )
     hogwild_optimizer: Literal["adam", "rmsprop"] = _hogwild(
         "adam", "optimizer of the shared parameters; its state is also shared"
+    )
+    hogwild_max_staleness: NonNegativeInt | None = _hogwild(
+        None,
+        "largest number of updates that others may make between a worker's pull of the parameters and its push; a "
+        "worker that is over it pulls and computes again. none means no bound, and nobody waits",
     )
     num_gradients_to_combine: AutoPositiveInt = _hogwild(
         "auto", "gradients mode: number of gradients combined into one step; auto is the number of workers"

@@ -1,18 +1,26 @@
-"""A2C's learner in a Hogwild process: statistics and units of returns are common to all, gradients are private."""
+"""PPO's and A2C's learner in a Hogwild process: statistics and units of returns are common, gradients are private.
+
+PPO makes several optimizer steps from a rollout, each at the shared weights of that moment. Its ratio compares them
+with the log-probabilities stored when the worker acted, so a step is right also after steps of other workers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from asyncrl.algorithms.losses import Samples, VtraceResult
 from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.shared_tensors import ReturnUnits
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.hogwild.staleness import StalenessMeter
+from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.on_policy import OnPolicyLearner, Progress
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.models.acting import Act
 from asyncrl.models.actor_critic import ActorCritic
@@ -24,7 +32,7 @@ _CPU = torch.device("cpu")
 
 
 class HogwildActorCritic(OnPolicyLearner):
-    """Learns from rollouts in one pass of one minibatch."""
+    """Learns from rollouts of its own."""
 
     def __init__(
         self,
@@ -35,26 +43,31 @@ class HogwildActorCritic(OnPolicyLearner):
         device: torch.device = _CPU,
         has_copies: bool = False,
         channel: WeightsChannel | None = None,
+        meter: StalenessMeter | None = None,
     ) -> None:
         """Starts with the shared weights.
 
         Args:
             model: the network to act and learn with.
-            config: the run's settings.
+            config: the run's settings; its passes and minibatches are those of a rollout.
             storage: memory of its weights.
             units: units of returns of the shared critic; None where statistics come with published weights.
             device: where the network is.
             has_copies: whether the network has copies of the shared weights, which the parameter server cannot rescale.
             channel: published weights, which `begin` takes in place of shared ones.
+            meter: measures the staleness of a worker's updates, and may bound it.
         """
-        once = config.model_copy(update={"num_epochs": 1, "num_batches_per_epoch": 1, "shuffle_minibatches": False})
-        super().__init__(model, once, device, storage)
+        # The limit of the deviation needs one owner of the weights.
+        super().__init__(model, config.model_copy(update={"final_stddev": None}), device, storage)
         self._storage = storage
+        self._meter = meter
         self._channel = channel
         self._publication = 0
         self._block = torch.empty(self.block_size if channel is not None else 0)
         self._units = units
         self._has_copies = has_copies
+        self._has_stepped = False  # from the present copy of the weights
+        self._units_of_samples = 0.0, 1.0
         self._units_number = 0  # of the units in which the network predicts
         if units is not None:
             self._units_number, mean, std = units.read()
@@ -62,11 +75,27 @@ class HogwildActorCritic(OnPolicyLearner):
 
     def begin(self) -> None:
         """Copies weights, statistics and units of returns for the next rollout, all of one moment."""
+        self._pull()
+        if self._units is not None and self._config.normalize_input:
+            self._obs_moments.merge()
+            self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
+        self._obs_statistics = self._copy_obs_statistics()
+        self._published_obs_statistics = {self.policy_version: self._obs_statistics}
+
+    def updates(self, dataset: Dataset, env_steps_before: int) -> Iterator[Progress]:
+        """As `OnPolicyLearner.updates`; each step is at the newest weights, but the first at a copy that has acted."""
+        self._has_stepped = self._channel is None and not self._has_copies
+        return super().updates(dataset, env_steps_before)
+
+    def _pull(self) -> None:
+        """Copies weights and units of returns, both of one moment."""
         if self._channel is not None:
             news = self._channel.read(self._block.numpy(), self._publication)
             if news is not None:
                 self._publication, self.policy_version = news.number, news.version
                 read_block(self.model, self._flat, self._block)
+                if self._meter is not None:
+                    self._meter.note_pull(self.policy_version)
         if self._units is not None:
             for _ in range(_MAX_TRIES):
                 self._units_number, mean, std = self._units.read()
@@ -74,11 +103,6 @@ class HogwildActorCritic(OnPolicyLearner):
                 self._set_units(mean, std)
                 if self._units.written == self._units_number:
                     break
-            if self._config.normalize_input:
-                self._obs_moments.merge()
-                self.model.set_obs_statistics(self._obs_moments.mean, self._obs_moments.std)
-        self._obs_statistics = self._copy_obs_statistics()
-        self._published_obs_statistics = {self.policy_version: self._obs_statistics}
 
     def follow_units(self) -> None:
         """Adopts units of returns that changed since `begin`.
@@ -111,6 +135,35 @@ class HogwildActorCritic(OnPolicyLearner):
             return answer
 
         return act_and_check
+
+    def _prepare_steps(self) -> None:
+        super()._prepare_steps()
+        self._take_step_with_weights, self._take_step = self._take_step, self._take_newest_step
+
+    def _take_newest_step(self, batch: Samples, learning_rate: float) -> tuple[Tensor, Tensor]:
+        """Takes a step with the newest weights, except with the copy that has collected the rollout for the first."""
+        if self._has_stepped:
+            self._pull()
+        self._has_stepped = True
+
+        def step() -> tuple[Tensor, Tensor]:
+            return self._take_step_with_weights(self._in_present_units(batch), learning_rate)
+
+        return step() if self._meter is None else self._meter.update(step, self._pull)
+
+    def _fields_of(self, estimates: VtraceResult, values: Tensor, rows: Tensor) -> dict[str, Tensor]:
+        self._units_of_samples = float(self.model.return_mean), float(self.model.return_std)
+        return super()._fields_of(estimates, values, rows)
+
+    def _in_present_units(self, batch: Samples) -> Samples:
+        """The batch with returns and values in the units in which the critic predicts now."""
+        (old_mean, old_std), (mean, std) = self._units_of_samples, (self.model.return_mean, self.model.return_std)
+        if (float(mean), float(std)) == (old_mean, old_std):
+            return batch
+        return batch._replace(
+            normalized_return=(batch.normalized_return * old_std + old_mean - mean) / std,
+            normalized_value=(batch.normalized_value * old_std + old_mean - mean) / std,
+        )
 
     def _set_units(self, mean: float, std: float) -> None:
         self.model.return_mean.fill_(mean)

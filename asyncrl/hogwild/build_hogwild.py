@@ -24,12 +24,16 @@ from asyncrl.buffers.shared_tensors import RUN, GlobalClock, ReturnUnits, Shared
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.plan import HogwildPlan, ReplayPlan
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.factory import acting_seed
 from asyncrl.hogwild.actor_critic import HogwildActorCritic, ServerActorCritic
 from asyncrl.hogwild.parameter_server import ParameterServer
-from asyncrl.hogwild.storage import Copies, InitialStorage, SendingStorage, SharedStorage
-from asyncrl.hogwild.worker import HogwildA2cWorker, HogwildSacWorker, HogwildWorker, OwnActions, WorkerParts
+from asyncrl.hogwild.sac import HogwildSacLearner, ServerSac
+from asyncrl.hogwild.staleness import PushLock, StalenessMeter
+from asyncrl.hogwild.storage import Copies, InitialStorage, SacSendingStorage, SendingStorage, SharedStorage
+from asyncrl.hogwild.worker import HogwildSacWorker, HogwildTrajectoryWorker, HogwildWorker, OwnActions, WorkerParts
 from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
+from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import CRITIC, SacLearner
 from asyncrl.learner.worker import WeightsPublisher
@@ -67,11 +71,12 @@ def build_parameter_server(
     publisher = WeightsPublisher(WeightsChannel(arena), 0)
     resumed = () if setup.resume_from is None else saved_worker_steps(checkpoint.load_state(setup.resume_from))
     clock = _clock(setup, resumed)
+    learner: ServerActorCritic | ServerSac
     if config.is_off_policy:
-        sac = SacLearner(make_model(SacActor, setup.spec, config), config, setup.spec, _CPU, storage)
-        return ParameterServer(sac, storage, SharedTensor(arena, CRITIC), publisher, waker, clock, config, phases)
-    learner = ServerActorCritic(make_model(ActorCritic, setup.spec, config), config, storage, ReturnUnits(arena))
-    trained = SharedTensor(arena, MODEL)
+        learner = ServerSac(make_model(SacActor, setup.spec, config), config, setup.spec, storage)
+    else:
+        learner = ServerActorCritic(make_model(ActorCritic, setup.spec, config), config, storage, ReturnUnits(arena))
+    trained = SharedTensor(arena, CRITIC if config.is_off_policy else MODEL)
     places = GradientPlaces(arena) if hogwild.mode == "gradients" else None
     count = hogwild.num_gradients_to_combine
     return ParameterServer(learner, storage, trained, publisher, waker, clock, config, phases, places, count, workers)
@@ -91,28 +96,30 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
         time.sleep(_POLL_S)
     own = setup.plan.of_one_worker
     arena = Arena.create(arena_specs(setup.spec, own, num_weights=1))
-    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer())
+    meter = _meter(setup, hogwild, worker_idx)
+    device = torch.device(hogwild.device_of(worker_idx))
+    parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer(), meter, device)
     seed = acting_seed(setup.config.seed, worker_idx, setup.seed_steps)
     failures = FailureLog(worker_idx, setup.config, setup.control)
     group = build_env_group(setup.config, setup.plan, setup.spec, worker_idx, setup.seed, setup.seed_steps, failures)
     if (info := setup.control.newest_training_info) is not None:
         group.set_training_info(info)
     if own.replay is not None:
-        return _build_sac_worker(setup, own.replay, parts, group, seed)
-    return _build_a2c_worker(setup, hogwild, parts, group, seed, server)
+        return _build_sac_worker(setup, hogwild, own.replay, parts, group, seed, server)
+    return _build_trajectory_worker(setup, hogwild, parts, group, seed, server)
 
 
-def _build_a2c_worker(
+def _build_trajectory_worker(
     setup: RunSetup,
     hogwild: HogwildPlan,
     parts: WorkerParts,
     group: HostEnvGroup,
     seed: int,
     server: Waker,
-) -> HogwildA2cWorker:
-    config, device, worker_idx = setup.config, torch.device(setup.plan.device), parts.worker_idx
+) -> HogwildTrajectoryWorker:
+    config, device, worker_idx = _of_rollouts(setup.config, hogwild), parts.device, parts.worker_idx
     copies = Copies.PULLED if hogwild.mode == "synced" else _copies_on(device)
-    shared = SharedStorage(setup.arena, worker_idx + 1, copies)
+    shared = SharedStorage(setup.arena, worker_idx + 1, copies, parts.meter)
     if hogwild.mode == "gradients":
         places = GradientPlaces(setup.arena)
         learner = HogwildActorCritic(
@@ -122,6 +129,7 @@ def _build_a2c_worker(
             units=None,
             device=device,
             channel=WeightsChannel(setup.arena),
+            meter=parts.meter,
         )
     else:
         places = None
@@ -132,22 +140,40 @@ def _build_a2c_worker(
             ReturnUnits(setup.arena),
             device,
             has_copies=copies is not Copies.NONE,
+            meter=parts.meter,
         )
     slots = TrajectorySlots(parts.arena)
     slots.reset()
     act = learner.act_in_units(make_act(learner.model, device, seed))
     actions = OwnActions(act, slots, lambda: learner.policy_version)
     split = Split(0, group, slots, actions, parts.phases)
-    return HogwildA2cWorker(parts, split, slots, learner, places, setup.plan.recurrence)
+    return HogwildTrajectoryWorker(parts, split, slots, learner, places, setup.plan.recurrence)
 
 
 def _build_sac_worker(
-    setup: RunSetup, replay: ReplayPlan, parts: WorkerParts, group: HostEnvGroup, seed: int
+    setup: RunSetup,
+    hogwild: HogwildPlan,
+    replay: ReplayPlan,
+    parts: WorkerParts,
+    group: HostEnvGroup,
+    seed: int,
+    server: Waker,
 ) -> HogwildSacWorker:
     config = setup.config.model_copy(update={"seed": seed})  # each worker draws other noise
-    actor, device = make_model(SacActor, setup.spec, config), torch.device(setup.plan.device)
-    storage = SharedStorage(setup.arena, parts.worker_idx + 1, _copies_on(device))
-    learner = SacLearner(actor, config, setup.spec, device, storage)
+    actor, device = make_model(SacActor, setup.spec, config), parts.device
+    storage: ParameterStore
+    places = None
+    if hogwild.mode == "gradients":
+        places = GradientPlaces(setup.arena)
+        # The combined gradient is clipped, not its parts; the parameter server knows which updates train the policy.
+        config = config.model_copy(update={"max_grad_norm": 0.0, "policy_delay": 1})
+        pulled = SharedStorage(setup.arena, parts.worker_idx + 1, Copies.PULLED, parts.meter)
+        storage = SacSendingStorage(pulled, places, parts.worker_idx, server)
+    else:
+        # An update has several steps, each at the weights that the one before has left: copies follow each of them.
+        copies = Copies.FOLLOWING if hogwild.mode == "synced" else _copies_on(device)
+        storage = SharedStorage(setup.arena, parts.worker_idx + 1, copies, parts.meter)
+    learner = HogwildSacLearner(actor, config, setup.spec, device, storage, parts.meter)
     learner.follow(SharedTensor(setup.arena, CRITIC).num_steps)
     stripes, limits = ReplayStripes(parts.arena), ReplayLimits(parts.arena)
     act_trained = make_act(actor, device, seed)
@@ -155,7 +181,7 @@ def _build_sac_worker(
     actions = OwnActions(
         lambda obs, state: act_trained(obs, state) if learner.policy_version > 0 else untrained.act(obs),
         stripes,
-        lambda: learner.policy_version,
+        lambda: parts.meter.num_updates,
     )
     return HogwildSacWorker(
         parts,
@@ -166,6 +192,7 @@ def _build_sac_worker(
         sampler=ReplaySampler(stripes, config.n_step, config.gamma, config.reward_scale, config.reward_clip, seed=seed),
         learner=learner,
         config=config,
+        places=places,
     )
 
 
@@ -182,6 +209,30 @@ def _initialize(setup: RunSetup) -> None:
     if isinstance(learner, OnPolicyLearner):
         ReturnUnits(setup.arena).values[:] = learner.model.statistics[-2:].numpy()
     storage.finish()
+
+
+def _meter(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int) -> StalenessMeter:
+    """What measures the staleness of a worker's updates; while it waits for the lock, it does not count as hung."""
+    trained = SharedTensor(setup.arena, CRITIC if setup.config.is_off_policy else MODEL)
+    control, bound = setup.control, setup.config.hogwild_max_staleness if hogwild.mode != "gradients" else None
+    lock = None if bound is None else PushLock(setup.arena, lambda: control.count_turn(worker_idx))
+    return StalenessMeter(trained, worker_idx + 1, bound, lock)
+
+
+def _of_rollouts(config: TrainConfig, hogwild: HogwildPlan) -> TrainConfig:
+    """The settings with passes and minibatches of one worker's rollout.
+
+    The decoupled objective is for samples of several policies; the policy that collected a rollout is its only one.
+    """
+    num_batches = hogwild.num_batches_per_epoch
+    return config.model_copy(
+        update={
+            "num_epochs": hogwild.num_epochs,
+            "num_batches_per_epoch": num_batches,
+            "shuffle_minibatches": config.shuffle_minibatches and num_batches > 1,
+            "ppo_objective": "clip",
+        }
+    )
 
 
 def _copies_on(device: torch.device) -> Copies:

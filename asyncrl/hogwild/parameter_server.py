@@ -22,8 +22,8 @@ from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import GlobalClock, SharedTensor
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import ServerActorCritic
+from asyncrl.hogwild.sac import ServerSac
 from asyncrl.hogwild.storage import SharedStorage
-from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.monitoring.reports import LearnerReport, Phase, PhaseTimer, busy_s
@@ -39,7 +39,7 @@ class ParameterServer:
 
     def __init__(
         self,
-        learner: ServerActorCritic | SacLearner,
+        learner: ServerActorCritic | ServerSac,
         storage: SharedStorage,
         trained: SharedTensor,
         publisher: WeightsPublisher,
@@ -160,7 +160,6 @@ class ParameterServer:
         """There is no common replay."""
 
     def _descend(self, gradients: npt.NDArray[np.float32]) -> None:
-        assert isinstance(self._learner, ServerActorCritic)
         self._learner.descend(combine(gradients, self._config.combine_gradients), self.env_steps)
 
     def _refresh(self) -> None:

@@ -7,6 +7,7 @@ the sum of the words.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from collections.abc import Sequence
 
@@ -19,7 +20,9 @@ from asyncrl.buffers.gradients import GradientPlaces
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import RUN, SharedMoments, SharedTensor
 from asyncrl.config.schema import TrainConfig
+from asyncrl.hogwild.staleness import StalenessMeter
 from asyncrl.learner.optimizer import FlatAdam, ParameterStore, RunningMoments
+from asyncrl.learner.sac import ACTOR
 
 _RMSPROP_ALPHA = 0.99
 
@@ -32,7 +35,12 @@ class SharedAdam(FlatAdam):
     """
 
     def __init__(
-        self, shared: Sequence[SharedTensor], gradients: Sequence[Tensor], config: TrainConfig, owner: int
+        self,
+        shared: Sequence[SharedTensor],
+        gradients: Sequence[Tensor],
+        config: TrainConfig,
+        owner: int,
+        meter: StalenessMeter | None = None,
     ) -> None:
         """Takes tensors whose state was made before any process started.
 
@@ -41,11 +49,13 @@ class SharedAdam(FlatAdam):
             gradients: private, one for each.
             config: Adam's settings.
             owner: number of this process among those that step.
+            meter: admits each step, where staleness is measured.
         """
         moments = [torch.from_numpy(s.first) for s in shared], [torch.from_numpy(s.second) for s in shared]
         super().__init__([torch.from_numpy(s.value) for s in shared], gradients, config, moments)
         self._shared = list(shared)
         self._owner = owner
+        self._meter = meter
         self.refresh()
 
     def refresh(self) -> None:
@@ -54,9 +64,11 @@ class SharedAdam(FlatAdam):
             steps.fill_(tensor.num_steps)
 
     def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
-        """Takes one step; other processes may step at the same time."""
+        """Takes one step; other processes may step at the same time, unless there is a bound of staleness."""
         if found_inf:
             return
+        if self._meter is not None:
+            self._meter.admit()
         self.refresh()
         for tensor in self._shared:
             tensor.steps[self._owner] += 1
@@ -79,10 +91,14 @@ class SharedRMSprop(SharedAdam):
 
 
 def make_shared_optimizer(
-    shared: Sequence[SharedTensor], gradients: Sequence[Tensor], config: TrainConfig, owner: int
+    shared: Sequence[SharedTensor],
+    gradients: Sequence[Tensor],
+    config: TrainConfig,
+    owner: int,
+    meter: StalenessMeter | None = None,
 ) -> SharedAdam:
     kind = SharedRMSprop if config.hogwild_optimizer == "rmsprop" else SharedAdam
-    return kind(shared, gradients, config, owner)
+    return kind(shared, gradients, config, owner, meter)
 
 
 class CopyOptimizer(FlatAdam):
@@ -120,32 +136,46 @@ class CopyOptimizer(FlatAdam):
 
 
 class GradientSender(FlatAdam):
-    """Takes the place of a worker's optimizer: its step sends the gradient to the parameter server."""
+    """Takes the place of a worker's optimizer: its step sends gradients to the parameter server, as one vector.
+
+    Attributes:
+        is_finite: whether gradients of other optimizers that are sent with its own are finite.
+    """
 
     def __init__(
-        self, gradient: Tensor, config: TrainConfig, places: GradientPlaces, worker_idx: int, combiner: Waker
+        self,
+        gradients: Sequence[Tensor],
+        config: TrainConfig,
+        places: GradientPlaces,
+        worker_idx: int,
+        combiner: Waker,
+        meter: StalenessMeter | None = None,
     ) -> None:
-        """Takes the worker's gradient `[N]`; `combiner` wakes the parameter server."""
+        """Takes the worker's gradients, each `[N]`; `combiner` wakes the parameter server."""
         super().__init__([], [], config)
-        self._gradient = gradient
+        self._to_send = gradients
+        self.is_finite = True
         self._places = places
         self._worker_idx = worker_idx
         self._combiner = combiner
+        self._meter = meter
         self._number = places.last_number(worker_idx)  # a restarted worker's gradients are not taken before others'
 
     def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
-        """Sends the gradient, if it is finite.
+        """Sends the gradients, if all are finite.
 
         Raises:
             RuntimeError: there is no free place; the worker checks this before it collects.
         """
-        if found_inf:
+        if found_inf or not self.is_finite:
             return
         place = self._places.free_place(self._worker_idx)
         if place is None:
             raise RuntimeError(f"worker {self._worker_idx} has no free place for its gradient")
+        if self._meter is not None:
+            self._meter.admit()
         self._number += 1
-        self._places.write(place, self._gradient.cpu().numpy(), self._number)
+        self._places.write(place, torch.cat([each.cpu() for each in self._to_send]).numpy(), self._number)
         self._combiner.wake()
 
 
@@ -205,12 +235,18 @@ class SharedStorage(ParameterStore):
 
     is_capturable = False  # a step changes counts in shared memory
 
-    def __init__(self, arena: Arena, owner: int, copies: Copies = Copies.NONE) -> None:
-        """Uses the initialized tensors of `arena`; `owner` is the number of this process among those that train."""
+    def __init__(
+        self, arena: Arena, owner: int, copies: Copies = Copies.NONE, meter: StalenessMeter | None = None
+    ) -> None:
+        """Uses the initialized tensors of `arena`; `owner` is the number of this process among those that train.
+
+        `meter` measures the staleness of a worker's updates.
+        """
         self.is_shared = copies is not Copies.PULLED
         self._arena = arena
         self._owner = owner
         self._copies = copies
+        self.meter = meter
         self._values: dict[int, tuple[Tensor, Tensor]] = {}  # (copy, shared tensor) by the copy's address
         self._optimizers: list[SharedAdam] = []
         self._moments: list[MergedMoments] = []
@@ -229,10 +265,10 @@ class SharedStorage(ParameterStore):
     ) -> FlatAdam:
         shared = [SharedTensor(self._arena, name) for name in names]
         if self._copies is Copies.NONE:
-            self._optimizers.append(make_shared_optimizer(shared, gradients, config, self._owner))
+            self._optimizers.append(make_shared_optimizer(shared, gradients, config, self._owner, self.meter))
             return self._optimizers[-1]
         fetched = [torch.zeros(gradient.shape) for gradient in gradients]
-        self._optimizers.append(make_shared_optimizer(shared, fetched, config, self._owner))
+        self._optimizers.append(make_shared_optimizer(shared, fetched, config, self._owner, self.meter))
         is_following = self._copies is Copies.FOLLOWING
         following = [self._values[copy.data_ptr()] for copy in parameters] if is_following else []
         return CopyOptimizer(self._optimizers[-1], fetched, gradients, config, following)
@@ -243,8 +279,9 @@ class SharedStorage(ParameterStore):
         return self._moments[-1]
 
     def sync(self) -> None:
-        for copy, value in self._values.values():
-            copy.copy_(value)
+        with contextlib.nullcontext() if self.meter is None else self.meter.pulling():
+            for copy, value in self._values.values():
+                copy.copy_(value)
 
     def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
         """Moves the shared tensor, and then its copy."""
@@ -278,8 +315,66 @@ class SendingStorage(ParameterStore):
     def optimizer(
         self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
     ) -> FlatAdam:
-        (gradient,) = gradients
-        return GradientSender(gradient, config, self._places, self._worker_idx, self._combiner)
+        meter = self._shared.meter
+        return GradientSender(gradients, config, self._places, self._worker_idx, self._combiner, meter)
+
+    def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
+        return self._shared.moments(name, size, device)
+
+
+class HeldGradient(FlatAdam):
+    """Takes the place of the critics' optimizer: their gradient is sent with the policy's."""
+
+    def __init__(self, config: TrainConfig, storage: SacSendingStorage) -> None:
+        super().__init__([], [], config)
+        self._storage = storage
+
+    def step(self, learning_rate: float | Tensor, found_inf: Tensor) -> None:
+        self._storage.sender.is_finite = not found_inf
+
+
+class SacSendingStorage(ParameterStore):
+    """Copies of SAC's networks, whose gradients of one update the parameter server steps along together.
+
+    A gradient has those of the policy, of the entropy coefficient and of the critics, in this order.
+
+    Attributes:
+        sender: the optimizer of the policy.
+    """
+
+    is_shared = True
+    is_capturable = False  # a step sends a gradient
+    sender: GradientSender
+
+    def __init__(self, shared: SharedStorage, places: GradientPlaces, worker_idx: int, combiner: Waker) -> None:
+        """Takes a storage of pulled copies, and the arguments of `GradientSender`."""
+        self._shared = shared
+        self._places = places
+        self._worker_idx = worker_idx
+        self._combiner = combiner
+        self._gradients: list[Tensor] = []
+
+    def allocate(self, name: str, initial: Tensor) -> Tensor:
+        return self._shared.allocate(name, initial)
+
+    def optimizer(
+        self, names: Sequence[str], parameters: Sequence[Tensor], gradients: Sequence[Tensor], config: TrainConfig
+    ) -> FlatAdam:
+        """Returns the sender for the policy, which is made first, and what holds the gradient for the critics."""
+        self._gradients.extend(gradients)
+        if names[0] == ACTOR:
+            if len(names) == 1:  # the entropy coefficient is fixed
+                self._gradients.append(torch.zeros(1))
+            args = self._places, self._worker_idx, self._combiner, self._shared.meter
+            self.sender = GradientSender(self._gradients, config, *args)
+            return self.sender
+        return HeldGradient(config, self)
+
+    def sync(self) -> None:
+        self._shared.sync()
+
+    def polyak_update(self, tensor: Tensor, towards: Tensor, share: float) -> None:
+        """The parameter server moves the target critics."""
 
     def moments(self, name: str, size: int, device: torch.device) -> RunningMoments:
         return self._shared.moments(name, size, device)

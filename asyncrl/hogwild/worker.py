@@ -5,15 +5,16 @@ produces  optimizer steps of the shared parameters, or gradients; its part of th
 waits     for nobody; for WAIT_S while its gradients are not combined yet, and after all steps of the run were made
 stops     when the run has ended
 
-Each environment step of A2C is trained on or reported as dropped: the successor of a dead worker reports its unfinished
-rollout.
+Each environment step of PPO and A2C is trained on or reported as dropped: the successor of a dead worker reports its
+unfinished rollout.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -27,13 +28,15 @@ from asyncrl.buffers.shared_tensors import GlobalClock
 from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.config.schema import TrainConfig
 from asyncrl.hogwild.actor_critic import HogwildActorCritic
-from asyncrl.learner.dataset import Batcher
+from asyncrl.hogwild.staleness import StalenessMeter
+from asyncrl.learner.dataset import Batcher, Dataset
+from asyncrl.learner.on_policy import Progress
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.acting import Act
-from asyncrl.monitoring.reports import Phase, PhaseTimer
+from asyncrl.monitoring.reports import Phase, PhaseTimer, RolloutReport, SampleAges
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.worker import WAIT_S, ReplaySplit, RolloutWorkerBase, Split
 
@@ -42,13 +45,15 @@ _SLOT = _SPLIT = 0  # a worker has one slot and one split, in private memory
 
 @dataclass(frozen=True)
 class WorkerParts:
-    """What every worker needs; `arena` is its private memory."""
+    """What every worker needs; `arena` is its private memory, and its networks are on `device`."""
 
     worker_idx: int
     control: RunControl
     clock: GlobalClock
     arena: Arena
     phases: PhaseTimer
+    meter: StalenessMeter
+    device: torch.device
 
 
 class HogwildWorker(RolloutWorkerBase, abc.ABC):
@@ -61,6 +66,7 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
         super().__init__(parts.worker_idx, [group], parts.control, parts.phases)
         self._clock = parts.clock
         self._arena = parts.arena
+        self._meter = parts.meter
 
     def poll(self) -> float:
         """Works for a short time, until the run has all its steps; returns seconds as `RolloutWorker.poll` does."""
@@ -68,6 +74,10 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
             self._clock.finish(self.worker_idx)
             return WAIT_S
         return self._work()
+
+    def report(self) -> RolloutReport:
+        """The work since the last report, with the staleness of the updates."""
+        return dataclasses.replace(super().report(), staleness=self._meter.take())
 
     def close(self) -> None:
         """Closes the environments and frees the private memory."""
@@ -78,8 +88,8 @@ class HogwildWorker(RolloutWorkerBase, abc.ABC):
     def _work(self) -> float: ...
 
 
-class HogwildA2cWorker(HogwildWorker):
-    """A worker of A3C: collects a rollout with its network, and steps along its gradient. Owns one slot."""
+class HogwildTrajectoryWorker(HogwildWorker):
+    """A worker of A3C or PPO: collects a rollout with its network, and steps along its gradients. Owns one slot."""
 
     def __init__(
         self,
@@ -100,13 +110,33 @@ class HogwildA2cWorker(HogwildWorker):
         self._batcher = Batcher(slots, slots.num_envs, recurrence)
         self._learner = learner
         self._places = places
+        self._updates: Iterator[Progress] | None = None  # of the rollout that is being trained on
         split.group.note_dropped(self._clock.unused_steps(self.worker_idx))
         self._clock.mark_steps_used(self.worker_idx)
 
     def _work(self) -> float:
-        """Collects one rollout with one copy of the weights, and learns from it."""
+        """Collects one rollout and learns from it; makes one gradient of it at a time if gradients go to places."""
         if self._places is not None and self._places.free_place(self.worker_idx) is None:
             return WAIT_S
+        if self._updates is None:
+            dataset = self._collect()
+            # There are no valid samples if all environments failed.
+            self._updates = self._learner.updates(dataset, self._clock.env_steps) if dataset.num_valid > 0 else None
+        for progress in self._updates or ():
+            self._clock.mark_steps_used(self.worker_idx)
+            if self._places is not None and not progress.is_last:
+                self.phases.charge(Phase.TRAIN)
+                return 0.0
+        if self._updates is not None:
+            self.note_training(self._learner.take_metrics(), self._learner.skipped_steps)
+        self._updates = None
+        self._clock.mark_steps_used(self.worker_idx)
+        self._slots.free(_SLOT)
+        self.phases.charge(Phase.TRAIN)
+        return 0.0
+
+    def _collect(self) -> Dataset:
+        """Fills the slot; returns its samples."""
         self._learner.begin()
         self.phases.charge(Phase.FETCH)
         self._slots.grant(_SLOT, _SPLIT)
@@ -118,15 +148,8 @@ class HogwildA2cWorker(HogwildWorker):
         self._slots.take(_SLOT)
         dataset = self._batcher.collect([Columns(_SLOT, 0, self._slots.num_envs, is_last=True)])
         self.phases.charge(Phase.COPY)
-        if dataset.num_valid > 0:  # there are no valid samples if all environments failed
-            self._learner.follow_units()
-            for _ in self._learner.updates(dataset, self._clock.env_steps):
-                pass
-            self.note_training(self._learner.take_metrics(), self._learner.skipped_steps)
-        self._clock.mark_steps_used(self.worker_idx)
-        self._slots.free(_SLOT)
-        self.phases.charge(Phase.TRAIN)
-        return 0.0
+        self._learner.follow_units()
+        return dataset
 
 
 class HogwildSacWorker(HogwildWorker):
@@ -145,8 +168,12 @@ class HogwildSacWorker(HogwildWorker):
         sampler: ReplaySampler,
         learner: SacLearner,
         config: TrainConfig,
+        places: GradientPlaces | None = None,
     ) -> None:
-        """Takes ownership of the split, whose environments are reset; `limiter` sets `limits` by the updates made."""
+        """Takes ownership of the split, whose environments are reset; `limiter` sets `limits` by the updates made.
+
+        Gradients go to `places`; the learner applies them if that is None.
+        """
         super().__init__(parts, split.group)
         self._split = split
         self._stripes = stripes
@@ -155,12 +182,23 @@ class HogwildSacWorker(HogwildWorker):
         self._sampler = sampler
         self._learner = learner
         self._config = config
+        self._places = places
+
+    def report(self) -> RolloutReport:
+        """The work since the last report, with the ages of samples."""
+        ages, self._sampler.ages = self._sampler.ages, SampleAges()
+        return dataclasses.replace(super().report(), ages=ages)
 
     def _work(self) -> float:
         """Makes the updates that are due, or one step of every environment."""
         num_updates = min(self._limiter.due, MOST_UPDATES_AT_ONCE)
+        if num_updates > 0 and self._places is not None:
+            num_updates = min(num_updates, self._places.num_free(self.worker_idx))
+            if num_updates == 0:
+                return WAIT_S
         if num_updates > 0:
             batches = self._sampler.sample(num_updates, self._config.batch_size)
+            self._sampler.note_ages(self._meter.num_updates, self._clock.num_workers)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
             self.phases.charge(Phase.GATHER)

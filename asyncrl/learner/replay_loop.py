@@ -29,6 +29,7 @@ from asyncrl.monitoring.reports import (
     Phase,
     PhaseTimer,
     ReplayMetrics,
+    SampleAges,
     UpdateMetrics,
     busy_s,
     mean_metrics,
@@ -136,6 +137,7 @@ class ReplayLoop:
             if self._prioritized is not None:
                 self._prioritized.beta = importance_exponent(self._config, self.env_steps)
             batches = self._sampler.sample(num_updates, self._config.batch_size)
+            self._sampler.note_ages(self._learner.policy_version)
             if self._config.normalize_input:
                 self._learner.observe(torch.cat([batch.obs for batch in batches]))
             phases.charge(Phase.GATHER)
@@ -178,12 +180,14 @@ class ReplayLoop:
                 size=self._stripes.num_held_steps,
                 updates_per_env_step=self._limiter.achieved_ratio,
             ),
+            ages=self._sampler.ages,
             phases=phases,
             notice=self._learner.notice,
             hyperparameters=self._changes,
             hyperparameters_version=self._changed_at,
         )
         self._report_started, self._unreported, self._learner.notice = now, [], None
+        self._sampler.ages = SampleAges()
         return report
 
     def state(self) -> LearnerState:

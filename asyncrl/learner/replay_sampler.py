@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses import continues
-from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.buffers.replay import UNKNOWN_VERSION, ReplayStripes
+from asyncrl.monitoring.reports import SampleAges
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 _MOST_ROUNDS = 1000
@@ -24,6 +25,7 @@ class ReplaySampler:
 
     Attributes:
         generator: of the indices that are drawn; part of a checkpoint.
+        ages: of the samples that `note_ages` has seen; the report takes them and sets it to `SampleAges()`.
         gamma: discount factor of the next transitions.
     """
 
@@ -41,6 +43,7 @@ class ReplaySampler:
         self._device = device or torch.device("cpu")
         self.generator = torch.Generator().manual_seed(derive_seed(seed, Stream.REPLAY))
         self._stripes = stripes
+        self.ages = SampleAges()
         self._n_step = n_step
         self.gamma = gamma
         self._reward_scale = reward_scale
@@ -81,6 +84,27 @@ class ReplaySampler:
     def _weights(self, batch_size: int) -> npt.NDArray[np.float32]:
         """The weights of all drawn transitions; `batch_size` of them are a batch."""
         return np.ones(len(self._drawn[0]), np.float32)
+
+    def note_ages(self, policy_version: int, num_replays: int = 1) -> None:
+        """Adds the ages of the samples that `sample` has drawn last to `ages`.
+
+        All splits, and all replays of a run, step about equally often, so a row stands for a step of each environment.
+
+        Args:
+            policy_version: of the networks that are trained with them.
+            num_replays: replays of the run.
+        """
+        (split, row, _), stripes = self._drawn, self._stripes
+        versions = stripes.policy_version[split, row % stripes.capacity]
+        is_known = versions != UNKNOWN_VERSION
+        num_known = int(np.count_nonzero(is_known))
+        num_rows = np.array(stripes.num_rows)[split] - row
+        self.ages += SampleAges(
+            num_samples=len(row),
+            env_steps=float(num_rows.sum()) * stripes.num_splits * stripes.num_envs * num_replays,
+            num_of_known_policy=num_known,
+            updates=float(num_known * policy_version - versions.sum(where=is_known, dtype=np.int64)),
+        )
 
     def _draw(self, count: int) -> tuple[IntArray, IntArray, IntArray]:
         """Draws `count` starts as (split, row, environment), uniformly over valid rows."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -229,12 +231,71 @@ class EnvironmentFailures:
 
 
 @dataclass(frozen=True)
+class SampleAges:
+    """Sums over samples that were drawn from a replay, since they were collected.
+
+    Attributes:
+        num_samples, env_steps: samples, and the environment steps that the run has made since.
+        num_of_known_policy, updates: samples that the run has collected since it was started, and the updates since.
+    """
+
+    num_samples: int = 0
+    env_steps: float = 0.0
+    num_of_known_policy: int = 0
+    updates: float = 0.0
+
+    def __add__(self, other: SampleAges) -> SampleAges:
+        return SampleAges(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)))
+
+    def scalars(self) -> dict[str, float]:
+        """Mean ages; those of no samples are left out."""
+        found = {}
+        if self.num_samples > 0:
+            found["age_env_steps"] = self.env_steps / self.num_samples
+        if self.num_of_known_policy > 0:
+            found["age_updates"] = self.updates / self.num_of_known_policy
+        return found
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Updates of a Hogwild worker by their staleness: updates that others made between its pull and its push.
+
+    Attributes:
+        counts: number of updates of each staleness.
+        num_recomputed: updates that were over the bound and were computed again.
+    """
+
+    counts: Mapping[int, int] = field(default_factory=dict)
+    num_recomputed: int = 0
+
+    def __add__(self, other: Staleness) -> Staleness:
+        total = Counter(self.counts)
+        total.update(other.counts)
+        return Staleness(total, self.num_recomputed + other.num_recomputed)
+
+    def scalars(self) -> dict[str, float]:
+        """Mean, 95th percentile and maximum, and the share of updates that were computed again; empty without any."""
+        num_updates = sum(self.counts.values())
+        if num_updates == 0:
+            return {}
+        values, counts = zip(*sorted(self.counts.items()), strict=True)
+        seen = zip(values, itertools.accumulate(counts), strict=True)
+        return {
+            "staleness_mean": sum(value * count for value, count in self.counts.items()) / num_updates,
+            "staleness_p95": next(value for value, num_seen in seen if num_seen >= 0.95 * num_updates),
+            "staleness_max": values[-1],
+            "recomputed": self.num_recomputed / num_updates,
+        }
+
+
+@dataclass(frozen=True)
 class RolloutReport:
     """One rollout worker.
 
     Of `wall_s` seconds it worked for `busy_s` and waited for the rest; `phases` has the details. Only Hogwild workers,
-    which train themselves, set `train` and `skipped_steps` (optimizer steps that were skipped). `matches` are games of
-    self-play against the pool.
+    which train themselves, set `train`, `skipped_steps` (optimizer steps that were skipped), `staleness` and `ages`.
+    `matches` are games of self-play against the pool.
     """
 
     role: ClassVar[str] = "rollout"
@@ -248,6 +309,8 @@ class RolloutReport:
     failures: EnvironmentFailures = EnvironmentFailures()
     skipped_steps: int = 0
     matches: tuple[MatchRecord, ...] = ()
+    staleness: Staleness | None = None
+    ages: SampleAges | None = None
 
 
 @dataclass(frozen=True)
@@ -286,7 +349,7 @@ class LearnerReport:
         skipped_steps: total of the optimizer steps that were skipped because loss or gradient was not finite.
         train: None if nothing was trained.
         lag, slots_ready: of trajectories, None for a replay; `slots_ready` trajectories wait for the learner.
-        replay: None for trajectories.
+        replay, ages: None for trajectories.
         notice: a warning for the user.
         hyperparameters: those that an observer has changed, the last of them at policy version
             `hyperparameters_version`.
@@ -305,6 +368,7 @@ class LearnerReport:
     agent_steps: int = 0
     skipped_steps: int = 0
     replay: ReplayMetrics | None = None
+    ages: SampleAges | None = None
     phases: Mapping[Phase, float] = field(default_factory=dict)
     notice: str | None = None
     hyperparameters: Mapping[str, float] = field(default_factory=dict)

@@ -35,6 +35,8 @@ from asyncrl.monitoring.reports import (
     Report,
     RestartReport,
     RolloutReport,
+    SampleAges,
+    Staleness,
     UpdateMetrics,
     VideoReport,
     mean_metrics,
@@ -104,6 +106,7 @@ class Interval:
         self._lag_sums: defaultdict[str, float] = defaultdict(float)
         self._train: list[UpdateMetrics] = []
         self._replay: ReplayMetrics | None = None
+        self._staleness, self._ages = Staleness(), SampleAges()
         self._num_forward_passes = self._num_observations = 0
 
     def add(self, report: RolloutReport | InferenceReport | LearnerReport) -> None:
@@ -118,6 +121,10 @@ class Interval:
             return
         if report.train is not None:
             self._train.append(report.train)
+        if report.ages is not None:
+            self._ages += report.ages
+        if isinstance(report, RolloutReport) and report.staleness is not None:
+            self._staleness += report.staleness
         if isinstance(report, LearnerReport):
             self._replay = report.replay
             if report.lag is not None:
@@ -177,6 +184,8 @@ class Interval:
             named["replay/updates_per_env_step"] = self._replay.updates_per_env_step
             named["replay/learner_blocked"] = shares.get(("learner", Phase.WAIT_SAMPLES), 0.0)
             named["replay/workers_blocked"] = shares.get(("rollout", Phase.WAIT_UPDATES), 0.0)
+        named |= {f"replay/{name}": value for name, value in self._ages.scalars().items()}
+        named |= {f"hogwild/{name}": value for name, value in self._staleness.scalars().items()}
         if self.lag is not None:
             named |= {f"lag/{name}": float(value) for name, value in dataclasses.asdict(self.lag).items()}
         if with_phases:

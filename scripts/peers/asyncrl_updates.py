@@ -94,7 +94,7 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
         arena = shared_arena(spec, config, lambda begun: OnPolicyLearner(model, once, CPU, begun))
         storage, units = SharedStorage(arena, owner=1, copies=Copies.PULLED), ReturnUnits(arena)
         units.values[:] = [0.0, 1.0]
-        hogwild = HogwildActorCritic(model, config, storage, units)
+        hogwild = HogwildActorCritic(model, once, storage, units)
 
         def update_shared() -> None:
             hogwild.begin()

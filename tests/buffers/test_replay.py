@@ -44,6 +44,7 @@ def test_actions_reach_a_row_through_the_mailbox_of_their_split() -> None:
     assert stripes.store_action(0, 9).tolist() == [0, 1]
     assert stripes.action[1, 3].tolist() == [1, 0]
     assert stripes.action[0, 9 % stripes.capacity].tolist() == [0, 1]
+    assert (stripes.policy_version[1, 3], stripes.policy_version[0, 9 % stripes.capacity]) == (7, 7)
 
 
 def test_only_rows_that_the_worker_cannot_be_writing_are_whole() -> None:

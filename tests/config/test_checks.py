@@ -233,8 +233,9 @@ HOGWILD: dict[str, Any] = {"algo": "a2c", "backend": "hogwild", "num_workers": 3
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"algo": "ppo"}, "algo"),
-        ({"algo": "sac", "hogwild_mode": "synced"}, "hogwild_mode"),
+        ({"algo": "dqn"}, "algo"),
+        ({"algo": "ppo", "batch_size": 1}, "batch_size"),
+        ({"algo": "sac", "save_replay": True}, "save_replay"),
         ({"lr_schedule": "kl_adaptive_epoch"}, "lr_schedule"),
         ({"hogwild_mode": "gradients", "num_gradients_to_combine": 5}, "num_gradients_to_combine"),
         ({"rollout": 1, "num_envs_per_worker": 1}, "rollout"),

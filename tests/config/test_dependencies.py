@@ -66,6 +66,10 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         ),
         (["--algo=sac", "--backend=hogwild", "--compile=off"], "--compile (needs backend=actor_learner)"),
         (
+            ["--backend=hogwild", "--num_batches_per_epoch=3", "--max_policy_lag=5", "--ppo_objective=clip"],
+            "--max_policy_lag, --num_batches_per_epoch, --ppo_objective (needs backend=actor_learner)",
+        ),
+        (
             ["--algo=sac", "--gae_lambda=0.5", "--hogwild_mode=shared"],
             "--gae_lambda (needs algo=ppo or a2c or a3c); --hogwild_mode (needs backend=hogwild)",
         ),
@@ -81,6 +85,7 @@ def test_what_nothing_reads_is_said_in_one_line(flags: list[str], said: str) -> 
         ["--algo=sac", "--tau=0.1", "--compile=off", "--batch_size=64"],
         ["--algo=sac", "--encoder=own", "--encoder_conv_mlp_layers=64"],
         ["--algo=a3c", "--hogwild_optimizer=rmsprop", "--rollout=8"],
+        ["--backend=hogwild", "--num_epochs=3", "--batch_size=32", "--target_kl=0.1", "--ppo_clip_ratio=0.1"],
         ["--ppo_clip_ratio=0.3", "--eval_episodes=3", "--eval_every_env_steps=1000"],
         ["--env=ALE/Pong-v5", "--atari_preprocessing=False"],
         ["--inference_mode=central", "--num_inference_workers=2", "--num_workers=2"],

@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from fractions import Fraction
+from typing import Any
 
 import pytest
 
@@ -221,3 +222,27 @@ def test_in_sync_one_iteration_collects_a_dataset_for_each_policy(num_policies: 
 def test_in_async_a_split_fills_one_slot_while_policies_copy_another() -> None:
     plan = dataclasses.replace(planned(num_workers=3, num_envs_per_worker=4, worker_num_splits=2), num_policies=2)
     assert (plan.slots_per_split, plan.num_slots) == (3, 18)
+
+
+def test_networks_of_hogwild_workers_are_on_all_devices_in_turn_unless_one_is_named() -> None:
+    three = Machine(cores=8, torch_has_cuda=True, num_cuda_devices=3)
+
+    def devices(**settings: Any) -> list[str]:
+        hogwild = resolve(TrainConfig(env="CartPole-v1", backend="hogwild", **settings), three).hogwild
+        assert hogwild is not None
+        return [hogwild.device_of(worker) for worker in range(4)]
+
+    assert devices(device="cuda") == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+    assert devices(device="cuda:1", algo="sac") == ["cuda:1"] * 4
+    assert devices() == ["cpu"] * 4
+
+
+def test_a_rollout_of_ppo_on_hogwild_gives_a_gradient_for_each_minibatch_of_each_pass() -> None:
+    settings: dict[str, Any] = {"backend": "hogwild", "num_workers": 2, "num_envs_per_worker": 4, "rollout": 32}
+    config = TrainConfig(env="CartPole-v1", **settings, batch_size=50, num_epochs=3, train_for_env_steps=1280)
+    plan = resolve(config, Machine(cores=2))
+    assert plan.hogwild is not None
+    assert (plan.hogwild.num_epochs, plan.hogwild.num_batches_per_epoch) == (3, 2)  # 128 samples
+    assert plan.num_updates == 10 * 6
+    a2c = resolve(config.model_copy(update={"algo": "a2c"}), Machine(cores=2))
+    assert a2c.num_updates == 10

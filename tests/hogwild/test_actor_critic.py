@@ -14,6 +14,7 @@ import torch
 from layouts import vector_observation
 from small_runs import BOX, CHOICE
 
+from asyncrl.algorithms.ppo import ppo_loss
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.shared_tensors import ReturnUnits, SharedMoments, SharedTensor
 from asyncrl.buffers.weights import WeightsChannel
@@ -28,9 +29,10 @@ from asyncrl.hogwild.parameter_server import ParameterServer
 from asyncrl.hogwild.storage import Copies
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.optimizer import ParameterStore
+from asyncrl.learner.optimizer import FlatAdam, ParameterStore, clip_gradient
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.flat import FlatParameters
 from asyncrl.models.sac import SacActor
 from asyncrl.models.sizes import trained_sizes
 from asyncrl.monitoring.reports import PhaseTimer
@@ -391,6 +393,112 @@ def test_combined_gradients_make_one_step_of_the_server_which_workers_pull() -> 
     pair.close()
 
 
+PPO: dict[str, Any] = {"algo": "ppo", "num_epochs": 3, "batch_size": 12, "max_grad_norm": 0.0, "target_kl": None}
+
+
+def finish_rollout(pair: Pair, worker: Any) -> None:
+    """Polls until a worker has made all passes over its rollout; in `gradients` mode the server takes each gradient."""
+    worker.poll()
+    pair.server.train_once(0.0)
+    while worker._updates is not None:
+        worker.poll()
+        pair.server.train_once(0.0)
+
+
+def gradient_of_ppo(pair: Pair, weights: torch.Tensor, units: tuple[float, float], batch: Any) -> torch.Tensor:
+    """What autograd says of a minibatch at these weights, which predict in these units."""
+    model = ActorCritic(PROBE, pair.setup.config)
+    flat = FlatParameters(model)
+    flat.data.copy_(weights)
+    model.return_mean.fill_(units[0])
+    model.return_std.fill_(units[1])
+    parameters, values = model(batch.floats)
+    ppo_loss(parameters, values, batch, model.distribution, pair.setup.config).loss.backward()
+    return torch.cat([parameter.grad.reshape(-1) for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("mode", ["shared", "shared, copied", "synced", "gradients"])
+def test_each_step_of_ppo_compares_the_newest_weights_with_the_policy_that_acted_whoever_moved_them(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mode, _, is_copied = mode.partition(", ")
+    if is_copied:
+        monkeypatch.setattr(build_hogwild, "_copies_on", lambda device: Copies.FOLLOWING)
+    pair = Pair(**PPO, hogwild_mode=mode, num_gradients_to_combine=1, normalize_returns=False)
+    worker: Any = pair.workers[0]
+    learner, other = worker._learner, pair.workers[1]
+    finish_rollout(pair, worker)
+    steps: list[float] = []
+    take_step = learner._take_step
+
+    def step_after_others(batch: Any, learning_rate: float) -> Any:
+        finish_rollout(pair, other)
+        pulled_before = not steps and mode != "shared"
+        weights = learner._flat.data.clone() if pulled_before else torch.from_numpy(pair.shared.value.copy())
+        if is_copied and not steps:
+            weights = learner._flat.data.clone()  # the first step is at the copy that has acted
+        figures, log_ratio = take_step(batch, learning_rate)
+        valid = torch.from_numpy(worker._slots.valid[0])
+        stored = torch.from_numpy(worker._slots.log_prob[0])[valid]
+        torch.testing.assert_close(batch.log_prob.sort().values, stored.sort().values)
+        expected = gradient_of_ppo(pair, weights, (0.0, 1.0), batch)
+        torch.testing.assert_close(learner._gradient, expected, rtol=1e-3, atol=1e-5)
+        steps.append(float(log_ratio.abs().max()))
+        return figures, log_ratio
+
+    learner._take_step = step_after_others
+    finish_rollout(pair, worker)
+    assert len(steps) == 3
+    assert min(steps[1:]) > 1e-3, "others have moved the weights away from the policy that acted"
+    assert (steps[0] < 1e-5) == (mode != "shared" or is_copied != ""), "a first step is at the copy that has acted"
+    pair.close()
+
+
+@pytest.mark.parametrize("mode", ["shared", "synced", "gradients"])
+def test_returns_are_in_the_units_of_the_critic_which_change_between_the_steps_of_ppo(mode: str) -> None:
+    pair = Pair(**PPO, hogwild_mode=mode, num_gradients_to_combine=1)
+    worker: Any = pair.workers[0]
+    learner, units = worker._learner, ReturnUnits(pair.setup.arena)
+    returns = SharedMoments(pair.setup.arena, "return")
+    seen: list[tuple[float, torch.Tensor, torch.Tensor]] = []
+    take_step, take_step_with_weights = learner._take_step, learner._take_step_with_weights
+
+    def step_in_new_units(batch: Any, learning_rate: float) -> Any:
+        if seen:
+            returns.write(0, 1_000_000, np.array([5.0 * len(seen)]), np.array([100.0 ** len(seen)]))
+            pair.server._refresh()
+            pair.server._publish()
+        return take_step(batch, learning_rate)
+
+    def looking_step(batch: Any, learning_rate: float) -> Any:
+        mean, std = learner.model.return_mean, learner.model.return_std
+        seen.append((float(std), batch.normalized_return * std + mean, batch.normalized_value * std + mean))
+        assert (float(mean), float(std)) == tuple(units.values.tolist())
+        return take_step_with_weights(batch, learning_rate)
+
+    learner._take_step, learner._take_step_with_weights = step_in_new_units, looking_step
+    finish_rollout(pair, worker)
+    assert len({std for std, _, _ in seen}) == 3
+    for _, *in_rewards in seen[1:]:
+        for now, first in zip(in_rewards, seen[0][1:], strict=True):
+            torch.testing.assert_close(now, first, rtol=1e-3, atol=1e-3)
+    pair.close()
+
+
+def test_passes_of_ppo_wait_for_places_and_go_on_at_published_weights() -> None:
+    pair = Pair(**PPO, hogwild_mode="gradients", num_gradients_to_combine=2)
+    worker: Any = pair.workers[0]
+    assert [worker.poll() > 0.0 for _ in range(3)] == [False, False, True]  # two of its own are under way
+    assert worker._updates is not None
+    steps = pair.server.env_steps
+    pair.server.train_once(0.0)
+    assert worker.poll() == 0.0
+    assert (worker._updates, pair.server.env_steps) == (None, steps)
+    np.testing.assert_array_equal(worker._learner._flat.data.numpy(), pair.shared.value)
+    assert worker.report().train is not None
+    pair.close()
+
+
 SAC: dict[str, Any] = {
     "algo": "sac",
     "num_envs_per_worker": 3,
@@ -451,6 +559,107 @@ def test_each_worker_and_each_resumption_draws_random_numbers_of_its_own() -> No
     for other in others:
         assert all(mine != theirs for mine, theirs in zip(first, other, strict=True))
     for worker in (again, third):
+        worker.close()
+    pair.close()
+
+
+def test_a_synced_worker_of_sac_acts_with_networks_that_only_its_own_updates_refresh() -> None:
+    pair = Pair(**{**SAC, "learning_rate": 0.01}, hogwild_mode="synced")
+    worker, other = pair.workers
+    for each in (worker, other):
+        first_actions(each, 50)
+    actor = SharedTensor(pair.setup.arena, "actor")
+    own = worker._learner._actor.flat.data
+    before = own.clone()
+    while worker._limiter.due == 0:
+        worker.poll()
+    first_actions(other, 20)
+    assert torch.equal(own, before)
+    assert not np.array_equal(own.numpy(), actor.value)
+    worker.poll()
+    np.testing.assert_array_equal(own.numpy(), actor.value)
+    pair.close()
+
+
+@pytest.mark.parametrize("ent_coef", ["auto", 0.1])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_an_update_of_sac_steps_along_the_mean_of_gradients_that_workers_have_sent(
+    ent_coef: Any, precision: str
+) -> None:
+    settings = {**SAC, "learning_rate": 0.01, "precision": precision, "ent_coef": ent_coef, "tau": 0.3}
+    pair = Pair(**settings, policy_delay=2, max_grad_norm=0.05, hogwild_mode="gradients", num_gradients_to_combine=2)
+    names = ("actor", "log_ent_coef", "critic")
+    tensors = {name: SharedTensor(pair.setup.arena, name) for name in (*names, "target_critic")}
+
+    def values() -> dict[str, np.ndarray]:
+        return {name: tensor.value.copy() for name, tensor in tensors.items()}
+
+    initial = values()
+    for worker in pair.workers:
+        for _ in range(1000):
+            if worker.poll() > 0.0:
+                break
+    assert all(np.array_equal(initial[name], now) for name, now in values().items()), "workers step nothing"
+    places: Any = pair.server._places
+    assert len(places.ready_places()) == 4, "each worker waits with two gradients under way"
+    sent = places.values.copy()
+    assert np.abs(sent).max() > 0.05
+    sizes = np.cumsum([len(tensors[name].value) for name in names])[:-1]
+    expected = {name: torch.from_numpy(initial[name].copy()) for name in names}
+    target = torch.from_numpy(initial["target_critic"].copy())
+    gradients = {name: torch.zeros_like(value) for name, value in expected.items()}
+    adams = {name: FlatAdam([expected[name]], [gradients[name]], pair.setup.config) for name in names}
+    if ent_coef != "auto":
+        del adams["log_ent_coef"]
+    for number, taken in enumerate(([0, 2], [1, 3]), 1):
+        parts = np.split(sent[taken].mean(0), sizes)
+        for name, part in zip(names, parts, strict=True):
+            gradients[name].copy_(torch.from_numpy(part))
+        for name in ("critic", *(("actor", "log_ent_coef") if number == 2 else ())):
+            if name != "log_ent_coef":
+                clip_gradient(gradients[name], 0.05)
+            if name in adams:
+                adams[name].step(0.01, torch.zeros(()))
+        target.lerp_(expected["critic"], 0.3)
+        pair.server.train_once(0.0)
+        for name, value in {**expected, "target_critic": target}.items():
+            np.testing.assert_allclose(tensors[name].value, value.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
+    assert list(pair.shared.steps) == [2, 0, 0]
+    assert pair.workers[0].poll() == 0.0  # places are free again
+    found = pair.workers[0].report()
+    assert found.train is not None
+    assert found.staleness.scalars()["staleness_max"] <= 2
+    pair.close()
+
+
+def test_a_gradient_of_sac_that_is_not_finite_is_not_sent() -> None:
+    pair = Pair(**SAC, hogwild_mode="gradients", num_gradients_to_combine=2)
+    worker = pair.workers[0]
+    worker._stripes.reward[:] = np.nan
+    step = worker._split.group.step
+
+    def step_without_numbers(action: Any, rows: Any) -> int:
+        made = step(action, rows)
+        rows.reward[:] = np.inf
+        return made
+
+    worker._split.group.step = step_without_numbers
+    while worker._limiter.num_updates < 3:
+        assert worker.poll() == 0.0
+    assert pair.server._places.ready_places() == []
+    assert worker.report().skipped_steps >= 3
+    pair.close()
+
+
+@pytest.mark.parametrize("settings", [{}, SAC], ids=["a2c", "sac"])
+def test_each_worker_has_its_networks_on_its_own_device(settings: dict[str, Any]) -> None:
+    pair = Pair(**settings)
+    plan = pair.setup.plan.hogwild
+    assert plan is not None
+    two = dataclasses.replace(plan, devices=("cpu", "cpu:0"))  # the same memory by two names
+    workers: list[Any] = [build_hogwild_worker(pair.setup, two, idx, pair.wakers[0]) for idx in range(2)]
+    assert [str(worker._learner.device) for worker in workers] == ["cpu", "cpu:0"]
+    for worker in workers:
         worker.close()
     pair.close()
 

@@ -16,7 +16,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner import replay_loop as trainer_module
 from asyncrl.learner.replay_loop import MOST_UPDATES_AT_ONCE, ReplayLoop
-from asyncrl.monitoring.reports import PhaseTimer, SacMetrics
+from asyncrl.monitoring.reports import PhaseTimer, SacMetrics, SampleAges
 
 
 class Fakes:
@@ -32,7 +32,7 @@ class Fakes:
         self._made_updates = 0
         _, self.stripes = new_replay(1, 2, 100)
         self.writer = TaggedWriter(self.stripes, 0, seed=0, end_probability=0.0)
-        self.worker, self.waited = CountingWaker(), []
+        self.worker, self.waited, self.ages = CountingWaker(), [], SampleAges()
         self.generator = torch.Generator().manual_seed(5)
         config = TrainConfig(algo="sac", batch_size=8, train_for_env_steps=100, **settings)
         waker = SimpleNamespace(wait=lambda timeout_s: self.waited.append(timeout_s))
@@ -65,6 +65,9 @@ class Fakes:
     # the sampler
     def sample(self, num_batches: int, batch_size: int) -> list[Any]:
         return [SimpleNamespace(obs=torch.zeros(batch_size, 4))] * num_batches
+
+    def note_ages(self, policy_version: int) -> None:
+        self.ages += SampleAges(1, 10.0, 1, float(policy_version))
 
     # the limiter
     @property
@@ -149,7 +152,9 @@ def test_reports_come_now_and_then_with_the_means_since_the_last(monkeypatch: py
     assert report.train == SacMetrics(*[3.0] * 9)
     assert (report.replay.size, report.replay.updates_per_env_step) == (6, 0.5)
     assert report.notice == "no compiler"
-    assert fakes.trainer.take_report().train is None
+    assert report.ages == SampleAges(2, 20.0, 2, 0.0 + 2.0), "ages are those at the version before the updates"
+    later = fakes.trainer.take_report()
+    assert (later.train, later.ages) == (None, SampleAges())
 
 
 def test_the_replay_is_kept_only_if_asked() -> None:

@@ -12,6 +12,7 @@ from replays import TaggedWriter, check_one_step, new_replay, write_until
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.monitoring.reports import SampleAges
 
 GAMMA = 0.5
 
@@ -182,3 +183,31 @@ def test_no_half_written_row_is_drawn_while_four_processes_write(context: BaseCo
         writer.close()
     arena.close()
     assert num_checked > 5_000
+
+
+def test_samples_have_the_age_of_their_rows_and_of_the_policy_that_acted() -> None:
+    _, stripes = new_replay(2, 3, 10)
+    for split in range(2):
+        TaggedWriter(stripes, split, seed=split, end_probability=0.0).write_rows(25)
+        for row in range(25):
+            stripes.policy_version[split, row % stripes.capacity] = 10 * row
+    sampler = ReplaySampler(stripes, 1, GAMMA, 1.0, None, seed=0)
+    (batch,) = sampler.sample(1, 400)
+    sampler.note_ages(policy_version=300, num_replays=4)
+    rows = batch.obs[:, 3].numpy()  # an episode without an end counts its steps
+    ages = sampler.ages
+    assert ages.num_samples == ages.num_of_known_policy == 400
+    assert ages.env_steps == pytest.approx((25 - rows).sum() * 2 * 3 * 4)
+    assert ages.updates == pytest.approx((300 - 10 * rows).sum())
+    assert SampleAges(4, 20.0, 2, 7.0).scalars() == {"age_env_steps": 5.0, "age_updates": 3.5}
+
+
+def test_who_acted_in_a_saved_replay_is_not_known() -> None:
+    _, stripes = new_replay(1, 1, 10)
+    TaggedWriter(stripes, 0, seed=0, end_probability=0.0).write_rows(4)
+    _, restored = new_replay(1, 1, 10)
+    restored.restore(stripes.content())
+    sampler = ReplaySampler(restored, 1, GAMMA, 1.0, None, seed=0)
+    sampler.sample(1, 50)
+    sampler.note_ages(policy_version=300)
+    assert set(sampler.ages.scalars()) == {"age_env_steps"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,12 @@ import psutil
 import pytest
 import torch
 from command import Command
-from run_helper import FinishedRun, run
+from run_helper import FinishedRun, mean_return, run
 from runs.test_sac import GREEDY, SAC, learner_of, values
 from unavoidable import needs_cuda
 
 from asyncrl.buffers.shared_tensors import saved_worker_steps
+from asyncrl.monitoring.reports import RolloutReport
 from asyncrl.policy import load_policy
 from asyncrl.runtime import checkpoint
 
@@ -34,6 +36,10 @@ A2C: dict[str, Any] = {
     "max_grad_norm": 1.0,
 }
 CRITIC: dict[str, Any] = {**A2C, "normalize_returns": False, "value_loss_coeff": 1.0}
+
+
+PPO: dict[str, Any] = {**A2C, "algo": "ppo", "num_epochs": 4, "batch_size": 32, "train_for_env_steps": 15_000}
+ALGORITHMS = {"a2c": A2C, "ppo": PPO}
 
 
 def hogwild(folder: Path, mode: str, env: str, **settings: Any) -> FinishedRun:
@@ -60,21 +66,52 @@ def test_truncation_is_not_termination_also_in_common_units_of_returns(
 
 
 @in_each_mode
-def test_a_contextual_bandit_is_solved(mode: str, tmp_path: Path) -> None:
-    trained = hogwild(tmp_path, mode, "ContextualBandit", **A2C)
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_contextual_bandit_is_solved(mode: str, algo: str, tmp_path: Path) -> None:
+    trained = hogwild(tmp_path, mode, "ContextualBandit", **ALGORITHMS[algo])
     policy = load_policy(Path(trained.outcome.checkpoint))
     assert policy.act(np.eye(2), deterministic=True).tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("mode", ["serial", "async-local"])
-def test_sac_finds_values_and_actions_with_two_workers(mode: str, tmp_path: Path) -> None:
-    settings = {**SAC, **GREEDY, "backend": "hogwild", "num_envs_per_worker": 1}
+@in_each_mode
+def test_ppo_finds_values_in_common_units_of_returns(mode: str, tmp_path: Path) -> None:
+    settings = {**PPO, "gamma": 0.8, "train_for_env_steps": 20_000, "env_kwargs": {"terminates": False}}
+    trained = hogwild(tmp_path, mode, "EndlessReward", **settings)
+    assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.35)
+
+
+LEARNING: dict[str, Any] = {"rollout": 20, "entropy_loss_coeff": 0.01, "gamma": 0.0, "num_envs_per_worker": 8}
+RECALL: dict[str, Any] = {**LEARNING, "use_rnn": True, "rnn_size": 16, "encoder_mlp_layers": [], "learning_rate": 0.01}
+SEE: dict[str, Any] = {**LEARNING, "learning_rate": 0.001, "encoder_conv_mlp_layers": [16]}
+
+
+@pytest.mark.parametrize(("algo", "num_steps"), [("ppo", 12_000), ("a2c", 60_000)])
+def test_a_recurrent_policy_recalls_what_was_shown(algo: str, num_steps: int, tmp_path: Path) -> None:
+    settings = {**ALGORITHMS[algo], **RECALL, "train_for_env_steps": num_steps, "env_kwargs": {"delay": 1}}
+    finished = hogwild(tmp_path, "synced", "space_envs:Recall-v0", **settings)
+    assert mean_return(finished) > 0.95  # without memory a third is chance
+
+
+@pytest.mark.parametrize(("algo", "num_steps"), [("ppo", 3000), ("a2c", 12_000)])
+def test_a_policy_answers_an_image(algo: str, num_steps: int, tmp_path: Path) -> None:
+    settings = {**ALGORITHMS[algo], **SEE, "train_for_env_steps": num_steps}
+    finished = hogwild(tmp_path, "synced", "space_envs:LitSide-v0", **settings)
+    assert mean_return(finished) > 0.95  # without the image a half is chance
+
+
+@pytest.mark.parametrize(
+    ("mode", "hogwild_mode"),
+    [("serial", "shared"), ("async-local", "shared"), ("async-local", "synced"), ("async-local", "gradients")],
+)
+def test_sac_finds_values_and_actions_with_two_workers(mode: str, hogwild_mode: str, tmp_path: Path) -> None:
+    own = {"backend": "hogwild", "hogwild_mode": hogwild_mode, "num_gradients_to_combine": 1}
+    settings = {**SAC, **GREEDY, **own, "num_envs_per_worker": 1}
     endless = run(tmp_path / "endless", mode, "EndlessReward", **settings, env_kwargs={"terminates": False})
     assert values(endless, [0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.4)
     updates = learner_of(endless).policy_version
     assert updates == pytest.approx(endless.outcome.env_steps - 200, abs=8)
 
-    settings = {**SAC, "backend": "hogwild", "ent_coef": 0.1, "train_for_env_steps": 2500, "reward_scale": 0.1}
+    settings = {**SAC, **own, "ent_coef": 0.1, "train_for_env_steps": 2500, "reward_scale": 0.1}
     distant = run(tmp_path / "distant", mode, "DistantTarget", **settings)
     assert load_policy(Path(distant.outcome.checkpoint)).act([0.0], deterministic=True) == pytest.approx([5.0], abs=0.4)
 
@@ -87,8 +124,22 @@ def test_the_entropy_coefficient_and_the_targets_are_those_of_all_workers(tmp_pa
     assert float(optimizer["log_ent_coef"]) != 0.0
 
 
-def test_a_serial_run_repeats_to_the_bit(tmp_path: Path) -> None:
-    runs = [run(tmp_path / name, "serial", "CartPole-v1", **{**A2C, "train_for_env_steps": 20_000}) for name in "ab"]
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_workers_keep_a_bound_of_staleness(algo: str, tmp_path: Path) -> None:
+    settings = {**(PPO if algo == "ppo" else {**SAC, "backend": "hogwild"}), "train_for_env_steps": 1500}
+    settings |= {"num_workers": 4, "num_envs_per_worker": 1, "hogwild_max_staleness": 1}
+    finished = run(tmp_path, "async-local", "ContextualBandit", **settings)
+    found = [report.staleness for report in finished.reports if isinstance(report, RolloutReport)]
+    counts = sum((Counter(each.counts) for each in found if each is not None), Counter())
+    assert max(counts) <= 1
+    assert sum(counts.values()) == finished.learner_reports[-1].num_updates > 0
+    assert sum(each.num_recomputed for each in found if each is not None) > 0
+
+
+@pytest.mark.parametrize("algo", ALGORITHMS)
+def test_a_serial_run_repeats_to_the_bit(algo: str, tmp_path: Path) -> None:
+    settings = {**ALGORITHMS[algo], "train_for_env_steps": 10_000}
+    runs = [run(tmp_path / name, "serial", "CartPole-v1", **settings) for name in "ab"]
     first, second = (checkpoint.load(Path(finished.outcome.checkpoint)) for finished in runs)
     assert all(torch.equal(tensor, second.model[name]) for name, tensor in first.model.items())
 

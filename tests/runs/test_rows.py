@@ -80,6 +80,8 @@ def test_a_replay_holds_every_step_and_what_is_drawn_from_it_never_goes_across_a
     Case("a2c-shared", "serial", SAME_STEP, rnn_type="gru"),
     Case("a2c-shared", "async-local"),
     Case("a2c-gradients", "async-local", NEXT_STEP, killed="rollout"),
+    Case("ppo-synced", "async-local", rnn_type="gru", killed="rollout"),
+    Case("ppo-shared", "serial", SAME_STEP),
     Case("hogwild-sac", "serial", SAME_STEP),
     Case("hogwild-sac", "async-local", n_step=3, killed="rollout"),
 )

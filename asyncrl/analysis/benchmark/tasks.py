@@ -137,7 +137,7 @@ def num_passes(task: Task, config: TrainConfig) -> int:
     """Returns how often each collected sample of a trajectory is trained on."""
     if SAMPLING_FLAG in task.flags:
         return 0
-    return 1 if config.backend == "hogwild" else config.num_epochs
+    return 1 if config.backend == "hogwild" and not config.algorithm.uses_ratio else config.num_epochs
 
 
 def _last_error(log: Path) -> str:
