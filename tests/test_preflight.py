@@ -151,3 +151,20 @@ def test_returns_that_a_population_shapes_are_warned_of_and_decide_no_best_check
     (warning,) = result.warnings
     assert "no best checkpoint is chosen" in str(warning) and "--eval_every_env_steps=" in str(warning)
     assert not checked("--env=Shaped-v0", *population, "--eval_every_env_steps=1000").warnings
+
+
+TENSORS = {"serial_mode": True, "async_rl": False, "num_workers": 1, "env_backend": "tensor"}
+
+
+@pytest.mark.parametrize("flags", [(), ("--env_backend=tensor",)], ids=["recognized", "given"])
+def test_an_environment_of_tensors_gets_the_settings_that_it_needs(
+    flags: tuple[str, ...], probed: dict[str, EnvSpec]
+) -> None:
+    probed["Tensors-v0"] = dataclasses.replace(probed["Choice-v0"], is_vectorized=True, gives_tensors=True)
+    result = checked("--env=Tensors-v0", *flags, "--batch_size=128", "--num_envs_per_worker=4")
+    assert result.problems == ()
+    assert {name: getattr(result.config, name) for name in TENSORS} == TENSORS
+    assert result.plan.steps_tensors and result.plan.num_slots == 0
+    (problem,) = checked("--env=Tensors-v0", *flags, "--batch_size=128", "--async_rl=True").problems
+    assert "--env_backend=tensor steps environments" in problem.text
+    assert problem.suggestions == ("--async_rl=False", "without these flags")

@@ -13,7 +13,7 @@ from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.flags import refused_value, unknown_name
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.settings import all_settings
 
 MOST_PROCESSES = 240
@@ -71,15 +71,13 @@ def _environment(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             text += f", and there is no run {config.experiment!r} in {config.train_dir} to resume"
         yield _problem("env", f"{text}.", "--env=CartPole-v1", "--env=Humanoid-v5")
     if plan.steps_tensors:
-        needed = {"serial_mode": True, "async_rl": False, "num_workers": 1, "backend": "actor_learner"}
-        needed["debug_forced_lag"] = 0
-        wrong = {name: value for name, value in needed.items() if getattr(config, name) not in (value, "auto")}
-        if config.is_off_policy:
-            wrong["algo"] = "ppo"
+        wrong = {
+            name: value for name, value in NEEDED_BY_TENSORS.items() if getattr(config, name) not in (value, "auto")
+        }
         if wrong:
-            text = "--env_backend=tensor steps environments and trains on-policy in one process on one device."
+            text = "--env_backend=tensor steps environments and trains in turn, in one process on one device."
             flags = " ".join(f"--{name}={value}" for name, value in wrong.items())
-            yield Problem((*wrong, "env_backend"), text, (flags,))
+            yield Problem((*wrong, "env_backend"), text, (flags, "without these flags"))
 
 
 def _device(name: str, device: str, machine: Machine) -> Iterator[Problem]:

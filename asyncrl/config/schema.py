@@ -68,6 +68,15 @@ ATARI_FRAMESKIP = 4
 OF_ONE_START = ("train_dir", "experiment", "restart_behavior", "train_for_seconds", "quiet", "progress", "profile")
 """Settings of one start of the program: config.yaml does not contain them, and a resumed run does not inherit them."""
 
+NEEDED_BY_TENSORS: dict[str, Any] = {
+    "serial_mode": True,
+    "async_rl": False,
+    "num_workers": 1,
+    "backend": "actor_learner",
+    "debug_forced_lag": 0,
+}
+"""Settings of every run with env_backend=tensor; the user may give the same values, but no others."""
+
 _BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw", "ppo_objective": "clip", "target_kl": None}
 """Values for runs saved before these settings existed, where today's default changes the behaviour."""
 
@@ -154,7 +163,8 @@ class TrainConfig(BaseModel):
         "auto",
         "how environments are stepped: one by one (gym); several at once, by the vectorized implementation that is "
         "registered with Gymnasium (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
-        "returns tensors on the learner's device (tensor). auto is gym_vector where it has the same spaces, else gym",
+        "returns tensors on the learner's device (tensor), in one process. auto is tensor for an environment that "
+        "exists only so, gym_vector where the vectorized implementation has the same spaces, else gym",
     )
     atari_preprocessing: bool = _run(
         True,
@@ -465,6 +475,11 @@ class TrainConfig(BaseModel):
         100_000, "environment steps after which the policy of that moment enters the pool"
     )
 
+    env_start_timeout: PositiveFloat = _failures(
+        300.0,
+        "seconds in which an environment is made, reset and stepped for the first time: in the check before the run, "
+        "and in each rollout worker",
+    )
     env_step_timeout: PositiveFloat = _failures(
         180.0,
         "kill and restart a rollout worker that made no environment step for this many seconds, except while it "

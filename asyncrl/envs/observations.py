@@ -74,7 +74,7 @@ class ObservationCodec:
     def batch_size(self, observations: Any) -> int | None:
         """Number of observations by the shape of their first part; None for one observation without a batch axis."""
         part = self._layout.parts[0]
-        shape = np.shape(_leaf(observations, part))
+        shape = np.shape(leaf_of(observations, part))
         return shape[0] if len(shape) == len(part.shape) + 1 else None
 
     def read(self, row: npt.NDArray[Any]) -> Any:
@@ -95,7 +95,7 @@ class ObservationCodec:
         floats, pixels = split_rows(self._layout, rows)
         try:
             for part, place in self._parts:
-                values = np.asarray(_leaf(observation, part))
+                values = np.asarray(leaf_of(observation, part))
                 expected = (*batch, *part.shape)
                 if values.shape != expected:
                     raise ObservationMismatch(f"{part.name} has shape {values.shape}, its space says {expected}")
@@ -178,7 +178,8 @@ def one_of_batch(batch: Any, env: int) -> Any:
     return batch[env]
 
 
-def _leaf(observation: Any, part: ObservationPart) -> Any:
+def leaf_of(observation: Any, part: ObservationPart) -> Any:
+    """The part of an observation at its path."""
     for key in part.path:
         try:
             observation = observation[key]

@@ -318,6 +318,7 @@ class EnvSpec:
         action: the action space.
         max_episode_steps: time limit in steps; None if there is none or it is unknown.
         is_vectorized: whether a vectorized implementation is used.
+        gives_tensors: whether its observations and actions are tensors.
         resets_within_step: whether it resets before the step after an episode's end (Gymnasium's autoreset modes
             SAME_STEP and DISABLED), so the first step after a truncation is lost to training.
         agents: names of the agents that an environment may have; empty for a single one.
@@ -331,6 +332,7 @@ class EnvSpec:
     action: Action
     max_episode_steps: int | None
     is_vectorized: bool = False
+    gives_tensors: bool = False
     resets_within_step: bool = False
     agents: tuple[str, ...] = ()
     spaces: tuple[AgentSpaces, ...] = ()

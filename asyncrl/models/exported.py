@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ActionMapping, TrainConfig
-from asyncrl.envs.actions import unit_of
-from asyncrl.envs.spec import BoxAction, EnvSpec, LeafAction, ObservationPart, PathKey
+from asyncrl.envs.spec import EnvSpec, ObservationPart, PathKey
+from asyncrl.envs.tensors import ChoicesToOneHot, LeafToEnv
 from asyncrl.models.activations import tanh_
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.distributions import ActionDistribution, DiagonalGaussian, Joint
@@ -69,7 +69,7 @@ class ExportedPolicy(nn.Module):
             for part in self._distributions
         ]
         self.num_noise = sum(count for _, count in self.noise_kinds)
-        self._leaves = [_LeafToEnv(leaf, mapping) for leaf in spec.action.leaves]
+        self._leaves = [LeafToEnv(leaf, mapping, torch.device("cpu")) for leaf in spec.action.leaves]
         state = ["state"] if model.rnn_state_size > 0 else []
         observed = [_name("observation", part.path) for part in spec.observation.parts]
         acted = [_name("action", path) for path in spec.action.paths]
@@ -223,38 +223,12 @@ def _require_packages(format: ExportFormat) -> None:
         raise UsageError(f'{text}: pip install -e ".[export]"')
 
 
-class _LeafToEnv:
-    """Converts stored actions as `asyncrl.envs.actions.ActionAdapter` does, for one leaf."""
-
-    def __init__(self, leaf: LeafAction, mapping: ActionMapping) -> None:
-        self._shape = leaf.shape
-        self._dtype = getattr(torch, leaf.dtype)
-        self._is_box = isinstance(leaf, BoxAction)
-        if isinstance(leaf, BoxAction):
-            self._squashes = mapping == "squashed"
-            self._center, self._half_range = map(torch.from_numpy, unit_of(leaf, mapping))
-            self._low, self._high = (torch.tensor(bound, dtype=self._dtype) for bound in (leaf.low, leaf.high))
-        else:
-            self._starts = torch.tensor(leaf.starts, dtype=torch.int64)
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        if not self._is_box:
-            return (stored.to(torch.int64) + self._starts).to(self._dtype).reshape(-1, *self._shape)
-        numbers = stored.to(self._dtype)
-        if self._squashes:
-            numbers = torch.tanh(numbers)
-        numbers = numbers * self._half_range + self._center
-        return numbers.clamp(self._low, self._high).reshape(-1, *self._shape)
-
-
 def _numbers_of(part: ObservationPart, values: Tensor) -> Tensor:
     """The float32 numbers `[B, size]` of a part that is no image."""
     flat = values.flatten(1) if part.shape else values.unsqueeze(1)
     if part.kind != "choices":
         return flat.to(torch.float32)
-    element = np.repeat(np.arange(len(part.num_choices)), part.num_choices)
-    choice = np.concatenate([start + np.arange(n) for start, n in zip(part.starts, part.num_choices, strict=True)])
-    return (flat[:, torch.from_numpy(element)] == torch.from_numpy(choice)).to(torch.float32)
+    return ChoicesToOneHot(part, values.device)(values)
 
 
 def _choices_of(part: ActionDistribution, logits: Tensor) -> Tensor:
