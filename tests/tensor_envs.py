@@ -11,7 +11,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
-from probe_envs import EndlessReward
+from probe_envs import EndlessReward, HiddenOffset
 from torch import Tensor
 
 Step = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
@@ -138,6 +138,8 @@ class Modeless(CartPoleVectorEnv):
 
 
 gymnasium.register("Modeless-v0", vector_entry_point=Modeless)
+
+
 class Masked(gymnasium.Env[Any, Any]):
     """Only one of two choices is allowed."""
 
@@ -160,6 +162,10 @@ class Masked(gymnasium.Env[Any, Any]):
 
 def make_masked(num_envs: int, autoreset_mode: str) -> AsTensors:
     return AsTensors(SyncVectorEnv([Masked] * num_envs, autoreset_mode=autoreset_mode))
+
+
+def make_hidden_offset(num_envs: int, **kwargs: Any) -> AsTensors:
+    return AsTensors(SyncVectorEnv([lambda: HiddenOffset(**kwargs)] * num_envs))
 
 
 gymnasium.register("GivesNan-v0", vector_entry_point=GivesNan, max_episode_steps=500)

@@ -41,6 +41,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
         *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config, plan),
+        *(_critic_only_keys(config) if config.critic_only_keys else ()),
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *_policies(config, plan),
@@ -285,6 +286,15 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if is_over_batches and config.batch_size < 2 and takes_batches:
         text = "--normalize_advantage=True needs at least two samples in a minibatch, but --batch_size=1."
         yield _problem("batch_size normalize_advantage", text, "--normalize_advantage=False")
+
+
+def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
+    if config.actor_critic_share_weights and not config.is_off_policy:
+        text = "--critic_only_keys needs separate networks, because one network for actor and critic sees everything."
+        yield _problem("critic_only_keys actor_critic_share_weights", text, "--actor_critic_share_weights=False")
+    if config.is_off_policy and config.algorithm.make_model is not None:
+        text = f"--critic_only_keys needs an actor and a critic; --algo={config.algo} has one network, which acts."
+        yield _problem("critic_only_keys algo", text, "--algo=sac", "--algo=ppo")
 
 
 def _saving(config: TrainConfig) -> Iterator[Problem]:

@@ -391,6 +391,11 @@ class TrainConfig(BaseModel):
     encoder: str = _model("default", "name of a registered encoder")
     core: str = _model("default", "with use_rnn: name of a registered recurrent core")
     model: str = _model("default", "name of a registered model of actor and critic")
+    critic_only_keys: list[str] = _model(
+        [],
+        "keys of Dict observations that only the critic sees (outer/inner for nested ones): the actor, exported files "
+        "and load_policy do without them",
+    )
     image_channels: ImageChannels = _model(
         "auto",
         "position of the channels in observed arrays of three or four axes: before height and width (first) or after "

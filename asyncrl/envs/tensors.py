@@ -75,12 +75,10 @@ class ChoicesToOneHot:
     """Converts the choices of one part to one-hot numbers, those of its elements one after the other."""
 
     def __init__(self, part: ObservationPart, device: torch.device) -> None:
-        sizes = torch.tensor(part.num_choices)
-        self._element = torch.arange(len(sizes)).repeat_interleave(sizes).to(device)
-        choices = [torch.arange(count) + start for count, start in zip(part.num_choices, part.starts, strict=True)]
-        self._choice = torch.cat(choices).to(device)
-        self._first = torch.tensor(part.starts, device=device)
-        self._last = self._first + sizes.to(device) - 1
+        choices = [start + np.arange(count) for count, start in zip(part.num_choices, part.starts, strict=True)]
+        element = np.repeat(np.arange(len(choices)), part.num_choices)
+        self._element, self._choice = (torch.from_numpy(each).to(device) for each in (element, np.concatenate(choices)))
+        self._first, self._last = (torch.tensor([each[end] for each in choices], device=device) for end in (0, -1))
 
     def __call__(self, values: Tensor) -> Tensor:
         """From `[B, ...]` to `[B, size]` float32, NaN for a choice that is not in the space."""

@@ -120,7 +120,7 @@ def run(
         if plan.num_policies > 1 or spec.spaces:
             problems += _mapping_problems(config, spec)
         for kind in spec.kinds:
-            problems += _action_problems(config, kind)
+            problems += [*_action_problems(config, kind), *_key_problems(config, kind)]
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
         if not of_resuming:
@@ -229,6 +229,22 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     value = getattr(config, name)
     text = f"--{name}={value} needs continuous actions with finite bounds; {spec.env_id} has {spec.action}: {found}."
     return [Problem((name, "env"), text, (fitting,))]
+
+
+def _key_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    """Keys that only the critic is to see, but that are not there or that the actor needs."""
+    parts, keys = spec.observation.parts, config.critic_only_keys
+    names = dict.fromkeys(part.path[0] for part in parts if part.path and part.kind != "mask")
+    for key in keys:
+        of_key = [part for part in parts if part.is_in([key])]
+        if not of_key:
+            found = f"those of {spec.env_id} are {', '.join(map(str, names))}" if names else "there are none"
+            yield Problem(
+                ("critic_only_keys", "env"), f"--critic_only_keys={key}: no such key of observations; {found}."
+            )
+        elif any(part.kind == "mask" for part in of_key):
+            text = f"--critic_only_keys={key}: the actor needs the mask of its actions."
+            yield Problem(("critic_only_keys", "env"), text)
 
 
 def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
