@@ -11,7 +11,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
-from probe_envs import EndlessReward, HiddenOffset
+from probe_envs import EndlessReward, HiddenOffset, Reach
 from torch import Tensor
 
 Step = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
@@ -162,6 +162,10 @@ class Masked(gymnasium.Env[Any, Any]):
 
 def make_masked(num_envs: int, autoreset_mode: str) -> AsTensors:
     return AsTensors(SyncVectorEnv([Masked] * num_envs, autoreset_mode=autoreset_mode))
+
+
+def make_reach(num_envs: int, autoreset_mode: str) -> AsTensors:
+    return AsTensors(SyncVectorEnv([lambda: Reach(-1.0, 3.0)] * num_envs, autoreset_mode=autoreset_mode))
 
 
 def make_hidden_offset(num_envs: int, **kwargs: Any) -> AsTensors:

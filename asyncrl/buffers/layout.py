@@ -28,7 +28,7 @@ from asyncrl.buffers.arena import ArraySpec, arena_size
 from asyncrl.buffers.control import control_specs, worker_death_specs
 from asyncrl.buffers.gradients import gradient_specs
 from asyncrl.buffers.messages import ring_specs
-from asyncrl.buffers.replay import replay_specs
+from asyncrl.buffers.replay import replay_limit_specs, replay_specs
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.buffers.weights import weights_specs
 from asyncrl.config.plan import ResourcePlan
@@ -158,6 +158,8 @@ def arena_specs(
             specs.extend(gradient_specs(shared.tensors["model"], plan.num_workers))
     elif plan.replay is None:
         specs = slot_specs(spec, plan)
+    elif plan.steps_tensors:
+        specs = replay_limit_specs(plan.num_splits)
     else:
         specs = replay_specs(spec, plan.num_splits, plan.envs_per_split, plan.replay.size)
     specs.extend(

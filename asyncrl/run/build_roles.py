@@ -55,7 +55,8 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
-from asyncrl.on_device.worker import DeviceWorker
+from asyncrl.on_device.replay import DeviceReplay
+from asyncrl.on_device.worker import DeviceReplayWorker, DeviceWorker
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.worker import (
@@ -69,6 +70,7 @@ from asyncrl.rollout.worker import (
     Split,
 )
 from asyncrl.run.setup import RunSetup, state_to_begin_with
+from asyncrl.runtime.checkpoint import load
 from asyncrl.runtime.run_folder import VIDEOS
 
 log = logging.getLogger(__name__)
@@ -195,7 +197,7 @@ def build_learner(
     if plan.hogwild is not None:
         return parts.worker(build_parameter_server(setup, plan.hogwild, waker, workers, parts.phases)), None
     if plan.replay is not None:
-        return parts.worker(_build_replay_loop(parts, plan.replay, waker, workers)), None
+        return parts.worker(_build_replay_loop(parts, plan.replay, ReplayStripes(arena), waker, workers)[0]), None
     slots = TrajectorySlots(arena)
     if plan.has_slot_pools:
         source = _build_policy_source(setup, slots, workers)
@@ -238,7 +240,7 @@ def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Seque
     )
 
 
-SerialWorker = RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker
+SerialWorker = RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker | DeviceReplayWorker
 
 
 def build_serial(
@@ -267,16 +269,24 @@ def build_serial(
 
 def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[list[LearnerWorker], list[Any], list[Any]]:
     config, plan, parts = setup.config, setup.plan, _LearnerParts.begin(setup)
-    learner = parts.on_policy_learner()
     env = make_run_vector_env(config, plan.num_envs)
-    group = TensorEnvGroup(
-        env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.action_mapping, parts.device
-    )
+    seed = vector_env_seed(setup.seed, 0, setup.seed_steps)
+    group = TensorEnvGroup(env, seed, setup.spec, config.action_mapping, parts.device)
     if (info := setup.control.newest_training_info) is not None:
         group.set_training_info(info)
-    seed = acting_seed(config.seed, 0, setup.seed_steps)
-    worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
-    return [parts.worker(_build_trajectory_loop(parts, learner, worker, worker, look))], [], [worker]
+    seed = acting_seed(setup.seed, 0, setup.seed_steps)
+    if plan.replay is None:
+        learner = parts.on_policy_learner()
+        worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
+        return [parts.worker(_build_trajectory_loop(parts, learner, worker, worker, look))], [], [worker]
+    replay = DeviceReplay(setup.spec, plan.num_envs, plan.replay, parts.device)
+    saved = None if setup.resume_from is None else load(setup.resume_from, with_replay=True).replay
+    if saved is not None:
+        replay.restore(saved)
+    loop, sac_learner = _build_replay_loop(parts, plan.replay, replay, None, [])
+    limits = ReplayLimits(setup.arena)
+    replay_worker = DeviceReplayWorker(group, sac_learner, replay, limits, parts.device, seed, setup.control)
+    return [parts.worker(loop)], [], [replay_worker]
 
 
 def _own_device(name: str) -> torch.device:
@@ -416,9 +426,11 @@ def _reader_of_weights(setup: RunSetup, block_size: int) -> Callable[[int], Tens
     return read
 
 
-def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, workers: Sequence[Waker]) -> ReplayLoop:
+def _build_replay_loop(
+    parts: _LearnerParts, replay: ReplayPlan, stripes: ReplayStripes, waker: Waker | None, workers: Sequence[Waker]
+) -> tuple[ReplayLoop, SacLearner]:
     setup, saved, ranks = parts.setup, parts.saved, parts.agreement.ranks
-    config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
+    config, plan = setup.learner_config, setup.plan
     learner: SacLearner = imported(config.algorithm.make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
@@ -441,7 +453,7 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
     parts.take_state_of_first(learner)
-    return ReplayLoop(
+    loop = ReplayLoop(
         learner=learner,
         stripes=stripes,
         sampler=sampler,
@@ -457,6 +469,7 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
         agreement=parts.agreement,
         most_env_steps=share,
     )
+    return loop, learner
 
 
 def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker | VideoWorker]:
