@@ -179,7 +179,7 @@ def make_vector_env(
         arguments = atari.vectorized_kwargs(arguments)
     registered_id = env_id if isinstance(env_id, EnvMaker) else _import_registering_module(env_id)
     if (make := _find_vector_maker(env_id, registered_id)) is not None:
-        return as_vector_env(make(num_envs=num_envs, **arguments), env_id)
+        return as_vector_env(make(num_envs=num_envs, **arguments), env_id, num_envs)
     with _without_registry_warnings():
         return gymnasium.make_vec(
             registered_id,
