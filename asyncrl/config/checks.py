@@ -323,10 +323,7 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.backend == "hogwild":
         text = f"--backend=hogwild runs on one machine as one rank, not as {plan.num_ranks} ranks."
         yield _problem("backend", text, "--backend=actor_learner", "to start it without torchrun")
-    if plan.steps_tensors:
-        text = f"--env_backend={config.env_backend} runs in one process, not as {plan.num_ranks} ranks."
-        yield _problem("env_backend", text, "to start it without torchrun")
-    elif config.serial_mode:
+    if config.serial_mode and not plan.steps_tensors:
         text = f"--serial_mode=True runs in one process, not as {plan.num_ranks} ranks."
         yield _problem("serial_mode", text, "--serial_mode=False", "to start it without torchrun")
     if config.max_learner_restarts > 0:
