@@ -34,8 +34,8 @@ class NumberedSentinel(Sentinel):
         return obs, reward, terminated, truncated, info
 
 
-def sentinels(mode: AutoresetMode) -> SyncVectorEnv:
-    makers = [lambda number=number: NumberedSentinel(number) for number in range(NUM_ENVS)]
+def sentinels(mode: AutoresetMode, num_envs: int = NUM_ENVS) -> SyncVectorEnv:
+    makers = [lambda number=number: NumberedSentinel(number) for number in range(num_envs)]
     return SyncVectorEnv(makers, autoreset_mode=mode)
 
 

@@ -226,6 +226,11 @@ class TrainConfig(BaseModel):
         None, "environment steps between evaluations of the policy, or of each policy, which run in a separate process"
     )
     eval_episodes: PositiveInt = _evaluation(10, "episodes of an evaluation")
+    eval_num_envs: NonNegativeInt | Auto = _evaluation(
+        "auto",
+        "environments of tensors: how many of the training simulator, beside those that train, play evaluations; auto "
+        "is eval_episodes, and 0 makes a second simulator for one environment",
+    )
     eval_deterministic: bool = _evaluation(
         False, "evaluate and record with the most likely actions instead of sampled ones"
     )

@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
+from asyncrl.on_device.evaluation import EvaluatingGroup, SimulatorEvaluation
 from asyncrl.on_device.replay import DeviceReplay
 from asyncrl.on_device.worker import DeviceReplayWorker, DeviceWorker
 from asyncrl.rollout.build_env_group import build_env_group
@@ -243,9 +244,16 @@ def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Seque
 SerialWorker = RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker | DeviceReplayWorker
 
 
-def build_serial(
-    setup: RunSetup, waker: Waker, look: Callable[[], None]
-) -> tuple[list[LearnerWorker], list[SlotExchange | PolicySource], list[SerialWorker]]:
+class SerialRoles(NamedTuple):
+    """All roles of one process."""
+
+    learners: list[LearnerWorker]
+    exchanges: list[SlotExchange | PolicySource]
+    workers: list[SerialWorker]
+    evaluations: list[EvaluationWorker | VideoWorker]
+
+
+def build_serial(setup: RunSetup, waker: Waker, look: Callable[[], None]) -> SerialRoles:
     """All roles of one process, as `build_learner` and `build_rollout_worker` make them; a learner for each policy.
 
     Args:
@@ -264,29 +272,52 @@ def build_serial(
         if exchange is not None:
             exchanges.append(exchange)
     wakers = [waker] * plan.num_policies
-    return learners, exchanges, [build_rollout_worker(setup, idx, wakers, None) for idx in range(plan.num_workers)]
+    workers: list[SerialWorker] = [build_rollout_worker(setup, idx, wakers, None) for idx in range(plan.num_workers)]
+    evaluations = build_evaluation_workers(setup) if setup.config.eval_every_env_steps is not None else []
+    return SerialRoles(learners, exchanges, workers, evaluations)
 
 
-def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[list[LearnerWorker], list[Any], list[Any]]:
+def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> SerialRoles:
     config, plan, parts = setup.config, setup.plan, _LearnerParts.begin(setup)
-    env = make_run_vector_env(config, plan.num_envs)
-    seed = vector_env_seed(setup.seed, 0, setup.seed_steps)
-    group = TensorEnvGroup(env, seed, setup.spec, config.action_mapping, parts.device)
+    evaluations: list[EvaluationWorker | VideoWorker] = []
+    group = _build_tensor_group(setup, parts.device, evaluations)
     if (info := setup.control.newest_training_info) is not None:
         group.set_training_info(info)
     seed = acting_seed(setup.seed, 0, setup.seed_steps)
+    worker: DeviceWorker | DeviceReplayWorker
+    loop: LearnerLoop
     if plan.replay is None:
         learner = parts.on_policy_learner()
         worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
-        return [parts.worker(_build_trajectory_loop(parts, learner, worker, worker, look))], [], [worker]
-    replay = DeviceReplay(setup.spec, plan.num_envs, plan.replay, parts.device)
-    saved = None if setup.resume_from is None else load(setup.resume_from, with_replay=True).replay
-    if saved is not None:
-        replay.restore(saved)
-    loop, sac_learner = _build_replay_loop(parts, plan.replay, replay, None, [])
-    limits = ReplayLimits(setup.arena)
-    replay_worker = DeviceReplayWorker(group, sac_learner, replay, limits, parts.device, seed, setup.control)
-    return [parts.worker(loop)], [], [replay_worker]
+        loop = _build_trajectory_loop(parts, learner, worker, worker, look)
+    else:
+        replay = DeviceReplay(setup.spec, plan.num_envs, plan.replay, parts.device)
+        saved = None if setup.resume_from is None else load(setup.resume_from, with_replay=True).replay
+        if saved is not None:
+            replay.restore(saved)
+        loop, sac_learner = _build_replay_loop(parts, plan.replay, replay, None, [])
+        limits = ReplayLimits(setup.arena)
+        worker = DeviceReplayWorker(group, sac_learner, replay, limits, parts.device, seed, setup.control)
+    if not evaluations and config.eval_every_env_steps is not None:
+        evaluations = build_evaluation_workers(setup)
+    return SerialRoles([parts.worker(loop)], [], [worker], evaluations)
+
+
+def _build_tensor_group(
+    setup: RunSetup, device: torch.device, evaluations: list[EvaluationWorker | VideoWorker]
+) -> TensorEnvGroup:
+    """The simulator; adds its evaluation to `evaluations` if a part of it evaluates."""
+    config, plan, spec = setup.config, setup.plan, setup.spec
+    env = make_run_vector_env(config, plan.num_envs + plan.num_eval_envs)
+    seed = vector_env_seed(setup.seed, 0, setup.seed_steps)
+    if plan.num_eval_envs == 0:
+        return TensorEnvGroup(env, seed, spec, config.action_mapping, device)
+    ((_, team),) = _published_teams(setup)
+    evaluation = SimulatorEvaluation(
+        team, setup.control, setup.checkpoints, setup.first_env_steps, plan.num_eval_envs, device
+    )
+    evaluations.append(evaluation)
+    return EvaluatingGroup(env, seed, spec, config.action_mapping, device, evaluation)
 
 
 def _own_device(name: str) -> torch.device:
