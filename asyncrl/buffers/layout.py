@@ -189,6 +189,8 @@ def arena_specs(
 def arena_bytes(
     spec: EnvSpec, plan: ResourcePlan, num_weights: int | Sequence[int], shared: SharedSizes | None = None
 ) -> int:
-    """Bytes of a run's arena, and of the private arenas of Hogwild workers."""
+    """Bytes of a run's arena, of the private arenas of Hogwild workers, and of a replay that only this process uses."""
     own = plan.num_workers * arena_bytes(spec, plan.of_one_worker, 1) if plan.hogwild is not None else 0
+    if plan.steps_tensors and plan.replay is not None and plan.device == "cpu":
+        own = arena_size(replay_specs(spec, 1, plan.num_envs, plan.replay.size))
     return own + arena_size(arena_specs(spec, plan, num_weights, shared))

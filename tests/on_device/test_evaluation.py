@@ -15,11 +15,14 @@ from tensor_envs import AsTensors
 from tensor_groups import CPU, NUM_ENVS, NumberedSentinel, sentinels, tensor_group
 from torch import Tensor
 
+from asyncrl.buffers.weights import Publication
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
 from asyncrl.evaluation.episodes import evaluate
+from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.reports import EvaluationReport, RolloutReport
 from asyncrl.on_device.env_group import EpisodeEnds
-from asyncrl.on_device.evaluation import EvaluatingGroup
+from asyncrl.on_device.evaluation import EvaluatingGroup, SimulatorEvaluation
 from asyncrl.policy import load_policy
 
 NUM_EVAL, ROLLOUT, NUM_TRAJECTORIES = 2, 9, 12
@@ -65,7 +68,7 @@ def test_training_is_unchanged_and_the_others_see_every_observation(mode: Autore
     # Played one by one, each of the others has the same observations.
     for number in range(NUM_EVAL):
         env = NumberedSentinel(NUM_ENVS + number)
-        obs, begins = env.reset()[0], True
+        obs, begins, ended = env.reset()[0], True, False
         for idx, row in enumerate(seen.rows):
             np.testing.assert_array_equal(row[number].numpy(), obs)
             if mode == AutoresetMode.NEXT_STEP and not begins and ended:
@@ -101,10 +104,23 @@ def test_evaluations_are_of_fixed_policies_over_whole_episodes(algo: str, autore
     assert sum(report.env_steps for report in collected) == finished.outcome.env_steps, "steps of training only"
 
 
-def test_longer_episodes_count_as_often_and_open_ones_do_not_count(tmp_path: Path) -> None:
-    settings = {"eval_every_env_steps": 400, "eval_episodes": 4, "env_kwargs": {"max_episode_steps": 30}}
-    env = "tensor_envs:make_cart_pole"
-    finished = run(tmp_path, "serial", env, **TENSORS, **settings, train_for_env_steps=1500)
-    found = [report for report in finished.reports if isinstance(report, EvaluationReport)]
-    assert found and all(report.mean_reward == report.mean_ep_length for report in found)
-    assert all(8 <= report.mean_ep_length <= 30 for report in found), "whole episodes"
+def test_each_environment_plays_as_many_episodes_and_open_ones_do_not_count(tmp_path: Path) -> None:
+    spec = read_spec(NumberedSentinel(0), "Sentinels")
+    config = TrainConfig(env="Sentinels", eval_every_env_steps=100, eval_episodes=4, save_best_metric="none")
+    news = Publication(number=1, version=7, env_steps=100)
+    weights = SimpleNamespace(newest=news)
+    policy = SimpleNamespace(config=config, spec=spec, weights=weights, model=make_acting_model(spec, config))
+    team: Any = SimpleNamespace(policy=policy, is_published=True, read=lambda: news)
+    control: Any = SimpleNamespace(num_evaluations=0, ended=False, stop_requested=False)
+    evaluation = SimulatorEvaluation(team, control, tmp_path, 0, num_envs=2, device=CPU)
+    evaluation.act(torch.zeros(2, 3))
+    # Lengths of the episodes that end in each step; 0 where none ends. The first of each was open.
+    script = [(7, 0), (2, 50), (3, 0), (99, 10), (0, 20), *[(99, 99)] * 20]
+    for lengths in script:
+        of_step = torch.tensor(lengths)
+        ended = of_step > 0
+        evaluation.note(EpisodeEnds(ended, 2.0 * of_step, of_step, {}), ended)
+    (report,) = evaluation.run()
+    assert isinstance(report, EvaluationReport)
+    assert (report.episodes, report.policy_version, report.env_steps) == (4, 7, 100)
+    assert report.mean_ep_length == np.mean([2, 3, 10, 20]) and report.mean_reward == 2 * report.mean_ep_length

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from run_helper import mean_return, run
 
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.monitoring.reports import RolloutReport
+from asyncrl.monitoring.reports import EvaluationReport, RolloutReport
 from asyncrl.policy import load_policy
 from asyncrl.runtime.processes import RunFailed
 
@@ -47,9 +47,11 @@ def test_values_are_right_in_each_mode(autoreset_mode: str, terminates: bool, tm
 
 def test_a_recurrent_policy_is_trained_on_the_device(tmp_path: Path) -> None:
     settings = {"use_rnn": True, "rnn_size": 8, "rollout": 8, "recurrence": 4, "batch_size": 128}
+    settings |= {"eval_every_env_steps": 500, "eval_episodes": 4}
     finished = run(tmp_path, "serial", "tensor_envs:TensorCartPole-v0", **TENSORS, **settings, train_for_env_steps=2000)
     deviations = [r.train.max_ratio_deviation_first_batch for r in finished.learner_reports if r.train is not None]
     assert max(deviations) < 1e-4, "trained from the states that acted"
+    assert [report.episodes for report in finished.reports if isinstance(report, EvaluationReport)][-1] == 4
 
 
 @pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
