@@ -41,7 +41,7 @@ class Policy:
         self._device = model.statistics.device
         self._adapter = ActionAdapter(spec, config.action_mapping)
         self._generator = torch.Generator(self._device).manual_seed(seed)
-        self._codec = ObservationCodec(spec.observation)
+        self._codec = ObservationCodec(spec.observation, unread=config.critic_only_keys)
         self._state: npt.NDArray[np.float32] | None = None
 
     def act(self, obs: Any, deterministic: bool = False) -> Any:
@@ -49,7 +49,7 @@ class Policy:
 
         Args:
             obs: one observation, or B observations as a vectorized environment returns them (B is the first axis of
-                every part).
+                every part). The parts that only the critic has seen in training (`critic_only_keys`) are not read.
             deterministic: take the most likely action instead of sampling one.
 
         Returns:

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete
 from gymnasium.vector import SyncVectorEnv
 
 from asyncrl.envs.factory import env_seed
@@ -93,6 +93,33 @@ class ContextualBandit(_Probe):
         if not self.action_space.contains(action):
             raise ValueError(f"action {action!r} is not in {self.action_space}")
         return self._end(float(action - self.action_space.start == self._context))
+
+
+class HiddenOffset(gymnasium.Env):
+    """A bandit of four arms. The reward of 1 for the arm that `shown` names is lost in `scale` times a hidden sign.
+
+    So an advantage tells how good an arm is only if the critic sees the hidden sign, which is no help for choosing.
+    """
+
+    action_space = Discrete(4)
+
+    def __init__(self, scale: float = 50.0, shows_offset: bool = True) -> None:
+        self._scale, self._shows_offset = scale, shows_offset
+        hidden = {"offset": Box(-1.0, 1.0, (1,), np.float32)} if shows_offset else {}
+        self.observation_space = Dict({**hidden, "shown": Discrete(4)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._draw(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = self._scale * self._offset + float(self._shown == action)
+        return self._draw(), reward, True, False, {}
+
+    def _draw(self) -> dict[str, Any]:
+        self._offset, self._shown = float(self.np_random.choice([-1.0, 1.0])), int(self.np_random.integers(4))
+        hidden = {"offset": np.float32([self._offset])} if self._shows_offset else {}
+        return {**hidden, "shown": np.int64(self._shown)}
 
 
 class EndlessReward(_Probe):
@@ -316,6 +343,7 @@ for _environment in (
     RewardIsObservation,
     DelayedReward,
     ContextualBandit,
+    HiddenOffset,
     EndlessReward,
     DistantTarget,
     Reach,

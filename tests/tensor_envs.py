@@ -8,10 +8,10 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
-from gymnasium.vector.utils import batch_space
-from probe_envs import EndlessReward
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+from probe_envs import EndlessReward, HiddenOffset, Reach
 from torch import Tensor
 
 Step = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
@@ -59,6 +59,10 @@ class CartPole(VectorEnv[Any, Any, Any]):
         return torch.rand(self._state.shape, generator=self._generator, device=device) * 0.1 - 0.05
 
 
+def make_cart_pole(num_envs: int, max_episode_steps: int = 500) -> CartPole:
+    return CartPole(num_envs, max_episode_steps)
+
+
 class GivesNan(CartPole):
     """Its tenth reward is not a number."""
 
@@ -75,7 +79,7 @@ class AsTensors(VectorWrapper):
 
     def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
         super().__init__(env)
-        self._memory: Tensor | None = None
+        self._memory: Any = None
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Tensor, dict[str, Any]]:
         if options is not None:
@@ -83,27 +87,41 @@ class AsTensors(VectorWrapper):
         return self._keep(self.env.reset(seed=seed, options=options)[0]), {}
 
     def step(self, actions: Tensor) -> Step:
-        obs, reward, terminated, truncated, infos = self.env.step(actions.numpy())
+        obs, reward, terminated, truncated, infos = self.env.step(as_arrays(actions))
         final = infos.pop("final_obs", None)
         infos = as_tensors(infos)
         if final is not None:
-            nothing = np.zeros(obs.shape[1:], obs.dtype)
-            final_obs = np.stack([nothing if each is None else each for each in final])
-            infos["final_obs"] = torch.from_numpy(final_obs)
+            nothing = self.env.single_observation_space.sample()
+            space = self.env.single_observation_space
+            filled = [nothing if each is None else each for each in final]
+            infos["final_obs"] = as_tensors(concatenate(space, filled, create_empty_array(space, len(filled))))
         tensors = (torch.from_numpy(np.array(array)) for array in (reward, terminated, truncated))
         return self._keep(obs), *tensors, infos
 
-    def _keep(self, obs: np.ndarray) -> Tensor:
+    def _keep(self, obs: Any) -> Any:
         if self._memory is None:
-            self._memory = torch.zeros(obs.shape, dtype=torch.from_numpy(obs).dtype)
-        return self._memory.copy_(torch.from_numpy(obs))
+            self._memory = as_tensors(obs)
+        return _copy_into(self._memory, obs)
 
 
-def as_tensors(infos: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: as_tensors(value) if isinstance(value, dict) else torch.from_numpy(np.array(value))
-        for name, value in infos.items()
-    }
+def _copy_into(memory: Any, obs: Any) -> Any:
+    if isinstance(memory, dict):
+        return {key: _copy_into(inner, obs[key]) for key, inner in memory.items()}
+    if isinstance(memory, tuple):
+        return tuple(_copy_into(inner, each) for inner, each in zip(memory, obs, strict=True))
+    return memory.copy_(torch.from_numpy(obs))
+
+
+def as_tensors(nested: Any) -> Any:
+    if isinstance(nested, dict):
+        return {name: as_tensors(value) for name, value in nested.items()}
+    return tuple(map(as_tensors, nested)) if isinstance(nested, tuple) else torch.from_numpy(np.array(nested))
+
+
+def as_arrays(nested: Any) -> Any:
+    if isinstance(nested, dict):
+        return {name: as_arrays(value) for name, value in nested.items()}
+    return tuple(map(as_arrays, nested)) if isinstance(nested, tuple) else nested.numpy()
 
 
 def _endless_rewards(num_envs: int, autoreset_mode: str, **kwargs: Any) -> AsTensors:
@@ -120,6 +138,40 @@ class Modeless(CartPoleVectorEnv):
 
 
 gymnasium.register("Modeless-v0", vector_entry_point=Modeless)
+
+
+class Masked(gymnasium.Env[Any, Any]):
+    """Only one of two choices is allowed."""
+
+    observation_space = Dict({"phase": Discrete(2), "action_mask": MultiBinary(2)})
+    action_space = Discrete(2)
+    phase = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.phase = 0
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert action == self.phase, "the mask forbids it"
+        self.phase = 1 - self.phase
+        return self._obs(), 1.0, self.np_random.random() < 0.2, False, {}
+
+    def _obs(self) -> dict[str, Any]:
+        return {"phase": np.int64(self.phase), "action_mask": np.eye(2, dtype=np.int8)[self.phase]}
+
+
+def make_masked(num_envs: int, autoreset_mode: str) -> AsTensors:
+    return AsTensors(SyncVectorEnv([Masked] * num_envs, autoreset_mode=autoreset_mode))
+
+
+def make_reach(num_envs: int, autoreset_mode: str) -> AsTensors:
+    return AsTensors(SyncVectorEnv([lambda: Reach(-1.0, 3.0)] * num_envs, autoreset_mode=autoreset_mode))
+
+
+def make_hidden_offset(num_envs: int, **kwargs: Any) -> AsTensors:
+    return AsTensors(SyncVectorEnv([lambda: HiddenOffset(**kwargs)] * num_envs))
+
+
 gymnasium.register("GivesNan-v0", vector_entry_point=GivesNan, max_episode_steps=500)
 gymnasium.register("TensorEndlessReward-v0", vector_entry_point=_endless_rewards)
 gymnasium.register("ArrayCartPole-v0", vector_entry_point=CartPoleVectorEnv)

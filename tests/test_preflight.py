@@ -151,3 +151,43 @@ def test_returns_that_a_population_shapes_are_warned_of_and_decide_no_best_check
     (warning,) = result.warnings
     assert "no best checkpoint is chosen" in str(warning) and "--eval_every_env_steps=" in str(warning)
     assert not checked("--env=Shaped-v0", *population, "--eval_every_env_steps=1000").warnings
+
+
+TENSORS = {"serial_mode": True, "async_rl": False, "num_workers": 1, "env_backend": "tensor"}
+
+
+@pytest.mark.parametrize("flags", [(), ("--env_backend=tensor",)], ids=["recognized", "given"])
+def test_an_environment_of_tensors_gets_the_settings_that_it_needs(
+    flags: tuple[str, ...], probed: dict[str, EnvSpec]
+) -> None:
+    probed["Tensors-v0"] = dataclasses.replace(probed["Choice-v0"], is_vectorized=True, gives_tensors=True)
+    result = checked("--env=Tensors-v0", *flags, "--batch_size=128", "--num_envs_per_worker=4")
+    assert result.problems == ()
+    assert {name: getattr(result.config, name) for name in TENSORS} == TENSORS
+    assert result.plan.steps_tensors and result.plan.num_slots == 0
+    (problem,) = checked("--env=Tensors-v0", *flags, "--batch_size=128", "--async_rl=True").problems
+    assert "--env_backend=tensor steps environments" in problem.text
+    assert problem.suggestions == ("--async_rl=False", "without these flags")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--critic_only_keys=sean",), "no such key of observations; those of Keys-v0 are seen, hidden."),
+        (("--critic_only_keys=action_mask",), "the actor needs the mask of its actions."),
+        (("--critic_only_keys=seen,hidden",), "leaves the actor nothing to see."),
+        (("--critic_only_keys=hidden", "--actor_critic_share_weights=True"), "needs separate networks"),
+        (("--critic_only_keys=hidden", "--algo=dqn"), "--algo=dqn has one network, which acts."),
+    ],
+)
+def test_keys_that_only_the_critic_sees_are_there_and_leave_the_actor_something(
+    flags: tuple[str, ...], said: str, probed: dict[str, EnvSpec]
+) -> None:
+    parts = [ObservationPart((name,), "numbers", (2,), "float32") for name in ("seen", "hidden")]
+    layout = ObservationLayout((*parts, ObservationPart(("action_mask",), "mask", (2,), "int8")))
+    probed["Keys-v0"] = EnvSpec("Keys-v0", layout, DiscreteAction(2, 0), None)
+    (problem,) = checked("--env=Keys-v0", *flags).problems
+    assert said in str(problem)
+    assert checked("--env=Keys-v0", "--critic_only_keys=hidden").problems == ()
+    (problem,) = checked("--env=Choice-v0", "--critic_only_keys=hidden").problems
+    assert "there are none" in str(problem)

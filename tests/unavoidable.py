@@ -11,3 +11,4 @@ PREFIX = "unavoidable: "
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason=f"{PREFIX}no CUDA device")
 needs_envpool = pytest.mark.skipif(sys.version_info < (3, 11), reason=f"{PREFIX}no EnvPool for this Python")
+needs_jax = pytest.mark.skipif(sys.version_info < (3, 11), reason=f"{PREFIX}no JAX for this Python")

@@ -28,7 +28,7 @@ from asyncrl.buffers.arena import ArraySpec, arena_size
 from asyncrl.buffers.control import control_specs, worker_death_specs
 from asyncrl.buffers.gradients import gradient_specs
 from asyncrl.buffers.messages import ring_specs
-from asyncrl.buffers.replay import replay_specs
+from asyncrl.buffers.replay import replay_limit_specs, replay_specs
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.buffers.weights import weights_specs
 from asyncrl.config.plan import ResourcePlan
@@ -163,6 +163,8 @@ def arena_specs(
             specs.extend(gradient_specs(shared.num_in_gradient, plan.num_workers))
     elif plan.replay is None:
         specs = slot_specs(spec, plan)
+    elif plan.steps_tensors:
+        specs = replay_limit_specs(plan.num_splits)
     else:
         replay = plan.replay
         specs = replay_specs(spec, plan.num_splits, plan.envs_per_split, replay.size, replay.is_prioritized)
@@ -193,6 +195,8 @@ def arena_specs(
 def arena_bytes(
     spec: EnvSpec, plan: ResourcePlan, num_weights: int | Sequence[int], shared: SharedSizes | None = None
 ) -> int:
-    """Bytes of a run's arena, and of the private arenas of Hogwild workers."""
+    """Bytes of a run's arena, of the private arenas of Hogwild workers, and of a replay that only this process uses."""
     own = plan.num_workers * arena_bytes(spec, plan.of_one_worker, 1) if plan.hogwild is not None else 0
+    if plan.steps_tensors and plan.replay is not None and plan.device == "cpu":
+        own = arena_size(replay_specs(spec, 1, plan.num_envs, plan.replay.size))
     return own + arena_size(arena_specs(spec, plan, num_weights, shared))

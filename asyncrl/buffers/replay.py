@@ -52,6 +52,11 @@ def rows_per_stripe(num_splits: int, envs_per_split: int, replay_size: int) -> i
     return -(-replay_size // (num_splits * envs_per_split)) + _SPARE_ROWS
 
 
+def replay_limit_specs(num_splits: int) -> list[ArraySpec]:
+    """Arrays of `ReplayLimits`."""
+    return [ArraySpec("replay.row_limits", "int64", (num_splits,)), ArraySpec("replay.step_limit", "int64", (1,))]
+
+
 def replay_specs(
     spec: EnvSpec, num_splits: int, envs_per_split: int, replay_size: int, is_prioritized: bool = False
 ) -> list[ArraySpec]:
@@ -68,8 +73,7 @@ def replay_specs(
         ArraySpec("replay.policy_version", "int32", rows[:2]),
         *(ArraySpec(f"replay.{name}", "int64", (num_splits,)) for name in ("rows", "env_steps")),
         ArraySpec("mailbox.action", action_dtype, (*envs, *action_shape)),
-        ArraySpec("replay.row_limits", "int64", (num_splits,)),
-        ArraySpec("replay.step_limit", "int64", (1,)),
+        *replay_limit_specs(num_splits),
     ]
 
 
@@ -82,7 +86,19 @@ class ReplayStripes:
         priority: with prioritized replay, what the learner draws by, 0 where it draws nothing; only the learner
             writes it.
         policy_version: [K, R] int32, of the policy that acted; `UNKNOWN_VERSION` in rows of a saved replay.
+        obs, action, reward, terminated, truncated, valid: arrays `[K, R, E, ...]`; of a replay on a device all but
+            `valid` are tensors (`asyncrl.on_device.replay`).
     """
+
+    obs: Any
+    action: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    valid: npt.NDArray[np.bool_]
+    num_rows: memoryview[int] | list[int]
+    _fields: dict[str, Any]
+    _env_steps: memoryview[int] | list[int]
 
     def __init__(self, arena: Arena) -> None:
         self._fields = {name: arena.array(f"replay.{name}") for name in _FIELDS}
@@ -139,10 +155,9 @@ class ReplayStripes:
         self.num_rows[split_idx] += 1
         self._env_steps[split_idx] += num_steps
 
-    def obs_at(self, place: tuple[int, int]) -> npt.NDArray[Any]:
-        """Returns the observations `[E, D]` of a (split, row)."""
-        obs: npt.NDArray[Any] = self.obs[place[0], place[1] % self.capacity]
-        return obs
+    def obs_at(self, place: tuple[int, int]) -> Any:
+        """Returns the observations `[E, D]` of a (split, row), as a view."""
+        return self.obs[place[0], place[1] % self.capacity]
 
     def inputs_at(self, place: tuple[int, int]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """See `InferenceBuffer`; states are `[E, 0]`, because no policy that learns from a replay is recurrent."""

@@ -13,7 +13,7 @@ from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.flags import refused_value, unknown_name
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import PLACES_OF_A_WORKER, HogwildPlan, ReplayPlan, ResourcePlan
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.settings import all_settings
 
 MOST_PROCESSES = 240
@@ -41,6 +41,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *(_hogwild(config, plan.hogwild, plan) if plan.hogwild is not None else ()),
         *(_replay(config, plan.replay, plan) if plan.replay is not None else _trajectories(config, plan)),
         *_learning(config, plan),
+        *(_critic_only_keys(config) if config.critic_only_keys else ()),
         *_saving(config),
         *(_ranks(config, plan) if plan.num_ranks > 1 else ()),
         *_policies(config, plan),
@@ -71,15 +72,13 @@ def _environment(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             text += f", and there is no run {config.experiment!r} in {config.train_dir} to resume"
         yield _problem("env", f"{text}.", "--env=CartPole-v1", "--env=Humanoid-v5")
     if plan.steps_tensors:
-        needed = {"serial_mode": True, "async_rl": False, "num_workers": 1, "backend": "actor_learner"}
-        needed["debug_forced_lag"] = 0
-        wrong = {name: value for name, value in needed.items() if getattr(config, name) not in (value, "auto")}
-        if config.is_off_policy:
-            wrong["algo"] = "ppo"
+        wrong = {
+            name: value for name, value in NEEDED_BY_TENSORS.items() if getattr(config, name) not in (value, "auto")
+        }
         if wrong:
-            text = "--env_backend=tensor steps environments and trains on-policy in one process on one device."
+            text = "--env_backend=tensor steps environments and trains in turn, in one process on one device."
             flags = " ".join(f"--{name}={value}" for name, value in wrong.items())
-            yield Problem((*wrong, "env_backend"), text, (flags,))
+            yield Problem((*wrong, "env_backend"), text, (flags, "without these flags"))
 
 
 def _device(name: str, device: str, machine: Machine) -> Iterator[Problem]:
@@ -292,6 +291,15 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         yield _problem("batch_size normalize_advantage", text, "--normalize_advantage=False")
 
 
+def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
+    if config.actor_critic_share_weights and not config.is_off_policy:
+        text = "--critic_only_keys needs separate networks, because one network for actor and critic sees everything."
+        yield _problem("critic_only_keys actor_critic_share_weights", text, "--actor_critic_share_weights=False")
+    if config.is_off_policy and config.algorithm.make_model is not None:
+        text = f"--critic_only_keys needs an actor and a critic; --algo={config.algo} has one network, which acts."
+        yield _problem("critic_only_keys algo", text, "--algo=sac", "--algo=ppo")
+
+
 def _saving(config: TrainConfig) -> Iterator[Problem]:
     if config.checkpoint_resets and not config.serial_mode:
         text = "--checkpoint_resets=True makes a run repeatable to the bit, which needs --serial_mode=True."
@@ -321,10 +329,7 @@ def _ranks(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.backend == "hogwild":
         text = f"--backend=hogwild runs on one machine as one rank, not as {plan.num_ranks} ranks."
         yield _problem("backend", text, "--backend=actor_learner", "to start it without torchrun")
-    if plan.steps_tensors:
-        text = f"--env_backend={config.env_backend} runs in one process, not as {plan.num_ranks} ranks."
-        yield _problem("env_backend", text, "to start it without torchrun")
-    elif config.serial_mode:
+    if config.serial_mode and not plan.steps_tensors:
         text = f"--serial_mode=True runs in one process, not as {plan.num_ranks} ranks."
         yield _problem("serial_mode", text, "--serial_mode=False", "to start it without torchrun")
     if config.max_learner_restarts > 0:

@@ -38,6 +38,7 @@ _RECURRENT: Condition = {"use_rnn": (True,)}
 _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({"env": ("ALE/*",)}, "atari_preprocessing"),
     (_EVALUATED, "eval_episodes"),
+    ({**_EVALUATED, "env_backend": ("tensor",)}, "eval_num_envs"),
     ({"video_every_env_steps": _IS_SET}, "video_length"),
     (_ACTOR_LEARNER, "async_rl learner_device compile"),
     ({"serial_mode": (False,)}, "inference_mode"),

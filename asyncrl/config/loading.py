@@ -26,7 +26,7 @@ from asyncrl.config.flags import (
     unknown_name,
 )
 from asyncrl.config.presets import preset_for, read_preset
-from asyncrl.config.schema import OF_ONE_START, TrainConfig
+from asyncrl.config.schema import NEEDED_BY_TENSORS, OF_ONE_START, TrainConfig
 from asyncrl.config.settings import Setting, all_settings, read_mapping, read_scalar
 
 _OWN_FLAGS = (
@@ -41,8 +41,8 @@ class LoadedConfig:
 
     Attributes:
         config: the settings.
-        origins: by setting: `default`, `default of ALGO`, `preset NAME`, `saved run`, `file PATH`, `flag` or
-            `argument`.
+        origins: by setting: `default`, `default of ALGO`, `preset NAME`, `env_backend tensor` (which needs the value),
+            `saved run`, `file PATH`, `flag` or `argument`.
         preset: name of the preset; None without one.
         preset_path: its file.
         cli: value of each extra flag: bool for a switch, text or None otherwise.
@@ -241,6 +241,8 @@ def _merge(
         layers.put(preset.values(env_id, algorithm, backend), f"preset {preset.name}", settings)
         if algorithm.name not in BUILT_IN:  # the preset was made for other algorithms
             layers.put(algorithm.defaults, f"default of {algorithm.name}", settings)
+    if wanted.get("env_backend", layers.values.get("env_backend")) == "tensor":
+        layers.put(NEEDED_BY_TENSORS, "env_backend tensor", settings)
     for origin, values in given.items():
         layers.put(values, origin, settings)
     config = _validate(layers, config_type)

@@ -105,6 +105,7 @@ class ResourcePlan:
         replay: None for algorithms that learn from trajectories.
         hogwild: None for the other backend.
         steps_tensors: whether environments are on the learner's device, so that samples never leave it.
+        num_eval_envs: environments of tensors that evaluate, beside those that train; of one rank.
         num_agents: agents of each environment.
         num_policies: policies that train in one run, P. With several, a dataset is that of one policy.
         num_opponents: frozen policies that play and never train, at most; 0 without self-play.
@@ -137,6 +138,7 @@ class ResourcePlan:
     replay: ReplayPlan | None = None
     hogwild: HogwildPlan | None = None
     steps_tensors: bool = False
+    num_eval_envs: int = 0
     num_agents: int = 1
     num_policies: int = 1
     num_opponents: int = 0
@@ -360,10 +362,17 @@ def resolve(
         replay=_replay(config),
         hogwild=_hogwild(config, num_workers, num_envs, _all_of(device, machine)),
         steps_tensors=config.env_backend == "tensor",
+        num_eval_envs=_num_eval_envs(config),
         num_agents=num_agents,
         num_policies=config.num_policies,
         num_opponents=config.self_play_pool_size if config.self_play else 0,
     )
+
+
+def _num_eval_envs(config: TrainConfig) -> int:
+    if config.env_backend != "tensor" or config.eval_every_env_steps is None:
+        return 0
+    return config.eval_episodes if config.eval_num_envs == "auto" else config.eval_num_envs
 
 
 def _of_this_rank(device: str, machine: Machine) -> str:

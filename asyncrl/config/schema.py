@@ -68,6 +68,16 @@ ATARI_FRAMESKIP = 4
 OF_ONE_START = ("train_dir", "experiment", "restart_behavior", "train_for_seconds", "quiet", "progress", "profile")
 """Settings of one start of the program: config.yaml does not contain them, and a resumed run does not inherit them."""
 
+NEEDED_BY_TENSORS: dict[str, Any] = {
+    "serial_mode": True,
+    "async_rl": False,
+    "num_workers": 1,
+    "backend": "actor_learner",
+    "debug_forced_lag": 0,
+    "prioritized_replay": False,
+}
+"""Settings of every run with env_backend=tensor; the user may give the same values, but no others."""
+
 _BEFORE_THEY_WERE_SETTINGS: dict[str, Any] = {"action_unit": "raw", "ppo_objective": "clip", "target_kl": None}
 """Values for runs saved before these settings existed, where today's default changes the behaviour."""
 
@@ -154,7 +164,8 @@ class TrainConfig(BaseModel):
         "auto",
         "how environments are stepped: one by one (gym); several at once, by the vectorized implementation that is "
         "registered with Gymnasium (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
-        "returns tensors on the learner's device (tensor). auto is gym_vector where it has the same spaces, else gym",
+        "returns tensors on the learner's device (tensor), in one process. auto is tensor for an environment that "
+        "exists only so, gym_vector where the vectorized implementation has the same spaces, else gym",
     )
     atari_preprocessing: bool = _run(
         True,
@@ -216,6 +227,11 @@ class TrainConfig(BaseModel):
         None, "environment steps between evaluations of the policy, or of each policy, which run in a separate process"
     )
     eval_episodes: PositiveInt = _evaluation(10, "episodes of an evaluation")
+    eval_num_envs: NonNegativeInt | Auto = _evaluation(
+        "auto",
+        "environments of tensors: how many of the training simulator, beside those that train, play evaluations; auto "
+        "is eval_episodes, and 0 makes a second simulator for one environment",
+    )
     eval_deterministic: bool = _evaluation(
         False, "evaluate and record with the most likely actions instead of sampled ones"
     )
@@ -416,6 +432,11 @@ class TrainConfig(BaseModel):
     encoder: str = _model("default", "name of a registered encoder")
     core: str = _model("default", "with use_rnn: name of a registered recurrent core")
     model: str = _model("default", "name of a registered model of actor and critic")
+    critic_only_keys: list[str] = _model(
+        [],
+        "keys of Dict observations that only the critic sees (outer/inner for nested ones): the actor, exported files "
+        "and load_policy do without them",
+    )
     image_channels: ImageChannels = _model(
         "auto",
         "position of the channels in observed arrays of three or four axes: before height and width (first) or after "
@@ -500,6 +521,11 @@ class TrainConfig(BaseModel):
         100_000, "environment steps after which the policy of that moment enters the pool"
     )
 
+    env_start_timeout: PositiveFloat = _failures(
+        300.0,
+        "seconds in which an environment is made, reset and stepped for the first time: in the check before the run, "
+        "and in each rollout worker",
+    )
     env_step_timeout: PositiveFloat = _failures(
         180.0,
         "kill and restart a rollout worker that made no environment step for this many seconds, except while it "

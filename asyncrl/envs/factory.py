@@ -6,7 +6,9 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import inspect
 import os
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -27,6 +29,7 @@ from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.pooled import PooledVectorEnv
 from asyncrl.envs.single import VECTOR_SEEDS, SingleEnv
 from asyncrl.envs.spaces import has_action_mask
+from asyncrl.integrations import as_vector_env, find_simulator
 
 _INSTALL = {
     "mujoco": 'pip install "gymnasium[mujoco]"',
@@ -53,7 +56,8 @@ def make_env(
 
     Args:
         env_id: a registered Gymnasium id; `module:Id`, whose module is imported first; EnvPool's id; `module:function`
-            of a callable that returns an environment; `package:name` of a PettingZoo environment; or an `EnvMaker`.
+            of a callable that returns an environment, or a vectorized one if it has a parameter `num_envs`;
+            `package:name` of a PettingZoo environment or of a simulator (`asyncrl.integrations`); or an `EnvMaker`.
         env_kwargs: keyword arguments for the environment.
         render_mode: Gymnasium's render mode.
         backend: `env_backend` of the run; only `envpool` and `tensor` make a difference.
@@ -75,9 +79,11 @@ def make_env(
         arguments = atari.inner_kwargs(arguments)
     if render_mode is not None:
         arguments["render_mode"] = render_mode
+    registered_id = env_id if isinstance(env_id, EnvMaker) else _import_registering_module(env_id)
+    if _find_vector_maker(env_id, registered_id) is not None:
+        return _make_vectorized_only(env_id, arguments, backend)
     if isinstance(env_id, EnvMaker):
         return _called(env_id.make, env_id, arguments)
-    registered_id = _import_registering_module(env_id)
     module, is_named, _ = env_id.partition(":")
     if is_named and registered_id not in gymnasium.registry:
         make = find_callable(module, registered_id) or find_pettingzoo_maker(module, registered_id)
@@ -89,7 +95,7 @@ def make_env(
             if registered is not None and registered.vector_entry_point is None and backend == "tensor":
                 raise UsageError(f"{env_id} has no vectorized implementation to use: none is registered.")
             if backend == "tensor" or (registered is not None and registered.entry_point is None):
-                return _make_vectorized_only(env_id, arguments, is_of_tensors=backend == "tensor")
+                return _make_vectorized_only(env_id, arguments, backend)
             env = gymnasium.make(registered_id, disable_env_checker=True, **arguments)
             if (of_agents := as_agents_env(env, env_id)) is not None:
                 return of_agents
@@ -121,13 +127,29 @@ def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnas
     return env
 
 
-def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], is_of_tensors: bool) -> SingleEnv:
+def _find_vector_maker(env_id: str, registered_id: str) -> MakesEnv | None:
+    """The callable with a parameter `num_envs` that makes a vectorized environment; None if there is none."""
+    make: MakesEnv | None = None
+    if isinstance(env_id, EnvMaker):
+        make = env_id.make
+    elif ":" in env_id and registered_id not in gymnasium.registry:
+        module = env_id.partition(":")[0]
+        make = find_callable(module, registered_id) or find_simulator(module, registered_id)
+    if make is None:
+        return None
+    try:
+        return make if "num_envs" in inspect.signature(make).parameters else None
+    except (ValueError, TypeError):  # a callable without a signature
+        return None
+
+
+def _make_vectorized_only(env_id: str, arguments: Mapping[str, Any], backend: str) -> SingleEnv:
     if "render_mode" in arguments:
         raise UsageError(f"{env_id} exists only as a vectorized environment, so it cannot be shown or recorded.")
     vector_env = make_vector_env(env_id, arguments, num_envs=1)
     if (problem := _problem_of_mode(vector_env)) is not None:
         raise UsageError(f"{env_id} cannot be used: {problem}.")
-    if is_of_tensors:
+    if backend == "tensor" or gives_tensors(vector_env):
         from asyncrl.envs.tensors import SingleTensorEnv  # imports torch
 
         return SingleTensorEnv(vector_env, env_id)
@@ -151,11 +173,13 @@ def make_run_env(
 def make_vector_env(
     env_id: str, env_kwargs: Mapping[str, Any] | None, num_envs: int, atari_preprocessing: bool = True
 ) -> VectorEnv[Any, Any, Any]:
-    """Makes the vectorized implementation that is registered for the id, as Gymnasium's `make_vec` does."""
+    """Makes a vectorized environment: as Gymnasium's `make_vec` for a registered id, else by its callable."""
     arguments = dict(env_kwargs or {})
     if atari_preprocessing and atari.is_atari(env_id):
         arguments = atari.vectorized_kwargs(arguments)
-    registered_id = _import_registering_module(env_id)
+    registered_id = env_id if isinstance(env_id, EnvMaker) else _import_registering_module(env_id)
+    if (make := _find_vector_maker(env_id, registered_id)) is not None:
+        return as_vector_env(make(num_envs=num_envs, **arguments), env_id, num_envs)
     with _without_registry_warnings():
         return gymnasium.make_vec(
             registered_id,
@@ -176,7 +200,7 @@ def check_vectorized(
     env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any], atari_preprocessing: bool = True
 ) -> tuple[str | None, bool]:
     """Why the id's vectorized implementation cannot replace `env`, or None; and whether it resets within a step."""
-    if env.spec is None or env.spec.vector_entry_point is None:
+    if not isinstance(env, SingleEnv) and (env.spec is None or env.spec.vector_entry_point is None):
         return "none is registered", False
     try:
         vector_env = make_vector_env(env_id, env_kwargs, 2, atari_preprocessing)
@@ -188,12 +212,29 @@ def check_vectorized(
             return "its spaces differ from those of the single environment", False
         if (problem := _problem_of_mode(vector_env)) is not None:
             return problem, False
-        mode = vector_env.metadata["autoreset_mode"]
-        if mode != AutoresetMode.NEXT_STEP and has_action_mask(env.observation_space):
-            return f"its autoreset mode is {mode.name}, which may apply another observation's mask to an action", False
-        return None, resets_within_step(vector_env)
+        if gives_tensors(vector_env):
+            return "it gives tensors, for which there is --env_backend=tensor", False
+        return problem_of_mask(vector_env), resets_within_step(vector_env)
     finally:
         vector_env.close()
+
+
+def problem_of_mask(vector_env: VectorEnv[Any, Any, Any]) -> str | None:
+    """Why the environment's action masks cannot be used, or None."""
+    mode = vector_env.metadata["autoreset_mode"]
+    if mode == AutoresetMode.NEXT_STEP or not has_action_mask(vector_env.single_observation_space):
+        return None
+    return f"its autoreset mode is {mode.name}, which may apply another observation's mask to an action"
+
+
+def gives_tensors(vector_env: VectorEnv[Any, Any, Any]) -> bool:
+    """Whether observations are tensors; resets the environment, unless PyTorch was never imported."""
+    if "torch" not in sys.modules:
+        return False
+    observation = vector_env.reset()[0]
+    while isinstance(observation, (Mapping, tuple)) and observation:
+        observation = next(iter(observation.values() if isinstance(observation, Mapping) else observation))
+    return isinstance(observation, sys.modules["torch"].Tensor)
 
 
 def resets_within_step(vector_env: VectorEnv[Any, Any, Any]) -> bool:

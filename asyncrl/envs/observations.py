@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Literal
 
 import numpy as np
@@ -25,9 +26,11 @@ class ObservationCodec:
         warning: text about an array of an unexpected dtype, once for each dtype; the reader sets it to None.
     """
 
-    def __init__(self, layout: ObservationLayout) -> None:
+    def __init__(self, layout: ObservationLayout, unread: Collection[str] = ()) -> None:
+        """Parts that a key in `unread` names need not be in an observation, and are never written to a row."""
         self._layout = layout
-        self._parts = list(zip(layout.parts, layout.places, strict=True))
+        parts = zip(layout.parts, layout.places, strict=True)
+        self._parts = [(part, place) for part, place in parts if not part.is_in(unread)]
         self._choices_of = {part.path: _Choices(part) for part in layout.parts if part.kind == "choices"}
         self.shape = layout.parts[0].shape
         self.dtype: np.dtype[Any] | None = np.dtype(layout.parts[0].dtype) if layout.is_vector else None
@@ -73,8 +76,8 @@ class ObservationCodec:
 
     def batch_size(self, observations: Any) -> int | None:
         """Number of observations by the shape of their first part; None for one observation without a batch axis."""
-        part = self._layout.parts[0]
-        shape = np.shape(_leaf(observations, part))
+        part = self._parts[0][0]
+        shape = np.shape(leaf_of(observations, part))
         return shape[0] if len(shape) == len(part.shape) + 1 else None
 
     def read(self, row: npt.NDArray[Any]) -> Any:
@@ -95,7 +98,7 @@ class ObservationCodec:
         floats, pixels = split_rows(self._layout, rows)
         try:
             for part, place in self._parts:
-                values = np.asarray(_leaf(observation, part))
+                values = np.asarray(leaf_of(observation, part))
                 expected = (*batch, *part.shape)
                 if values.shape != expected:
                     raise ObservationMismatch(f"{part.name} has shape {values.shape}, its space says {expected}")
@@ -178,7 +181,8 @@ def one_of_batch(batch: Any, env: int) -> Any:
     return batch[env]
 
 
-def _leaf(observation: Any, part: ObservationPart) -> Any:
+def leaf_of(observation: Any, part: ObservationPart) -> Any:
+    """The part of an observation at its path."""
     for key in part.path:
         try:
             observation = observation[key]

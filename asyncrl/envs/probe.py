@@ -65,7 +65,8 @@ def probe(
     exit_code, answers, output = _run_child(request, timeout_s)
     answer, findings = (*answers, None, None)[:2]
     if answer is None and exit_code is None:
-        raise EnvironmentFailed(f"{env_id} was not made, reset and stepped within {timeout_s:g} s.")
+        text = f"{env_id} was not made, reset and stepped within {timeout_s:g} s"
+        raise EnvironmentFailed(f"{text}; a slow simulator may need a larger --env_start_timeout.")
     if answer is None:
         death = f"{env_id}: the process that made it died ({_describe_exit(exit_code)})"
         raise EnvironmentFailed(f"{death}; its last output: {output or 'none'}")
@@ -143,7 +144,7 @@ def _answers(
     is_checked: bool,
 ) -> Iterator[Any]:
     """The child's work. Yields JSON values: the answer, then the findings of the checker."""
-    from asyncrl.envs.factory import check_vectorized, make_env, resets_within_step
+    from asyncrl.envs.factory import check_vectorized, make_env, problem_of_mask, resets_within_step
     from asyncrl.envs.interface import checker_findings, default_reward_shaping, try_out
     from asyncrl.envs.single import SingleEnv
     from asyncrl.envs.spaces import read_spec
@@ -160,12 +161,15 @@ def _answers(
         env = make_env(env_id, env_kwargs, backend=env_backend, atari_preprocessing=atari_preprocessing)
         spec = read_spec(env, env_id, image_channels)
         try_out(env, spec, enter)
-        if env_backend == "tensor":
-            from asyncrl.envs.tensors import check_spaces
-
-            check_spaces(spec)
-        if env_backend in ("envpool", "tensor"):
-            spec = dataclasses.replace(spec, is_vectorized=True)
+        gives_tensors = False
+        if isinstance(env, SingleEnv) and env.gives_tensors:
+            gives_tensors = True
+            if env_backend not in ("auto", "tensor"):
+                raise UsageError(f"{env_id} gives tensors: --env_backend is auto or tensor for it, not {env_backend}.")
+            if (problem := problem_of_mask(env.vector_env)) is not None:
+                raise UsageError(f"{env_id} cannot be used: {problem}.")
+        if env_backend == "envpool" or gives_tensors:
+            spec = dataclasses.replace(spec, is_vectorized=True, gives_tensors=gives_tensors)
         elif env_backend == "gym" and isinstance(env, SingleEnv):
             raise UsageError(f"{env_id} exists only as a vectorized environment: give --env_backend=gym_vector.")
         elif env_backend != "gym":
@@ -176,7 +180,7 @@ def _answers(
         if isinstance(env, SingleEnv):
             spec = dataclasses.replace(spec, resets_within_step=resets_within_step(env.vector_env))
         enter("get_default_reward_shaping()")
-        if env_backend != "tensor":  # which never tells which policy plays an episode
+        if not gives_tensors:  # which never tells which policy plays an episode
             spec = dataclasses.replace(spec, reward_shaping=default_reward_shaping(env, str(env_id)))
         enter("close()")
         env.close()

@@ -21,7 +21,10 @@ class SingleEnv(gymnasium.Env[Any, Any]):
 
     Attributes:
         vector_env: the vectorized environment, which this object owns.
+        gives_tensors: whether its observations and actions are tensors.
     """
+
+    gives_tensors = False
 
     def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str) -> None:
         self.vector_env = env

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -62,6 +62,10 @@ class ObservationPart:
     def name(self) -> str:
         """Its path, for messages."""
         return "/".join(map(str, self.path)) or "observation"
+
+    def is_in(self, keys: Collection[str]) -> bool:
+        """Whether one of the keys, `outer/inner` for nested ones, names this part or a Dict that contains it."""
+        return any(f"{self.name}/".startswith(f"{key}/") for key in keys)
 
     def __str__(self) -> str:
         channels = f" channels {self.channels}" if self.has_pixels and len(self.shape) > 2 else ""
@@ -168,6 +172,10 @@ class ObservationLayout:
     def normalized(self) -> tuple[bool, ...]:
         """For each float32 number, whether running statistics normalize it."""
         return tuple(part.kind == "numbers" for part in self.parts if part.kind != "image" for _ in range(part.size))
+
+    def without(self, keys: Collection[str]) -> ObservationLayout:
+        """The layout of the parts that none of the keys names."""
+        return ObservationLayout(tuple(part for part in self.parts if not part.is_in(keys))) if keys else self
 
     def __str__(self) -> str:
         return ", ".join(map(str, self.parts))
@@ -318,6 +326,7 @@ class EnvSpec:
         action: the action space.
         max_episode_steps: time limit in steps; None if there is none or it is unknown.
         is_vectorized: whether a vectorized implementation is used.
+        gives_tensors: whether its observations and actions are tensors.
         resets_within_step: whether it resets before the step after an episode's end (Gymnasium's autoreset modes
             SAME_STEP and DISABLED), so the first step after a truncation is lost to training.
         agents: names of the agents that an environment may have; empty for a single one.
@@ -331,6 +340,7 @@ class EnvSpec:
     action: Action
     max_episode_steps: int | None
     is_vectorized: bool = False
+    gives_tensors: bool = False
     resets_within_step: bool = False
     agents: tuple[str, ...] = ()
     spaces: tuple[AgentSpaces, ...] = ()

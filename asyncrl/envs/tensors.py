@@ -5,6 +5,7 @@ Other modules of `asyncrl.envs` use arrays in host memory and do not import torc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,95 +17,149 @@ from torch.nn.functional import pad
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import unit_of
-from asyncrl.envs.observations import ObservationMismatch
+from asyncrl.envs.observations import ObservationMismatch, leaf_of, nest
 from asyncrl.envs.single import SingleEnv
-from asyncrl.envs.spec import BoxAction, EnvSpec, TreeAction
-
-
-def check_spaces(spec: EnvSpec) -> None:
-    """Checks that this backend supports the spaces.
-
-    Raises:
-        UsageError: they are nested, or observations are not numbers.
-    """
-    (part, *others) = spec.observation.parts
-    if others or part.path or part.kind not in ("numbers", "image"):
-        raise UsageError(f"--env_backend=tensor takes observations that are one Box, unlike {spec.env_id}.")
-    if isinstance(spec.action, TreeAction):
-        raise UsageError(f"--env_backend=tensor takes no Dict or Tuple of actions, unlike {spec.env_id}.")
+from asyncrl.envs.spec import BoxAction, EnvSpec, LeafAction, ObservationPart, TreeAction
 
 
 class TensorRows:
-    """Converts batches of observations to rows (`asyncrl.envs.spec.ObservationLayout`), for supported spaces."""
+    """Converts batches of observations to rows (`asyncrl.envs.spec.ObservationLayout`)."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, device: torch.device) -> None:
-        layout = spec.observation
-        self._shape = (num_envs, *layout.parts[0].shape)
-        self._dtype = torch.uint8 if layout.num_pixels else torch.float32
-        self._padding = layout.row_size - layout.parts[0].size
+        self._layout = spec.observation
+        self._num_envs = num_envs
         self._device = device
+        self._choices = {part: ChoicesToOneHot(part, device) for part in spec.observation.parts if part.num_choices}
 
     def rows_of(self, observations: Any) -> Tensor:
-        """Rows `[E, row_size]` of observations `[E, ...]`; they may share the environment's memory.
+        """Rows `[E, row_size]` of observations, tensors `[E, ...]` nested like the space.
+
+        Rows may share the environment's memory. A choice that is not in its space becomes NaN, so that no step waits
+        for the device.
 
         Raises:
-            ObservationMismatch: they are not a tensor on the device, or their shape differs from the space.
+            ObservationMismatch: a part is missing, is not a tensor on the device, or has another shape than its space.
         """
-        if not isinstance(observations, Tensor):
-            raise ObservationMismatch(f"a {type(observations).__name__} where a tensor was expected")
-        if observations.device.type != self._device.type or tuple(observations.shape) != self._shape:
+        floats, pixels = [], []
+        for part in self._layout.parts:
+            values = self._checked(leaf_of(observations, part), part)
+            if part.kind == "image":
+                pixels.append(values.reshape(self._num_envs, -1).to(torch.uint8))
+            elif part.kind == "choices":
+                floats.append(self._choices[part](values))
+            else:
+                floats.append(values.reshape(self._num_envs, -1).to(torch.float32))
+        numbers = floats[0] if len(floats) == 1 else torch.cat(floats, dim=1) if floats else None
+        if not pixels:
+            assert numbers is not None
+            return numbers
+        head = [] if numbers is None else [numbers.contiguous().view(torch.uint8)]
+        row = torch.cat((*head, *pixels), dim=1) if head or len(pixels) > 1 else pixels[0]
+        padding = self._layout.row_size - row.shape[1]
+        return pad(row, (0, padding)) if padding else row
+
+    def _checked(self, values: Any, part: ObservationPart) -> Tensor:
+        name = f"{part.name}: " if part.path else ""
+        if not isinstance(values, Tensor):
+            raise ObservationMismatch(f"{name}a {type(values).__name__} where a tensor was expected")
+        shape = (self._num_envs, *part.shape)
+        if values.device.type != self._device.type or tuple(values.shape) != shape:
             raise ObservationMismatch(
-                f"shape {tuple(observations.shape)} on {observations.device}, not {self._shape} on {self._device}: "
+                f"{name}shape {tuple(values.shape)} on {values.device}, not {shape} on {self._device}: "
                 "an environment's device is given in env_kwargs, the learner's as --device"
             )
-        rows = observations.reshape(self._shape[0], -1).to(self._dtype)
-        return pad(rows, (0, self._padding)) if self._padding else rows
+        return values
+
+
+class ChoicesToOneHot:
+    """Converts the choices of one part to one-hot numbers, those of its elements one after the other."""
+
+    def __init__(self, part: ObservationPart, device: torch.device) -> None:
+        choices = [start + np.arange(count) for count, start in zip(part.num_choices, part.starts, strict=True)]
+        element = np.repeat(np.arange(len(choices)), part.num_choices)
+        self._element, self._choice = (torch.from_numpy(each).to(device) for each in (element, np.concatenate(choices)))
+        self._first, self._last = (torch.tensor([each[end] for each in choices], device=device) for end in (0, -1))
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """From `[B, ...]` to `[B, size]` float32, NaN for a choice that is not in the space."""
+        flat = values.flatten(1) if values.dim() > 1 else values.unsqueeze(1)
+        one_hot = (flat[:, self._element] == self._choice).to(torch.float32)
+        is_known = (flat >= self._first) & (flat <= self._last)
+        return one_hot.masked_fill(~is_known[:, self._element], torch.nan)
 
 
 class TensorActions:
-    """Converts actions as `asyncrl.envs.actions.ActionAdapter` does, for tensors and supported spaces."""
+    """Converts actions as `asyncrl.envs.actions.ActionAdapter` does, for tensors."""
 
     def __init__(self, spec: EnvSpec, mapping: ActionMapping, device: torch.device) -> None:
-        action = spec.action
-        assert not isinstance(action, TreeAction)
-        self._squashes = mapping == "squashed"
-        self._shape = action.shape
-        self._starts: Tensor | None = None
-        if isinstance(action, BoxAction):
-            dtype = getattr(torch, action.dtype)
-            self._center, self._half_range = (torch.from_numpy(array).to(device) for array in unit_of(action, mapping))
-            self._low = torch.tensor(action.low, dtype=dtype, device=device)
-            self._high = torch.tensor(action.high, dtype=dtype, device=device)
-        else:
-            self._starts = torch.tensor(action.starts, device=device)
+        self._is_tree = isinstance(spec.action, TreeAction)
+        self._paths = spec.action.paths
+        self._sizes = [leaf.size for leaf in spec.action.leaves]
+        self._leaves = [LeafToEnv(leaf, mapping, device) for leaf in spec.action.leaves]
 
-    def to_env(self, actions: Tensor) -> Tensor:
+    def to_env(self, actions: Tensor) -> Any:
         """Arguments of the environments' `step`, never in the memory of `actions`.
 
         Args:
             actions: [E, A] float32, or [E] integers for a single choice.
+
+        Returns:
+            [E, *shape] in the environment's dtype; for Dict and Tuple nested like the space.
         """
-        if self._starts is not None:
-            return (actions.long() + self._starts).reshape(len(actions), *self._shape)
-        numbers = actions.to(self._low.dtype)
+        if not self._is_tree:
+            return self._leaves[0](actions)
+        parts = torch.split(actions, self._sizes, dim=1)
+        return nest({path: leaf(part) for path, leaf, part in zip(self._paths, self._leaves, parts, strict=True)})
+
+
+class LeafToEnv:
+    """Converts the stored actions of one leaf to the environment's."""
+
+    def __init__(self, leaf: LeafAction, mapping: ActionMapping, device: torch.device) -> None:
+        self._shape = leaf.shape
+        self._dtype = getattr(torch, leaf.dtype)
+        self._is_box = isinstance(leaf, BoxAction)
+        if isinstance(leaf, BoxAction):
+            self._squashes = mapping == "squashed"
+            self._center, self._half_range = (torch.from_numpy(array).to(device) for array in unit_of(leaf, mapping))
+            bounds = (leaf.low, leaf.high)
+            self._low, self._high = (torch.tensor(bound, dtype=self._dtype, device=device) for bound in bounds)
+        else:
+            self._starts = torch.tensor(leaf.starts, dtype=torch.int64, device=device)
+
+    def __call__(self, stored: Tensor) -> Tensor:
+        """From `[B, size]`, or `[B]` for a single choice, to `[B, *shape]` in the environment's dtype."""
+        if not self._is_box:
+            return (stored.to(torch.int64) + self._starts).to(self._dtype).reshape(-1, *self._shape)
+        numbers = stored.to(self._dtype)
         if self._squashes:
             numbers = torch.tanh(numbers)
         scaled = torch.addcmul(self._center, numbers, self._half_range)
-        return torch.clamp(scaled, self._low, self._high).reshape(len(actions), *self._shape)
+        return scaled.clamp(self._low, self._high).reshape(-1, *self._shape)
 
 
 class SingleTensorEnv(SingleEnv):
     """The only environment of a vectorized one of tensors, with arrays in host memory."""
+
+    gives_tensors = True
 
     def __init__(self, env: VectorEnv[Any, Any, Any], env_id: str) -> None:
         super().__init__(env, env_id)
         self._device = torch.device("cpu")
 
     def _observe(self, observations: Any) -> Any:
+        if isinstance(observations, Mapping):
+            return {key: self._observe(inner) for key, inner in observations.items()}
+        if isinstance(observations, tuple):
+            return tuple(self._observe(inner) for inner in observations)
         if not isinstance(observations, Tensor):
             raise UsageError(f"--env_backend=tensor: {self.spec_id} gives {type(observations).__name__}, not tensors.")
         self._device = observations.device
         return observations[0].cpu().numpy()
 
     def _batch_of(self, action: Any) -> Any:
+        if isinstance(action, Mapping):
+            return {key: self._batch_of(inner) for key, inner in action.items()}
+        if isinstance(action, tuple):
+            return tuple(self._batch_of(inner) for inner in action)
         return torch.from_numpy(np.array(action)[np.newaxis]).to(self._device)

@@ -232,6 +232,10 @@ class EvaluationWorker:
         except (EnvironmentFailed, UsageError) as error:
             log.error("%s", error)
             return [EvaluationFailed(first_line(error))]
+        return self.reports_of(news, result, started)
+
+    def reports_of(self, news: Publication, result: EvaluationResult, started: float) -> list[Report]:
+        """The report of an evaluation of these weights, and of the checkpoint if it is the best and is kept."""
         reports: list[Report] = [
             EvaluationReport(
                 env_steps=news.env_steps,

@@ -22,7 +22,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import FlatAdam
 from asyncrl.learner.ranks import Ranks
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.array_policy import FloatArray, array_of
+from asyncrl.models.array_policy import Columns, FloatArray, array_of
 from asyncrl.models.distributions import (
     FORBIDDEN,
     LOG_STD_RANGE,
@@ -30,7 +30,7 @@ from asyncrl.models.distributions import (
     DiagonalGaussian,
     is_forbidden,
 )
-from asyncrl.models.encoders import ObservationEncoder
+from asyncrl.models.encoders import ObservationEncoder, PartialEncoder
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.mlp_pass import ACTIVATION_GRADIENTS
 
@@ -168,9 +168,10 @@ class TrainedLayer(NamedTuple):
 class ArrayEncoder:
     """The perceptron over the numbers of an observation. A backward pass belongs to the latest forward pass."""
 
-    def __init__(self, encoder: ObservationEncoder, nonlinearity: str) -> None:
+    def __init__(self, encoder: ObservationEncoder | PartialEncoder, nonlinearity: str) -> None:
         """The encoder has no images; its parameters must be flat already (`FlatParameters`)."""
         assert encoder.perceptron is not None
+        self._columns: Columns
         self._columns, layers = encoder.perceptron
         self._layers = [_trained(*layer) for layer in layers]
         self._activate = _ACTIVATIONS[nonlinearity]

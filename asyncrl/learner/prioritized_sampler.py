@@ -152,7 +152,8 @@ class PrioritizedSampler(ReplaySampler):
     def _places_of_rows(self, split: int, start: int, stop: int) -> IntArray:
         """Places of all environments in the rows from `start` to `stop`; none if there are no such rows."""
         row, env = np.arange(start, max(start, stop))[:, np.newaxis], np.arange(self._stripes.num_envs)
-        return self._places(np.int64(split), row, env).reshape(-1)
+        places: IntArray = self._places(np.int64(split), row, env).reshape(-1)
+        return places
 
     def _set(self, places: IntArray, priorities: npt.ArrayLike) -> None:
         self._priority[places] = priorities

@@ -50,7 +50,7 @@ class ReplayLoop:
         sampler: ReplaySampler,
         limiter: ReplayLimiter,
         publisher: WeightsPublisher,
-        waker: Waker,
+        waker: Waker | None,
         workers: Sequence[Waker],
         control: RunControl,
         config: TrainConfig,
@@ -157,7 +157,8 @@ class ReplayLoop:
             for worker in self._workers:
                 worker.wake()
         if must_wait:
-            self._waker.wait(timeout_s)
+            if self._waker is not None:  # rows are written by another process
+                self._waker.wait(timeout_s)
             phases.charge(Phase.WAIT_SAMPLES)
         return self.take_report() if time.monotonic() - self._report_started >= _REPORT_EVERY_S else None
 

@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class ReplaySampler:
-    """Draws batches from shared memory. Owns its random generator.
+    """Draws batches from a replay in shared memory, or on a device. Owns its random generator.
 
     Attributes:
         generator: of the indices that are drawn; part of a checkpoint.
@@ -53,7 +53,7 @@ class ReplaySampler:
         self._reward = _flat(stripes.reward)
         self._terminated = _flat(stripes.terminated)
         self._truncated = _flat(stripes.truncated)
-        self._valid = _flat(stripes.valid)
+        self._valid = stripes.valid.reshape(-1)
         self._drawn = (np.empty(0, np.int64),) * 3  # splits, rows and environments of the last draw
 
     def sample(self, num_batches: int, batch_size: int) -> list[Transitions]:
@@ -64,7 +64,7 @@ class ReplaySampler:
         """
         wanted = num_batches * batch_size
         self._drawn = split, row, env = self._draw(wanted)
-        fields = self._gather(split, row, env)
+        drawn = self._gather(split, row, env)
         for _ in range(_MOST_ROUNDS):
             # Draw rows again that a worker has begun to overwrite meanwhile.
             oldest = np.array([self._stripes.first_whole_row(idx) for idx in range(self._stripes.num_splits)])
@@ -72,12 +72,12 @@ class ReplaySampler:
             if len(lost) == 0:
                 break
             split[lost], row[lost], env[lost] = self._draw(len(lost))
-            for whole, part in zip(fields, self._gather(split[lost], row[lost], env[lost]), strict=True):
-                whole[lost] = part
+            for whole, part in zip(drawn, self._gather(split[lost], row[lost], env[lost]), strict=True):
+                whole[torch.from_numpy(lost)] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        arrays = *fields, self._weights(batch_size)
-        tensors = to_device([torch.from_numpy(array) for array in arrays], self._device)
+        drawn = drawn._replace(weight=torch.from_numpy(self._weights(batch_size)).to(drawn.reward.device))
+        tensors = to_device(drawn, self._device)
         parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
         return [Transitions(*own) for own in zip(*parts, strict=True)]
 
@@ -136,44 +136,45 @@ class ReplaySampler:
             f"{max(self._stripes.num_rows)} rows; raise --warmup_env_steps"
         )
 
-    def _places(self, split: IntArray, row: IntArray, env: IntArray) -> IntArray:
-        """Indices into the flat fields."""
+    def _places(self, split: Any, row: Any, env: Any) -> Any:
+        """Indices into the flat fields, from arrays or tensors `[N]`."""
         stripes = self._stripes
-        places: IntArray = (split * stripes.capacity + row % stripes.capacity) * stripes.num_envs + env
-        return places
+        return (split * stripes.capacity + row % stripes.capacity) * stripes.num_envs + env
 
-    def _gather(self, split: IntArray, row: IntArray, env: IntArray) -> tuple[npt.NDArray[Any], ...]:
-        """Reads the fields of `Transitions`, the transitions in the first dimension."""
+    def _gather(self, *where: IntArray) -> Transitions:
+        """The transitions that start at (split, row, environment), where the replay is."""
+        split, row, env = (torch.from_numpy(each).to(self._reward.device) for each in where)
         start = self._places(split, row, env)
-        reward = np.zeros(len(row), np.float32)
-        discount = np.ones(len(row), np.float32)
-        steps = np.zeros(len(row), np.int64)
-        goes_on = np.ones(len(row), np.bool_)
-        between_obs = np.zeros((len(row), self._n_step - 1, *self._obs.shape[1:]), self._obs.dtype)
-        between_discount = np.zeros((len(row), self._n_step - 1), np.float32)
+        reward = torch.zeros(len(row), device=start.device)
+        discount = torch.ones_like(reward)
+        steps = torch.zeros_like(start)
+        goes_on = torch.ones_like(start, dtype=torch.bool)
+        between_obs = self._obs.new_zeros((len(row), self._n_step - 1, *self._obs.shape[1:]))
+        between_discount = reward.new_zeros((len(row), self._n_step - 1))
         for step in range(self._n_step):
             place = start if step == 0 else self._places(split, row + step, env)
             if step > 0:
-                between_obs[:, step - 1] = np.take(self._obs, np.where(goes_on, place, start), axis=0)
-                between_discount[:, step - 1] = np.where(goes_on, discount, np.float32(0.0))
-            step_reward = self._reward[place] * np.float32(self._reward_scale)
+                between_obs[:, step - 1] = self._obs[torch.where(goes_on, place, start)]
+                between_discount[:, step - 1] = torch.where(goes_on, discount, 0.0)
+            step_reward = self._reward[place] * self._reward_scale
             if self._reward_clip is not None:
-                step_reward = np.clip(step_reward, -self._reward_clip, self._reward_clip)
-            reward += np.where(goes_on, discount * step_reward, np.float32(0.0))
-            discount[goes_on] *= np.float32(self.gamma)
+                step_reward = step_reward.clamp(-self._reward_clip, self._reward_clip)
+            reward += torch.where(goes_on, discount * step_reward, 0.0)
+            discount = torch.where(goes_on, discount * self.gamma, discount)
             steps += goes_on
-            has_terminated = goes_on & self._terminated[place]
-            discount[has_terminated] = 0.0
-            goes_on &= continues(True, self._terminated[place], self._truncated[place])
+            terminated = self._terminated[place]
+            discount = discount.masked_fill(goes_on & terminated, 0.0)
+            goes_on = goes_on & continues(True, terminated, self._truncated[place])
         after = self._places(split, row + steps, env)
-        obs, next_obs = np.take(self._obs, start, axis=0), np.take(self._obs, after, axis=0)
-        action = np.take(self._action, start, axis=0)
-        return obs, action, reward, next_obs, discount, between_obs, between_discount
+        obs, next_obs, action = self._obs[start], self._obs[after], self._action[start]
+        return Transitions(
+            obs, action, reward, next_obs, discount, between_obs, between_discount, torch.ones_like(reward)
+        )
 
 
-def _flat(field: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _flat(field: Any) -> Tensor:
     """A view `[splits * rows * envs, ...]`."""
-    return field.reshape(-1, *field.shape[3:])
+    return torch.as_tensor(field).flatten(0, 2)
 
 
 class Transitions(NamedTuple):
@@ -207,6 +208,6 @@ class Transitions(NamedTuple):
 
 def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """The same tensors on a device; to a CUDA device from page-locked memory, so that the host does not wait."""
-    if device.type != "cuda":
+    if device.type != "cuda" or tensors[0].is_cuda:
         return [tensor.to(device) for tensor in tensors]
     return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]

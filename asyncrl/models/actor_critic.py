@@ -16,12 +16,13 @@ from asyncrl.models.encoders import (
     Inputs,
     Layers,
     ObservationEncoder,
+    PartialEncoder,
     initialize_orthogonal,
     layers_of,
     split_tensor,
 )
 from asyncrl.models.normalized import NormalizedModel
-from asyncrl.models.registry import make_core, make_encoder
+from asyncrl.models.registry import make_actor_encoder, make_core, make_encoder
 
 _POLICY_HEAD_GAIN = 0.01
 
@@ -81,7 +82,7 @@ class ActorCritic(NormalizedModel):
         They are `actor` and `critic` (None if the actor's features are shared), with use_rnn `actor_core` and
         `critic_core`, and the linear `policy_head` and `value_head`.
         """
-        self.actor = make_encoder(self.layout, config)
+        self.actor = make_actor_encoder(self.layout, config)
         self.critic = None if self._is_shared else make_encoder(self.layout, config)
         self.actor_core = make_core(self.actor.output_size, config) if config.use_rnn else None
         self.critic_core = None
@@ -118,7 +119,8 @@ class ActorCritic(NormalizedModel):
     def runs_in_arrays(self) -> bool:
         """Whether `ArrayPolicy` can act with it: perceptrons over numbers, without a recurrent core."""
         encoders = [self.actor] if self.critic is None else [self.actor, self.critic]
-        are_known = all(type(encoder) is ObservationEncoder and encoder.perceptron is not None for encoder in encoders)
+        kinds = (ObservationEncoder, PartialEncoder)
+        are_known = all(type(encoder) in kinds and encoder.perceptron is not None for encoder in encoders)
         return are_known and type(self) is ActorCritic and not self._state_sizes
 
     def inputs_of(self, rows: Tensor, normalize: bool = True) -> Inputs:

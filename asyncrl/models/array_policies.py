@@ -129,4 +129,4 @@ def _architecture(model: ActorCritic) -> tuple[object, ...]:
     parts = distribution.parts if isinstance(distribution, Joint) else [distribution]
     shapes = tuple((name, tuple(parameter.shape)) for name, parameter in model.named_parameters())
     kinds = tuple((type(part), part.num_parameters, part.num_actions) for part in parts)
-    return shapes, model.layout, kinds, model.nonlinearity, model.normalizes_obs
+    return shapes, model.layout, str(encoder_of(model.actor)[0]), kinds, model.nonlinearity, model.normalizes_obs

@@ -14,13 +14,14 @@ from torch import Tensor
 from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.models.activations import ARRAY_ACTIVATIONS
 from asyncrl.models.actor_critic import ActorCritic
-from asyncrl.models.encoders import Layers, ObservationEncoder
+from asyncrl.models.encoders import Layers, ObservationEncoder, PartialEncoder
 from asyncrl.models.normalized import OBS_CLIP
 from asyncrl.models.sac import SacActor, limit_log_std_array
 
 FloatArray = npt.NDArray[np.float32]
 ArrayLayers = list[tuple[FloatArray, FloatArray]]
-Encoder = tuple[slice, ArrayLayers]
+Columns = slice | list[int]
+Encoder = tuple[Columns, ArrayLayers]
 CLIP = np.float32(OBS_CLIP)
 
 
@@ -97,7 +98,7 @@ def array_of(tensor: Tensor) -> FloatArray:
     return array
 
 
-def encoder_of(encoder: ObservationEncoder) -> Encoder:
+def encoder_of(encoder: ObservationEncoder | PartialEncoder) -> Encoder:
     perceptron = encoder.perceptron
     assert perceptron is not None
     columns, layers = perceptron

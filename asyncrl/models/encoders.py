@@ -175,6 +175,47 @@ class ObservationEncoder(nn.Module):
         return (self._columns[0], own.layers) if isinstance(own, MlpEncoder) else None
 
 
+class PartialEncoder(nn.Module):
+    """The actor's encoder where only the critic sees some parts of an observation.
+
+    It passes on the numbers and pixels of the other parts, so that no encoder can read the hidden ones. Asymmetric
+    actor and critic: Pinto et al. 2017 (arXiv:1710.06542).
+
+    Attributes:
+        encoder: made for the visible parts.
+        output_size: features of an observation.
+    """
+
+    def __init__(self, encoder: Any, layout: ObservationLayout, visible: ObservationLayout) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.output_size: int = encoder.output_size
+        self._floats: list[slice] = []
+        self._pixels: list[slice] = []
+        for part, place in zip(layout.parts, layout.places, strict=True):
+            if part in visible.parts:
+                (self._pixels if part.kind == "image" else self._floats).append(place)
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Features `[B, output_size]`."""
+        pixels = None if inputs.pixels is None or not self._pixels else _columns_of(inputs.pixels, self._pixels)
+        floats = _columns_of(inputs.floats, self._floats) if self._floats else inputs.floats[:, :0]
+        return self.encoder(Inputs(floats, pixels))  # type: ignore[no-any-return]
+
+    @property
+    def perceptron(self) -> tuple[list[int], Layers] | None:
+        """See `ObservationEncoder.perceptron`; None also if the encoder is another one."""
+        inner = self.encoder.perceptron if type(self.encoder) is ObservationEncoder else None
+        if inner is None:
+            return None
+        visible = [column for place in self._floats for column in range(place.start, place.stop)]
+        return visible[inner[0]], inner[1]
+
+
+def _columns_of(tensor: Tensor, places: Sequence[slice]) -> Tensor:
+    return torch.cat([tensor[:, place] for place in places], dim=1)
+
+
 def initialize_orthogonal(module: nn.Module, gain: float) -> None:
     """Sets orthogonal weights and zero biases of one layer (Saxe et al. 2014; gains: Andrychowicz et al. 2021)."""
     if isinstance(module, (nn.Linear, nn.Conv2d)):

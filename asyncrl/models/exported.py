@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import ActionMapping, TrainConfig
-from asyncrl.envs.actions import unit_of
-from asyncrl.envs.spec import BoxAction, EnvSpec, LeafAction, ObservationPart, PathKey
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec, ObservationPart, PathKey
+from asyncrl.envs.tensors import ChoicesToOneHot, LeafToEnv
 from asyncrl.models.activations import tanh_
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.distributions import ActionDistribution, Deterministic, DiagonalGaussian, Joint
@@ -53,8 +53,8 @@ class ExportedPolicy(nn.Module):
         num_noise: N.
     """
 
-    def __init__(self, model: ActingModel, spec: EnvSpec, mapping: ActionMapping) -> None:
-        """Copies the model to the CPU."""
+    def __init__(self, model: ActingModel, spec: EnvSpec, config: TrainConfig) -> None:
+        """Copies the model to the CPU. Parts that only the critic sees are no arguments."""
         super().__init__()
         self.model = copy.deepcopy(model).cpu().eval().requires_grad_(False)
         modules: Any = self.model.modules()
@@ -62,6 +62,7 @@ class ExportedPolicy(nn.Module):
             if getattr(module, "_activation", None) is tanh_:  # it chooses by the size of the batch
                 module._activation = torch.tanh_
         self._spec = spec
+        self._visible = spec.observation.without(config.critic_only_keys).parts
         distribution = model.distribution
         self._distributions = distribution.parts if isinstance(distribution, Joint) else [distribution]
         self.noise_kinds = [
@@ -69,9 +70,9 @@ class ExportedPolicy(nn.Module):
             for part in self._distributions
         ]
         self.num_noise = sum(count for _, count in self.noise_kinds)
-        self._leaves = [_LeafToEnv(leaf, mapping) for leaf in spec.action.leaves]
+        self._leaves = [LeafToEnv(leaf, config.action_mapping, torch.device("cpu")) for leaf in spec.action.leaves]
         state = ["state"] if model.rnn_state_size > 0 else []
-        observed = [_name("observation", part.path) for part in spec.observation.parts]
+        observed = [_name("observation", part.path) for part in self._visible]
         acted = [_name("action", path) for path in spec.action.paths]
         self.input_names = [*observed, "noise", *state]
         self.output_names = ["parameters", *acted, *(f"next_{name}" for name in state)]
@@ -79,7 +80,7 @@ class ExportedPolicy(nn.Module):
     def example(self, num_rows: int, generator: np.random.Generator) -> list[Tensor]:
         """Random arguments for B = `num_rows`; one choice of each group is allowed by masks, at least."""
         arguments = []
-        for part in self._spec.observation.parts:
+        for part in self._visible:
             shape = (num_rows, *part.shape)
             if part.kind == "choices":
                 choices = np.array(part.starts) + generator.integers(0, part.num_choices, (num_rows, len(part.starts)))
@@ -98,12 +99,19 @@ class ExportedPolicy(nn.Module):
         return arguments
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
-        layout = self._spec.observation
-        observed = dict(zip(layout.parts, arguments[: len(layout.parts)], strict=True))
-        floats = [_numbers_of(part, values) for part, values in observed.items() if part.kind != "image"]
-        images = [values.flatten(1) for part, values in observed.items() if part.kind == "image"]
+        noise, *state = arguments[len(self._visible) :]
+        observed = dict(zip(self._visible, arguments, strict=False))
+        floats: list[Tensor] = []
+        images: list[Tensor] = []
+        for part in self._spec.observation.parts:
+            if part not in observed:
+                hidden = noise.new_zeros((noise.shape[0], part.size))  # the actor does not read them
+                (images if part.kind == "image" else floats).append(hidden)
+            elif part.kind == "image":
+                images.append(observed[part].flatten(1))
+            else:
+                floats.append(_numbers_of(part, observed[part]))
         pixels = torch.cat(images, dim=1) if images else None
-        noise, *state = arguments[len(layout.parts) :]
         numbers = torch.cat(floats, dim=1) if floats else noise[:, :0]
         inputs = Inputs(self.model.normalize_obs(numbers), pixels)
         if isinstance(self.model, ActorCritic):
@@ -150,7 +158,7 @@ def export_model(model: ActingModel, spec: EnvSpec, config: TrainConfig, path: P
         ExportDiffers: the file computes something else.
     """
     _require_packages(format)
-    module = ExportedPolicy(model, spec, config.action_mapping).eval()
+    module = ExportedPolicy(model, spec, config).eval()
     generator = np.random.default_rng(0)
     batch = torch.export.Dim("batch", min=1)
     arguments = tuple(module.example(3, generator))
@@ -225,38 +233,12 @@ def _require_packages(format: ExportFormat) -> None:
         raise UsageError(f'{text}: pip install -e ".[export]"')
 
 
-class _LeafToEnv:
-    """Converts stored actions as `asyncrl.envs.actions.ActionAdapter` does, for one leaf."""
-
-    def __init__(self, leaf: LeafAction, mapping: ActionMapping) -> None:
-        self._shape = leaf.shape
-        self._dtype = getattr(torch, leaf.dtype)
-        self._is_box = isinstance(leaf, BoxAction)
-        if isinstance(leaf, BoxAction):
-            self._squashes = mapping == "squashed"
-            self._center, self._half_range = map(torch.from_numpy, unit_of(leaf, mapping))
-            self._low, self._high = (torch.tensor(bound, dtype=self._dtype) for bound in (leaf.low, leaf.high))
-        else:
-            self._starts = torch.tensor(leaf.starts, dtype=torch.int64)
-
-    def __call__(self, stored: Tensor) -> Tensor:
-        if not self._is_box:
-            return (stored.to(torch.int64) + self._starts).to(self._dtype).reshape(-1, *self._shape)
-        numbers = stored.to(self._dtype)
-        if self._squashes:
-            numbers = torch.tanh(numbers)
-        numbers = numbers * self._half_range + self._center
-        return numbers.clamp(self._low, self._high).reshape(-1, *self._shape)
-
-
 def _numbers_of(part: ObservationPart, values: Tensor) -> Tensor:
     """The float32 numbers `[B, size]` of a part that is no image."""
     flat = values.flatten(1) if part.shape else values.unsqueeze(1)
     if part.kind != "choices":
         return flat.to(torch.float32)
-    element = np.repeat(np.arange(len(part.num_choices)), part.num_choices)
-    choice = np.concatenate([start + np.arange(n) for start, n in zip(part.starts, part.num_choices, strict=True)])
-    return (flat[:, torch.from_numpy(element)] == torch.from_numpy(choice)).to(torch.float32)
+    return ChoicesToOneHot(part, values.device)(values)
 
 
 def _choices_of(part: ActionDistribution, logits: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.spec import EnvSpec, ObservationLayout
 from asyncrl.models.cores import RecurrentCore
-from asyncrl.models.encoders import ObservationEncoder
+from asyncrl.models.encoders import ObservationEncoder, PartialEncoder
 
 DEFAULT = "default"
 
@@ -68,6 +68,20 @@ def register_model(name: str) -> Callable[[_F], _F]:
 def make_encoder(layout: ObservationLayout, config: TrainConfig) -> Any:
     """Makes the encoder `config.encoder`; raises `UsageError` if it is not registered."""
     return _find(_encoders, "encoder", config.encoder, config)(layout, config)
+
+
+def make_actor_encoder(layout: ObservationLayout, config: TrainConfig) -> Any:
+    """Makes the actor's encoder, which does not see the parts in `config.critic_only_keys`.
+
+    Raises:
+        UsageError: the encoder is not registered, or no part is left.
+    """
+    visible = layout.without(config.critic_only_keys)
+    if visible == layout:
+        return make_encoder(layout, config)
+    if all(part.kind == "mask" for part in visible.parts):
+        raise UsageError(f"--critic_only_keys={','.join(config.critic_only_keys)} leaves the actor nothing to see.")
+    return PartialEncoder(make_encoder(visible, config), layout, visible)
 
 
 def make_core(input_size: int, config: TrainConfig) -> Any:

@@ -21,7 +21,7 @@ from asyncrl.models.distributions import (
 )
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.normalized import NormalizedModel
-from asyncrl.models.registry import DEFAULT, make_encoder
+from asyncrl.models.registry import DEFAULT, make_actor_encoder, make_encoder
 from asyncrl.models.stacked_mlp import StackedMlp
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -116,8 +116,8 @@ class SacActor(NormalizedModel):
         self.encoder: nn.Module | None = None
         gain = head_gain if config.policy_initialization == "orthogonal" else None
         widths = [spec.observation_size, *config.encoder_mlp_layers, num_outputs]
-        if needs_encoder(spec, config):
-            self.encoder = encoder = make_encoder(self.layout, config)
+        if needs_encoder(spec, config) or config.critic_only_keys:
+            self.encoder = encoder = make_actor_encoder(self.layout, config)
             widths = [encoder.output_size, widths[-1]]
         self.mlp = StackedMlp(1, widths, config.nonlinearity, gain)
 

@@ -34,6 +34,8 @@ def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
     observation = spec.observation
     if config.algorithm.make_model is not None:
         return False
+    if config.critic_only_keys:
+        return False
     if config.encoder != "default" or config.model != "default" or config.use_rnn or observation.has_images:
         return False
     return not config.is_off_policy or observation.num_mask == 0  # with a mask, SAC has an encoder and a head

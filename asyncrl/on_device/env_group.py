@@ -7,6 +7,7 @@ mode DISABLED, where environments do not reset themselves, needs a condition.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,22 @@ from asyncrl.rollout.failures import EnvironmentTrouble, WrongObservation
 from asyncrl.rollout.vector_env_group import RowFlags, row_flags, stats_of_ends
 
 
+class EpisodeEnds(NamedTuple):
+    """The episodes of E environments that ended in a step, and numbers that are meant where one has ended.
+
+    Attributes:
+        ended: [E] bool, an episode ended, perhaps by a step that no row holds.
+        episode_return: [E] float32.
+        episode_length: [E] int64.
+        extra_stats: [E] float32 by name; NaN for an environment without the number.
+    """
+
+    ended: Tensor
+    episode_return: Tensor
+    episode_length: Tensor
+    extra_stats: dict[str, Tensor]
+
+
 class TensorStep(NamedTuple):
     """Result of one step of E environments, as slots store it, and the episodes that ended.
 
@@ -29,10 +46,7 @@ class TensorStep(NamedTuple):
         next_rows: [E, row_size].
         reward: [E] float32, 0 where the row is not valid.
         terminated, truncated, valid: [E] bool.
-        ended: [E] bool, an episode ended, perhaps by a step that no row holds.
-        episode_return: [E] float32, of the episodes that ended.
-        episode_length: [E] int64, of the episodes that ended.
-        extra_stats: [E] float32 by name, of the episodes that ended; NaN for an environment without the number.
+        ends: the episodes that ended.
     """
 
     next_rows: Tensor
@@ -40,10 +54,7 @@ class TensorStep(NamedTuple):
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
-    ended: Tensor
-    episode_return: Tensor
-    episode_length: Tensor
-    extra_stats: dict[str, Tensor]
+    ends: EpisodeEnds
 
 
 class TensorEnvGroup(EnvironmentGroup):
@@ -87,20 +98,18 @@ class TensorEnvGroup(EnvironmentGroup):
         reward = reward.to(torch.float32)
         self._returns += torch.where(flags.is_step, reward, 0.0)
         self._lengths += flags.is_step
+        extra_stats = {
+            name: values.to(torch.float32).where(torch.ones_like(flags.ended) if has is None else has, torch.nan)
+            for name, (values, has) in stats_of_ends(infos).items()
+            if isinstance(values, Tensor)
+        }
         step = TensorStep(
             self._next_rows(self._rows_of(obs, "step"), flags, infos),
             torch.where(flags.valid, reward, 0.0),
             flags.terminated,
             flags.truncated,
             flags.valid,
-            flags.ended,
-            self._returns.clone(),
-            self._lengths.clone(),
-            {
-                name: values.to(torch.float32).where(torch.ones_like(flags.ended) if has is None else has, torch.nan)
-                for name, (values, has) in stats_of_ends(infos).items()
-                if isinstance(values, Tensor)
-            },
+            EpisodeEnds(flags.ended, self._returns.clone(), self._lengths.clone(), extra_stats),
         )
         self._returns.masked_fill_(flags.ended, 0.0)
         self._lengths.masked_fill_(flags.ended, 0)
@@ -119,9 +128,18 @@ class TensorEnvGroup(EnvironmentGroup):
         self._holds_final_obs = torch.zeros_like(restarted)
         return torch.where(restarted.unsqueeze(-1), self._reset_rows, last_rows), restarted
 
-    def record_episodes(self, returns: list[float], lengths: list[int], extra_stats: dict[str, list[float]]) -> None:
-        """Records episodes that ended, after they were copied from the device."""
-        for idx, (episode_return, length) in enumerate(zip(returns, lengths, strict=True)):
+    def record_ends(self, ends: Sequence[EpisodeEnds]) -> None:
+        """Records the episodes that ended in consecutive steps. Waits for the device."""
+        ended, returns = torch.stack([each.ended for each in ends]), torch.stack([each.episode_return for each in ends])
+        lengths = torch.stack([each.episode_length for each in ends])
+        missing = torch.full_like(returns[0], torch.nan)
+        extra_stats = {
+            name: torch.stack([each.extra_stats.get(name, missing) for each in ends])[ended].tolist()
+            for name in dict.fromkeys(name for each in ends for name in each.extra_stats)
+        }
+        for idx, (episode_return, length) in enumerate(
+            zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True)
+        ):
             own = {name: values[idx] for name, values in extra_stats.items() if not math.isnan(values[idx])}
             self._record_episode(0, episode_return, length, own)
 

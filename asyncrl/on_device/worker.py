@@ -1,27 +1,38 @@
-"""Collects datasets on the learner's device, in turn with the learner, in its process.
+"""Collects datasets, or rows of a replay, on the learner's device, in turn with the learner, in its process.
 
-consumes  no shared data: it acts with the learner's own model
-produces  a dataset, of as many consecutive trajectories as it holds
-waits     while the dataset is trained on
+                 datasets                                       replay
+consumes  no shared data: it acts with the learner's     limits (words of the learner); otherwise the same
+          own model
+produces  a dataset, of as many consecutive              rows of a `DeviceReplay`
+          trajectories as it holds
+waits     while the dataset is trained on                while updates are due
 stops     when the run has ended
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from asyncrl.buffers.control import RunControl
+from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.layout import trajectory_fields
+from asyncrl.buffers.replay import ReplayLimits
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.envs.spec import EnvSpec
+from asyncrl.envs.spec import EnvSpec, ObservationLayout
 from asyncrl.learner.dataset import Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.models.encoders import split_tensor
+from asyncrl.models.exploration import Exploration
+from asyncrl.models.uniform import UniformPolicy
 from asyncrl.monitoring.reports import LagMetrics, Phase, PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
+from asyncrl.on_device.replay import DeviceReplay
 from asyncrl.rollout.worker import WAIT_S, RolloutWorkerBase
 
 
@@ -92,7 +103,7 @@ class DeviceWorker(RolloutWorkerBase):
 
     def _collect(self, part: Dataset) -> None:
         """Fills columns with one trajectory of each environment. Waits for the device only at its end."""
-        rollout, ends, stats = len(part.valid), [], []
+        rollout, ends = len(part.valid), []
         rows, restarted = self._group.start_trajectory(self._last_rows)
         state = self._last_state.masked_fill(restarted.unsqueeze(-1), 0.0)
         part.policy_version.fill_(self._learner.policy_version)
@@ -109,24 +120,94 @@ class DeviceWorker(RolloutWorkerBase):
                 getattr(part, name)[row].copy_(getattr(step, name))
             rows = step.next_rows
             state = acted.rnn_state.masked_fill((step.terminated | ~step.valid).unsqueeze(-1), 0.0)
-            ends.append((step.ended, step.episode_return, step.episode_length))
-            stats.append(step.extra_stats)
+            ends.append(step.ends)
             self.phases.charge(Phase.STEP)
         part.obs[rollout].copy_(rows)
         part.value[rollout].copy_(self._learner.model.act(part.obs[rollout], self._generator, state).value)
         self._last_rows, self._last_state = part.obs[rollout].clone(), state
-        floats = split_tensor(self._layout, part.obs).floats
-        if not bool(torch.isfinite(part.reward).all() & torch.isfinite(floats).all()):
+        if not bool(_are_finite(self._layout, part.reward, part.obs)):
             raise self._group.not_finite()
         self.count_steps(part.num_valid)
-        ended, episode_return, episode_length = (torch.stack(field) for field in zip(*ends, strict=True))
-        missing = torch.full_like(episode_return[0], torch.nan)
-        extra_stats = {
-            name: torch.stack([each.get(name, missing) for each in stats])[ended].tolist()
-            for name in dict.fromkeys(name for each in stats for name in each)
-        }
-        self._group.record_episodes(episode_return[ended].tolist(), episode_length[ended].tolist(), extra_stats)
+        self._group.record_ends(ends)
         self.phases.charge(Phase.OTHER)
+
+
+class DeviceReplayWorker(RolloutWorkerBase):
+    """Writes rows of a replay as far as the learner's limits allow. Owns the environments.
+
+    Environments, the learner's model and the replay are on `device`; `seed` is for drawing actions.
+    """
+
+    def __init__(
+        self,
+        group: TensorEnvGroup,
+        learner: ReplayLearner,
+        replay: DeviceReplay,
+        limits: ReplayLimits,
+        device: torch.device,
+        seed: int,
+        control: RunControl,
+        exploration: Exploration | None = None,
+    ) -> None:
+        super().__init__(0, [group], control, PhaseTimer())
+        self._group = group
+        self._learner = learner
+        self._exploration = exploration
+        self._replay = replay
+        self._limits = limits
+        self._device = device
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._uniform = UniformPolicy(learner.model.distribution, seed, learner.model.layout)
+        replay.obs_at((0, replay.num_rows[0])).copy_(group.reset())
+
+    @property
+    def waiting_for(self) -> Phase:
+        return Phase.WAIT_UPDATES
+
+    def poll(self) -> float:
+        """Writes one row if the learner allows it; returns seconds to wait."""
+        replay = self._replay
+        row = replay.num_rows[0]
+        if not self._limits.may_step(0, row, replay.total_env_steps()):
+            return WAIT_S
+        obs: Tensor = replay.obs_at((0, row))
+        rows: Any = replay.rows(0, row)
+        replay.policy_version[0, row % replay.capacity] = self._learner.policy_version
+        action = replay.action[0, row % replay.capacity]
+        action.copy_(self._act(obs))
+        self.phases.charge(Phase.FORWARD)
+        step = self._group.step(action)
+        for name in ("reward", "terminated", "truncated"):
+            getattr(rows, name).copy_(getattr(step, name))
+        rows.next_obs.copy_(step.next_rows)
+        is_finite = _are_finite(self._learner.model.layout, step.reward, step.next_rows)
+        flags = torch.cat((step.valid, step.ends.ended, is_finite.view(1))).cpu().numpy()
+        if not flags[-1]:
+            raise self._group.not_finite()
+        rows.valid[:] = flags[: replay.num_envs]
+        num_steps = int(rows.valid.sum())
+        replay.publish(0, num_steps)
+        self.count_steps(num_steps)
+        if flags[replay.num_envs : -1].any():
+            self._group.record_ends([step.ends])
+        self.phases.charge(Phase.STEP)
+        return 0.0
+
+    def _act(self, obs: Tensor) -> Tensor:
+        """Actions of the newest policy; until the first update they are drawn from the whole range."""
+        if self._learner.policy_version == 0:
+            return torch.from_numpy(self._uniform.act(obs.cpu().numpy()).action).to(self._device)
+        acted = self._learner.model.act(obs, self._generator)
+        if self._exploration is None:
+            return acted.action
+        action, parameters = acted.action.cpu().numpy(), acted.action_parameters.cpu().numpy()
+        explored = self._exploration.apply([0], ActorOutput(action, action_parameters=parameters))
+        return torch.from_numpy(explored.action).to(self._device)
+
+
+def _are_finite(layout: ObservationLayout, reward: Tensor, rows: Tensor) -> Tensor:
+    """Whether all rewards and numbers of observations are finite, as a bool on their device."""
+    return torch.isfinite(reward).all() & torch.isfinite(split_tensor(layout, rows).floats).all()
 
 
 def _allocate_dataset(spec: EnvSpec, plan: ResourcePlan, device: torch.device) -> Dataset:

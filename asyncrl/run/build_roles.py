@@ -14,7 +14,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -58,7 +58,9 @@ from asyncrl.models.factory import make_acting_model
 from asyncrl.models.sac import SacActor
 from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.on_device.env_group import TensorEnvGroup
-from asyncrl.on_device.worker import DeviceWorker
+from asyncrl.on_device.evaluation import EvaluatingGroup, SimulatorEvaluation
+from asyncrl.on_device.replay import DeviceReplay
+from asyncrl.on_device.worker import DeviceReplayWorker, DeviceWorker
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.worker import (
@@ -72,6 +74,7 @@ from asyncrl.rollout.worker import (
     Split,
 )
 from asyncrl.run.setup import RunSetup, state_to_begin_with
+from asyncrl.runtime.checkpoint import load
 from asyncrl.runtime.run_folder import VIDEOS
 
 log = logging.getLogger(__name__)
@@ -203,7 +206,7 @@ def build_learner(
     if plan.hogwild is not None:
         return parts.worker(build_parameter_server(setup, plan.hogwild, waker, workers, parts.phases)), None
     if plan.replay is not None:
-        return parts.worker(_build_replay_loop(parts, plan.replay, waker, workers)), None
+        return parts.worker(_build_replay_loop(parts, plan.replay, ReplayStripes(arena), waker, workers)[0]), None
     slots = TrajectorySlots(arena)
     if plan.has_slot_pools:
         source = _build_policy_source(setup, slots, workers)
@@ -246,12 +249,19 @@ def _build_policy_source(setup: RunSetup, slots: TrajectorySlots, workers: Seque
     )
 
 
-SerialWorker = RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker
+SerialWorker = RolloutWorker | PooledRolloutWorker | ReplayWorker | HogwildWorker | DeviceWorker | DeviceReplayWorker
 
 
-def build_serial(
-    setup: RunSetup, waker: Waker, look: Callable[[], None]
-) -> tuple[list[LearnerWorker], list[SlotExchange | PolicySource], list[SerialWorker]]:
+class SerialRoles(NamedTuple):
+    """All roles of one process."""
+
+    learners: list[LearnerWorker]
+    exchanges: list[SlotExchange | PolicySource]
+    workers: list[SerialWorker]
+    evaluations: list[EvaluationWorker | VideoWorker]
+
+
+def build_serial(setup: RunSetup, waker: Waker, look: Callable[[], None]) -> SerialRoles:
     """All roles of one process, as `build_learner` and `build_rollout_worker` make them; a learner for each policy.
 
     Args:
@@ -270,21 +280,56 @@ def build_serial(
         if exchange is not None:
             exchanges.append(exchange)
     wakers = [waker] * plan.num_policies
-    return learners, exchanges, [build_rollout_worker(setup, idx, wakers, None) for idx in range(plan.num_workers)]
+    workers: list[SerialWorker] = [build_rollout_worker(setup, idx, wakers, None) for idx in range(plan.num_workers)]
+    evaluations = build_evaluation_workers(setup) if setup.config.eval_every_env_steps is not None else []
+    return SerialRoles(learners, exchanges, workers, evaluations)
 
 
-def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> tuple[list[LearnerWorker], list[Any], list[Any]]:
+def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> SerialRoles:
     config, plan, parts = setup.config, setup.plan, _LearnerParts.begin(setup)
-    learner = parts.on_policy_learner()
-    env = make_run_vector_env(config, plan.num_envs)
-    group = TensorEnvGroup(
-        env, vector_env_seed(config.seed, 0, setup.seed_steps), setup.spec, config.action_mapping, parts.device
-    )
+    evaluations: list[EvaluationWorker | VideoWorker] = []
+    group = _build_tensor_group(setup, parts.device, evaluations)
     if (info := setup.control.newest_training_info) is not None:
         group.set_training_info(info)
-    seed = acting_seed(config.seed, 0, setup.seed_steps)
-    worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
-    return [parts.worker(_build_trajectory_loop(parts, learner, worker, worker, look))], [], [worker]
+    seed = acting_seed(setup.seed, 0, setup.seed_steps)
+    worker: DeviceWorker | DeviceReplayWorker
+    loop: LearnerLoop
+    if plan.replay is None:
+        learner = parts.on_policy_learner()
+        worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
+        loop = _build_trajectory_loop(parts, learner, worker, worker, look)
+    else:
+        replay = DeviceReplay(setup.spec, plan.num_envs, plan.replay, parts.device)
+        saved = None if setup.resume_from is None else load(setup.resume_from, with_replay=True).replay
+        if saved is not None:
+            replay.restore(saved)
+        loop, replay_learner = _build_replay_loop(parts, plan.replay, replay, None, [])
+        limits, exploration = ReplayLimits(setup.arena), None
+        if Exploration.is_needed(replay_learner.model, config):
+            exploration = Exploration(replay_learner.model, config, 1, plan.num_envs, seed)
+        worker = DeviceReplayWorker(
+            group, replay_learner, replay, limits, parts.device, seed, setup.control, exploration
+        )
+    if not evaluations and config.eval_every_env_steps is not None:
+        evaluations = build_evaluation_workers(setup)
+    return SerialRoles([parts.worker(loop)], [], [worker], evaluations)
+
+
+def _build_tensor_group(
+    setup: RunSetup, device: torch.device, evaluations: list[EvaluationWorker | VideoWorker]
+) -> TensorEnvGroup:
+    """The simulator; adds its evaluation to `evaluations` if a part of it evaluates."""
+    config, plan, spec = setup.config, setup.plan, setup.spec
+    env = make_run_vector_env(config, plan.num_envs + plan.num_eval_envs)
+    seed = vector_env_seed(setup.seed, 0, setup.seed_steps)
+    if plan.num_eval_envs == 0:
+        return TensorEnvGroup(env, seed, spec, config.action_mapping, device)
+    ((_, team),) = _published_teams(setup)
+    evaluation = SimulatorEvaluation(
+        team, setup.control, setup.checkpoints, setup.first_env_steps, plan.num_eval_envs, device
+    )
+    evaluations.append(evaluation)
+    return EvaluatingGroup(env, seed, spec, config.action_mapping, device, evaluation)
 
 
 def _own_device(name: str) -> torch.device:
@@ -424,9 +469,11 @@ def _reader_of_weights(setup: RunSetup, block_size: int) -> Callable[[int], Tens
     return read
 
 
-def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, workers: Sequence[Waker]) -> ReplayLoop:
+def _build_replay_loop(
+    parts: _LearnerParts, replay: ReplayPlan, stripes: ReplayStripes, waker: Waker | None, workers: Sequence[Waker]
+) -> tuple[ReplayLoop, ReplayLearner]:
     setup, saved, ranks = parts.setup, parts.saved, parts.agreement.ranks
-    config, plan, stripes = setup.learner_config, setup.plan, ReplayStripes(setup.arena)
+    config, plan = setup.learner_config, setup.plan
     learner: ReplayLearner = imported(config.algorithm.make_learner)(
         make_acting_model(setup.spec, config), config, setup.spec, parts.device, ParameterStore(ranks)
     )
@@ -455,7 +502,7 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
     parts.take_state_of_first(learner)
-    return ReplayLoop(
+    loop = ReplayLoop(
         learner=learner,
         stripes=stripes,
         sampler=sampler,
@@ -471,6 +518,7 @@ def _build_replay_loop(parts: _LearnerParts, replay: ReplayPlan, waker: Waker, w
         agreement=parts.agreement,
         most_env_steps=share,
     )
+    return loop, learner
 
 
 def build_evaluation_workers(setup: RunSetup) -> list[EvaluationWorker | VideoWorker]:

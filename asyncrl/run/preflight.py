@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from asyncrl.buffers.layout import arena_bytes
@@ -16,7 +17,7 @@ from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import ResourcePlan, resolve
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
@@ -81,40 +82,45 @@ def run(
     """
     machine = machine or Machine.detect()
     config, of_names = _resolve_names(loaded.config, is_first_rank)
-    plan = resolve(config, machine)
-    of_resuming = resuming.find_problems(loaded)
-    found = [*of_resuming, *of_names, *find_problems(config, plan, machine)]
-    problems = [*loaded.problems, *_unaffected(found, loaded.problems)]
-    warnings = _unaffected(find_warnings(config, plan, loaded.given), loaded.problems)
+    of_env: list[Problem] = []
+    findings: list[Problem] = []
     spec, failure = None, None
     if config.env_id and not {"env", "env_kwargs", "config"} & _names(loaded.problems):
         try:
             spec = probe(
                 config.env_id,
                 config.env_kwargs,
+                config.env_start_timeout,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
                 image_channels=config.image_channels,
-                warn=(lambda text: warnings.append(Problem(("env",), text))) if checks_env else None,
+                warn=(lambda text: findings.append(Problem(("env",), text))) if checks_env else None,
             )
         except EnvironmentFailed as error:
             failure = str(error)
         except UsageError as error:
-            problems.append(Problem(("env",), str(error)))
-    needed, free = None, available_bytes()
-    if spec is not None:
+            of_env.append(Problem(("env",), str(error)))
+    if spec is None:
+        plan = resolve(config, machine)
+    else:
+        config = _with_backend_of(spec, config, loaded.given)
         has_images = any(kind.observation.has_images for kind in spec.kinds)
         plan = resolve(config, machine, has_images, spec.num_agents)
+    of_resuming = resuming.find_problems(dataclasses.replace(loaded, config=config))
+    found = [*of_resuming, *of_names, *find_problems(config, plan, machine)]
+    problems = [*loaded.problems, *_unaffected(found, loaded.problems), *of_env]
+    warnings = [*_unaffected(find_warnings(config, plan, loaded.given), loaded.problems), *findings]
+    needed, free = None, available_bytes()
+    if spec is not None:
         if spec.agents:
-            of_agents = [problem for problem in find_problems(config, plan, machine) if problem not in found]
-            problems += [*_unaffected(of_agents, loaded.problems), *_agents_problems(config, spec)]
+            problems += _agents_problems(config, spec)
         elif config.self_play:
             text = f"--self_play=True needs an environment of several agents, and {spec.env_id} has one."
             problems.append(Problem(("self_play", "env"), text, ("--self_play=False",)))
         if plan.num_policies > 1 or spec.spaces:
             problems += _mapping_problems(config, spec)
         for kind in spec.kinds:
-            problems += _action_problems(config, kind)
+            problems += [*_action_problems(config, kind), *_key_problems(config, kind)]
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
         if not of_resuming:
@@ -142,6 +148,14 @@ def run(
             else:
                 warnings += _tight_memory(plan, needed, free)
     return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free)
+
+
+def _with_backend_of(spec: EnvSpec, config: TrainConfig, given: Collection[str]) -> TrainConfig:
+    """The settings for an environment of tensors if `env_backend` is auto; those that the user gave stay."""
+    if not spec.gives_tensors or config.env_backend != "auto":
+        return config
+    needed = {name: value for name, value in NEEDED_BY_TENSORS.items() if name not in given}
+    return config.model_copy(update={"env_backend": "tensor", **needed})
 
 
 def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfig, list[Problem]]:
@@ -218,6 +232,22 @@ def _action_problems(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
     value = getattr(config, name)
     text = f"--{name}={value} needs continuous actions with finite bounds; {spec.env_id} has {spec.action}: {found}."
     return [Problem((name, "env"), text, (fitting,))]
+
+
+def _key_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    """Keys that only the critic is to see, but that are not there or that the actor needs."""
+    parts, keys = spec.observation.parts, config.critic_only_keys
+    names = dict.fromkeys(part.path[0] for part in parts if part.path and part.kind != "mask")
+    for key in keys:
+        of_key = [part for part in parts if part.is_in([key])]
+        if not of_key:
+            found = f"those of {spec.env_id} are {', '.join(map(str, names))}" if names else "there are none"
+            yield Problem(
+                ("critic_only_keys", "env"), f"--critic_only_keys={key}: no such key of observations; {found}."
+            )
+        elif any(part.kind == "mask" for part in of_key):
+            text = f"--critic_only_keys={key}: the actor needs the mask of its actions."
+            yield Problem(("critic_only_keys", "env"), text)
 
 
 def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:

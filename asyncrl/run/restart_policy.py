@@ -23,7 +23,6 @@ from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, LearnerDied, ProcessManager, RunFailed, title
 from asyncrl.runtime.restarts import HangDetector, RestartBudget
 
-START_TIMEOUT_S = 120.0  # until a worker has made its environments and has polled once
 CLEAN_UP_TIMEOUT_S = 60.0
 SAME_FAILURE_S = 1.0
 
@@ -75,7 +74,7 @@ class RestartPolicy:
         self._wake_all = wake_all
         self._send = send
         self._budget = RestartBudget(config.max_restarts, config.restart_window_s)
-        self._hangs = HangDetector(config.env_step_timeout, START_TIMEOUT_S)
+        self._hangs = HangDetector(config.env_step_timeout, config.env_start_timeout)
         self._worker_deaths = setup.worker_deaths
         self._due_at: dict[str, float] = {}  # of workers that wait for their restart
         self._failures: list[ChildFailure] = []

@@ -30,7 +30,7 @@ FIXED = (
     *("env", "algo", "critic_layer_norm", "dueling", "encoder", "core", "model"),
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
-    *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev"),
+    *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev", "critic_only_keys"),
     *("action_unit", "squash_actions", "normalize_input", "normalize_returns", "num_policies"),
 )
 """Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""

@@ -103,8 +103,7 @@ def _run_serial_part(
     torch.set_num_threads(setup.plan.learner_threads)
     config, control, waker = setup.config, setup.control, Waker()
     steer_run = functools.partial(steer, control)
-    learners, exchanges, workers = build_serial(setup, waker, steer_run)
-    evaluations = build_evaluation_workers(setup) if config.eval_every_env_steps is not None else []
+    learners, exchanges, workers, evaluations = build_serial(setup, waker, steer_run)
     videos = [] if failed_videos else build_video_workers(setup)
     reset_at: Path | None = None
     outcome: LearnerOutcome | None = None

@@ -95,7 +95,7 @@ class RunSetup:
         # Hogwild workers have private slots and replays.
         if plan.num_slots > 0:
             TrajectorySlots(arena).reset()
-        elif plan.hogwild is None and resume_from is not None:
+        elif plan.hogwild is None and not plan.steps_tensors and resume_from is not None:
             replay = checkpoint.load(resume_from, with_replay=True).replay
             if replay is not None:
                 ReplayStripes(arena).restore(replay)

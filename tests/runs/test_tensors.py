@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from gymnasium.vector import AutoresetMode
-from run_helper import run
+from run_helper import mean_return, run
 
 from asyncrl.evaluation.episodes import evaluate
-from asyncrl.monitoring.reports import RolloutReport
+from asyncrl.monitoring.reports import EvaluationReport, RolloutReport
 from asyncrl.policy import load_policy
 from asyncrl.runtime.processes import RunFailed
 
@@ -47,9 +47,27 @@ def test_values_are_right_in_each_mode(autoreset_mode: str, terminates: bool, tm
 
 def test_a_recurrent_policy_is_trained_on_the_device(tmp_path: Path) -> None:
     settings = {"use_rnn": True, "rnn_size": 8, "rollout": 8, "recurrence": 4, "batch_size": 128}
+    settings |= {"eval_every_env_steps": 500, "eval_episodes": 4}
     finished = run(tmp_path, "serial", "tensor_envs:TensorCartPole-v0", **TENSORS, **settings, train_for_env_steps=2000)
     deviations = [r.train.max_ratio_deviation_first_batch for r in finished.learner_reports if r.train is not None]
     assert max(deviations) < 1e-4, "trained from the states that acted"
+    assert [report.episodes for report in finished.reports if isinstance(report, EvaluationReport)][-1] == 4
+
+
+@pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
+def test_sac_learns_from_a_replay_on_the_device(autoreset_mode: str, tmp_path: Path) -> None:
+    settings = {"algo": "sac", "warmup_env_steps": 300, "batch_size": 64, "updates_per_env_step": 0.5, "gamma": 0.8}
+    kwargs = {"autoreset_mode": autoreset_mode}
+    settings |= {"env_kwargs": kwargs, "train_for_env_steps": 2000, "save_replay": True}
+    finished = run(tmp_path, "serial", "tensor_envs:make_reach", **TENSORS, **settings)
+    assert finished.outcome.env_steps >= 2000
+    assert mean_return(finished) > -0.15
+    checkpoint = Path(finished.outcome.checkpoint or "")
+    longer = {**settings, "train_for_env_steps": 2100}
+    resumed = run(tmp_path, "serial", "tensor_envs:make_reach", **TENSORS, **longer, resume_from=checkpoint)
+    assert resumed.outcome.env_steps >= 2100
+    sizes = [report.replay.size for report in resumed.learner_reports if report.replay is not None]
+    assert sizes[0] > 1900, "the replay was restored"
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -1,0 +1,102 @@
+"""A replay on the device gives the learner what a replay in shared memory gives it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode
+from tensor_envs import AsTensors
+from tensor_groups import CPU, NUM_ENVS, NumberedSentinel, sentinels, tensor_group
+
+from asyncrl.buffers.arena import Arena
+from asyncrl.buffers.replay import ReplayStripes, replay_specs
+from asyncrl.config.plan import ReplayPlan
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import read_spec
+from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.sac import SacLearner
+from asyncrl.models.factory import make_acting_model
+from asyncrl.on_device.replay import DeviceReplay
+from asyncrl.on_device.worker import WAIT_S, DeviceReplayWorker
+from asyncrl.rollout.vector_env_group import VectorEnvGroup
+
+SPEC = read_spec(NumberedSentinel(0), "Sentinels")
+SIZE, NUM_ROWS = 40 * NUM_ENVS, 70
+in_each_mode = pytest.mark.parametrize("mode", AutoresetMode)
+
+
+def actions() -> np.ndarray:
+    return np.random.default_rng(0).uniform(-0.6, 0.6, (NUM_ROWS, NUM_ENVS, 2)).astype(np.float32)
+
+
+def ordinary(mode: AutoresetMode) -> tuple[Any, ReplayStripes]:
+    arena = Arena.create(replay_specs(SPEC, 1, NUM_ENVS, SIZE))
+    stripes = ReplayStripes(arena)
+    group = VectorEnvGroup(sentinels(mode), 7, 0, SPEC, "raw")
+    group.reset(stripes.obs_at((0, 0)))
+    for row, action in enumerate(actions()):
+        stripes.action[0, row % stripes.capacity] = action
+        stripes.publish(0, group.step(action, stripes.rows(0, row)))
+    return arena, stripes
+
+
+def on_device(mode: AutoresetMode, num_rows: int = NUM_ROWS) -> tuple[DeviceReplayWorker, DeviceReplay]:
+    replay = DeviceReplay(SPEC, NUM_ENVS, ReplayPlan(SIZE, 1, 1.0, 0.0), CPU)
+    scripted = iter(torch.from_numpy(actions()))
+    distribution = make_acting_model(SPEC, TrainConfig(algo="sac")).distribution
+    act = lambda obs, generator: SimpleNamespace(action=next(scripted))  # noqa: E731
+    learner: Any = SimpleNamespace(
+        policy_version=1, model=SimpleNamespace(distribution=distribution, layout=SPEC.observation, act=act)
+    )
+    limits: Any = SimpleNamespace(may_step=lambda split, row, steps: row < num_rows)
+    control: Any = SimpleNamespace(count_steps=lambda worker, steps: None)
+    worker = DeviceReplayWorker(tensor_group(AsTensors(sentinels(mode))), learner, replay, limits, CPU, 0, control)
+    for _ in range(num_rows):
+        assert worker.poll() == 0.0
+    return worker, replay
+
+
+@in_each_mode
+def test_rows_steps_and_transitions_are_those_of_shared_memory(mode: AutoresetMode) -> None:
+    (arena, stripes), (worker, replay) = ordinary(mode), on_device(mode)
+    assert worker.poll() == WAIT_S, "no further than the learner allows"
+    assert replay.num_rows == list(stripes.num_rows) and replay.total_env_steps() == stripes.total_env_steps()
+    assert replay.num_held_steps == stripes.num_held_steps
+    assert worker.report().env_steps == stripes.total_env_steps()
+    for n_step in (1, 3):
+        batches = [ReplaySampler(each, n_step, 0.9, 2.0, 1.5, seed=3).sample(4, 64) for each in (stripes, replay)]
+        for found, expected in zip(*batches, strict=True):
+            assert all(torch.equal(field, other) for field, other in zip(found, expected, strict=True))
+    del arena
+
+
+def test_updates_are_those_with_a_replay_in_shared_memory() -> None:
+    replays = ordinary(AutoresetMode.NEXT_STEP), on_device(AutoresetMode.NEXT_STEP)
+    config = TrainConfig(algo="sac", batch_size=32, encoder_mlp_layers=[16], precision="float32")
+    states = []
+    for _, replay in replays:
+        learner = SacLearner(make_acting_model(SPEC, config), config, SPEC, CPU)
+        sampler = ReplaySampler(replay, 1, 0.99, 1.0, None, seed=0, device=CPU)
+        for _ in range(3):
+            assert learner.train(sampler.sample(4, 32)) is not None
+        states.append(learner.state_dict())
+    first, second = states
+    assert first.scalars == second.scalars and first.scalars["policy_version"] == 12
+    for kind in ("model", "optimizer"):
+        tensors, others = getattr(first, kind), getattr(second, kind)
+        assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+
+
+def test_a_replay_is_saved_and_restored() -> None:
+    _, replay = on_device(AutoresetMode.SAME_STEP, 30)
+    restored = DeviceReplay(SPEC, NUM_ENVS, ReplayPlan(SIZE, 1, 1.0, 0.0), CPU)
+    restored.restore(replay.content())
+    assert restored.num_rows == [31], "the open episodes are closed by a row"
+    assert restored.total_env_steps() == replay.total_env_steps()
+    for name in ("obs", "action", "reward", "terminated"):
+        assert torch.equal(getattr(restored, name)[:, :30], getattr(replay, name)[:, :30])
+    assert (restored.valid[:, :30] == replay.valid[:, :30]).all() and not restored.valid[:, 30].any()
