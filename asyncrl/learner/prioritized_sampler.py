@@ -77,11 +77,11 @@ class PrioritizedSampler(ReplaySampler):
     It leaves when its worker may overwrite it. Workers know nothing of priorities.
 
     Attributes:
-        max_priority: the largest priority so far.
+        max_priority: the largest priority that an error gave so far; 0 before the first.
     """
 
     def __init__(
-        self, stripes: ReplayStripes, alpha: float, beta: float, max_priority: float = 1.0, **settings: Any
+        self, stripes: ReplayStripes, alpha: float, beta: float, max_priority: float = 0.0, **settings: Any
     ) -> None:
         """Takes rows that a checkpoint restored with their priorities; `settings` are those of `ReplaySampler`.
 
@@ -114,7 +114,7 @@ class PrioritizedSampler(ReplaySampler):
             dropped = self._places_of_rows(split, int(self._first[split]), min(first, before))
             added = self._places_of_rows(split, max(first, before), stop)
             changed += [dropped, added]  # a row may be added where another one was dropped
-            priorities += [np.zeros(len(dropped)), self._valid[added] * self.max_priority]
+            priorities += [np.zeros(len(dropped)), self._valid[added] * (self.max_priority or 1.0)]
             self._first[split], self._stop[split] = first, stop
         self._set(np.concatenate(changed), np.concatenate(priorities))
 

@@ -487,7 +487,7 @@ def _build_replay_loop(
     }
     is_restored = saved is not None and stripes.num_held_steps > 0
     if replay.is_prioritized:
-        largest = float(saved.scalars.get("max_priority", 1.0)) if saved is not None and is_restored else 1.0
+        largest = float(saved.scalars.get("max_priority", 0.0)) if saved is not None and is_restored else 0.0
         powers = config.prioritized_replay_alpha, config.prioritized_replay_beta
         sampler: ReplaySampler = PrioritizedSampler(stripes, *powers, largest, **sampling)
     else:

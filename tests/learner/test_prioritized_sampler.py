@@ -102,6 +102,16 @@ def test_new_rows_have_the_largest_priority_so_far() -> None:
     assert counts[1] / 4000 == pytest.approx(7.0 * num_new / (7.0 * num_new + 0.01 * len(before)), abs=0.02)
 
 
+def test_new_rows_do_not_outweigh_others_where_all_errors_are_small() -> None:
+    stripes, (writer,) = written(10, num_splits=1)
+    sampler = sampler_of(stripes)
+    assert stripes.priority.max() == 1.0
+    set_by_step(sampler, lambda tag: 0.01)
+    writer.write_rows(5)
+    sampler.refresh()
+    np.testing.assert_allclose(stripes.priority[stripes.priority > 0.0], 0.01, rtol=1e-3)
+
+
 def test_rows_leave_before_they_are_overwritten_and_transitions_enter_when_they_are_whole() -> None:
     stripes, writers = written(5, num_splits=1)
     sampler = sampler_of(stripes, n_step=3)

@@ -348,7 +348,7 @@ def test_hyperparameters_that_cannot_be_taken_are_refused(tmp_path: Path) -> Non
     train(tmp_path, Noting(start=ask), serial_mode=True, train_for_env_steps=64)
     assert refused == [
         "--gamma=2 is not possible: expected a number at least 0 and at most 1.",
-        "A new tau would have no effect: only algo=sac or dqn reads it.",
+        "A new tau would have no effect: only algo=sac or td3 or dqn reads it.",
     ]
 
 
