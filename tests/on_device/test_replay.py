@@ -19,6 +19,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import SacLearner
+from asyncrl.models.exploration import Exploration
 from asyncrl.models.factory import make_acting_model
 from asyncrl.on_device.replay import DeviceReplay
 from asyncrl.on_device.worker import WAIT_S, DeviceReplayWorker
@@ -89,6 +90,24 @@ def test_updates_are_those_with_a_replay_in_shared_memory() -> None:
     for kind in ("model", "optimizer"):
         tensors, others = getattr(first, kind), getattr(second, kind)
         assert all(torch.equal(tensor, others[name]) for name, tensor in tensors.items())
+
+
+def test_td3_explores_on_the_device() -> None:
+    config = TrainConfig(algo="td3", exploration_stddev=0.2)
+    model = make_acting_model(SPEC, config)
+    replay = DeviceReplay(SPEC, NUM_ENVS, ReplayPlan(SIZE, 1, 1.0, 0.0), CPU)
+    learner: Any = SimpleNamespace(policy_version=1, model=model)
+    limits: Any = SimpleNamespace(may_step=lambda split, row, steps: True)
+    control: Any = SimpleNamespace(count_steps=lambda worker, steps: None)
+    group = tensor_group(AsTensors(sentinels(AutoresetMode.NEXT_STEP)))
+    exploration = Exploration(model, config, 1, NUM_ENVS, seed=0)
+    worker = DeviceReplayWorker(group, learner, replay, limits, CPU, 0, control, exploration)
+    for _ in range(30):
+        worker.poll()
+    without = model.act(replay.obs[0, :30].flatten(0, 1)).action
+    noise = replay.action[0, :30].flatten(0, 1).tanh() - without.tanh()
+    assert float(noise.std()) == pytest.approx(0.2, rel=0.2)
+    assert (replay.policy_version[0, :30] == 1).all()
 
 
 def test_a_replay_is_saved_and_restored() -> None:
