@@ -24,6 +24,7 @@ from asyncrl.models.dqn import QNetwork
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
+from asyncrl.models.stacked_mlp import StackedMlp
 from asyncrl.monitoring.reports import DqnMetrics
 
 _FIGURES = ("loss", "q_mean", "sum of inputs", "grad_norm")
@@ -60,7 +61,9 @@ class DqnLearner:
         self.device = device
         self._config = config
         # Hand-written passes through a perceptron are faster than autograd and compute the same.
-        mlp = self.model.mlp if self.model.encoder is None and config.precision != "bf16" else None
+        mlp = self.model.mlp if isinstance(self.model.mlp, StackedMlp) else None
+        if self.model.encoder is not None or config.precision == "bf16":
+            mlp = None
         self._network = TrainedNetwork(_MODEL, self.model, mlp, config, torch.float32, storage)
         self._target = FlatParameters(
             self.target_model, with_grad=False, hold=lambda initial: storage.allocate(_TARGET, initial)

@@ -25,6 +25,7 @@ class ReplaySampler:
     Attributes:
         generator: of the indices that are drawn; part of a checkpoint.
         gamma: discount factor of the next transitions.
+        reward_divisor: divides their rewards, after `reward_scale` and `reward_clip`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class ReplaySampler:
         self._stripes = stripes
         self._n_step = n_step
         self.gamma = gamma
+        self.reward_divisor = 1.0
         self._reward_scale = reward_scale
         self._reward_clip = reward_clip
         self._obs = _flat(stripes.obs)
@@ -126,6 +128,8 @@ class ReplaySampler:
             step_reward = self._reward[place] * np.float32(self._reward_scale)
             if self._reward_clip is not None:
                 step_reward = np.clip(step_reward, -self._reward_clip, self._reward_clip)
+            if self.reward_divisor != 1.0:
+                step_reward /= np.float32(self.reward_divisor)
             reward += np.where(goes_on, discount * step_reward, np.float32(0.0))
             discount[goes_on] *= np.float32(self.gamma)
             steps += goes_on

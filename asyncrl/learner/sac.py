@@ -7,9 +7,10 @@ One update computes targets with the current policy, then trains the critics, mo
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
+from asyncrl.models.block_network import BatchRenorm, UnitLinear
 from asyncrl.models.encoders import Inputs, split_tensor
 from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.models.mlp_pass import MlpPass
@@ -104,6 +106,11 @@ class TrainedNetwork:
             )
             self.layers, self.gradients = self.weights.layers, self._weight_gradients.layers
         self.max_grad_norm = config.max_grad_norm
+        self._unit_layers = [layer for layer in module.modules() if isinstance(layer, UnitLinear)]
+        self._renorms = [layer for layer in module.modules() if isinstance(layer, BatchRenorm)]
+        self._weight_decay = config.weight_decay
+        statistics = {id(each) for layer in self._renorms for each in layer.statistics}
+        self._decayed = [each.data for each in module.parameters() if self._weight_decay and id(each) not in statistics]
         self._ranks = storage.ranks
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
         self._gradients = list(gradients)
@@ -122,13 +129,31 @@ class TrainedNetwork:
             flat, copied = self._weight_gradients.hidden
             flat.copy_(copied)
         if self._ranks.num_ranks > 1:
-            self._ranks.average([*self._gradients, figures])
+            moments = [each for layer in self._renorms for each in layer.batch_moments]
+            self._ranks.average([*self._gradients, *moments, figures])
         norm = clip_gradient(self._gradient, self.max_grad_norm)
         figures = torch.cat((figures, norm.unsqueeze(0)))
-        self._optimizer.step(learning_rate, torch.isfinite(figures).all().logical_not().float())
+        is_skipped = torch.isfinite(figures).all().logical_not()
+        if self._decayed:  # decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101)
+            factor = 1.0 - is_skipped.logical_not() * (learning_rate * self._weight_decay)
+            torch._foreach_mul_(self._decayed, factor.to(figures.dtype))
+        self._optimizer.step(learning_rate, is_skipped.float())
+        for unit_layer in self._unit_layers:
+            unit_layer.project()
+        for renorm in self._renorms:
+            renorm.update_statistics(is_skipped)
         if self.weights is not None:
             self.weights.refresh()
         return figures
+
+    @contextlib.contextmanager
+    def normalizing_by_batch(self) -> Iterator[None]:
+        """Inside, batch renormalization takes the batch's statistics; the next `step` moves the running ones."""
+        for layer in self._renorms:
+            layer.uses_batch = True
+        yield
+        for layer in self._renorms:
+            layer.uses_batch = False
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that continue the training; after writing to them call `weights.refresh`."""
@@ -175,7 +200,8 @@ class SacLearner:
         self.ranks = storage.ranks
         self.model = actor.to(device)
         self.critic = actor.make_critic(spec, config).to(actor.statistics)
-        self.target_critic = copy.deepcopy(self.critic)
+        self.target_critic = copy.deepcopy(self.critic) if config.use_target_critics else None
+        self._support: Tensor | None = getattr(self.critic, "support", None)
         self.policy_version = self.skipped_steps = 0
         self.notice: str | None = None
         self._config = config
@@ -190,20 +216,26 @@ class SacLearner:
         reduced = matmul_dtype(config.precision, device)
         self._is_reduced = reduced != torch.float32
         self._dtype = reduced if self._is_reduced else own
-        ent_coef = 1.0 if config.ent_coef == "auto" else config.ent_coef
+        ent_coef = config.initial_ent_coef if config.ent_coef == "auto" else config.ent_coef
         log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=own, device=device)
         self._log_ent_coef = storage.allocate(LOG_ENT_COEF, log_ent_coef)
         self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)
         adapted = {LOG_ENT_COEF: (self._log_ent_coef, self._ent_coef_gradient)} if config.ent_coef == "auto" else {}
         # Hand-written passes through perceptrons are faster than autograd and compute the same.
-        has_passes = actor.has_passes and isinstance(self.critic, TwinCritic)
-        actor_mlp, critic_mlp = (actor.mlp, self.critic.mlp) if has_passes else (None, None)
+        actor_mlp, critic_mlp = None, None
+        has_plain_critics = isinstance(self.critic, TwinCritic) and self._support is None
+        if actor.has_passes and has_plain_critics and self.target_critic is not None:
+            actor_mlp, critic_mlp = _perceptron(actor.mlp), _perceptron(self.critic.mlp)
+        has_passes = actor_mlp is not None and critic_mlp is not None
         self._actor = TrainedNetwork(ACTOR, self.model, actor_mlp, config, self._dtype, storage, adapted)
         self._critic = TrainedNetwork(CRITIC, self.critic, critic_mlp, config, self._dtype, storage)
-        self._target = FlatParameters(
-            self.target_critic, with_grad=False, hold=lambda initial: storage.allocate(TARGET_CRITIC, initial)
-        ).data
-        self._target_weights = None if critic_mlp is None else LayerCopy(critic_mlp, self._target, self._dtype)
+        self._target: Tensor | None = None
+        self._target_weights: LayerCopy | None = None
+        if self.target_critic is not None:
+            self._target = FlatParameters(
+                self.target_critic, with_grad=False, hold=lambda initial: storage.allocate(TARGET_CRITIC, initial)
+            ).data
+            self._target_weights = None if critic_mlp is None else LayerCopy(critic_mlp, self._target, self._dtype)
         self._target_layers = () if self._target_weights is None else self._target_weights.layers
         self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
         self._update = self._update_by_passes if has_passes else self._update_by_autograd
@@ -335,7 +367,7 @@ class SacLearner:
         networks = {"actor": self._actor.tensors(), "critic": self._critic.tensors()}
         return {
             **{f"{owner}.{name}": tensor for owner, own in networks.items() for name, tensor in own.items()},
-            "target_critic": self._target,
+            **({} if self._target is None else {"target_critic": self._target}),
             "log_ent_coef": self._log_ent_coef,
             "last_actor_figures": self._last_actor_figures,
             "obs_mean": self._obs_moments.mean,
@@ -360,25 +392,41 @@ class SacLearner:
         later = self.model.inputs_of(after)
         action, log_prob, log_probs = self._draw(later, noise[-len(after) :])
         last = Inputs(later.floats[-size:], None if later.pixels is None else later.pixels[-size:])
-        next_values = self._values(self.target_critic, last, action[-size:])
-        next_value = sac.soft_value_of_parts(next_values, log_probs[-size:], log_prob[-size:], ent_coef)
-        target = self._target_of(batch, next_value, log_prob + _expected(log_probs, log_probs), ent_coef)
+        neg_entropy = log_prob + _expected(log_probs, log_probs)
+        reward = self._reward_of(batch, neg_entropy, ent_coef)
         # Critics and target critics.
-        with torch.enable_grad():
-            values = self._values(self.critic, obs, self._parts.continuous_of(batch.action))
-            values = self._parts.chosen_values(values, batch.action)
-            loss = 0.5 * (values - target).square().mean(1).sum()
+        with torch.enable_grad(), self._critic.normalizing_by_batch():
+            outputs, next_outputs = self._outputs_of_critics(
+                obs, self._parts.continuous_of(batch.action), last, action[-size:]
+            )
+            if self._support is None:
+                next_value = sac.soft_value_of_parts(next_outputs, log_probs[-size:], log_prob[-size:], ent_coef)
+                values = self._parts.chosen_values(outputs, batch.action)
+                target = sac.soft_target(reward, batch.discount, next_value)
+                loss = 0.5 * (values - target).square().mean(1).sum()
+            else:
+                distribution = sac.next_distribution(next_outputs, self._support, log_probs[-size:])
+                after_entropy = self._support - (ent_coef * neg_entropy[-size:]).unsqueeze(1)
+                returns = sac.soft_target(reward.unsqueeze(1), batch.discount.unsqueeze(1), after_entropy)
+                (chosen,) = self._parts.chosen(batch.action)
+                bins = outputs[:, torch.arange(size, device=chosen.device), chosen]
+                values = bins.detach().exp() @ self._support
+                target = sac.project_distribution(distribution, returns, self._support)
+                loss = sac.distribution_loss(bins, target)
             self._critic.flat.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-        figures = torch.stack((loss.detach(), values.detach().mean(), obs.floats.sum() + later.floats.sum()))
+        # With bins the loss of an infinite return is finite.
+        sum_of_inputs = obs.floats.sum() + later.floats.sum() + 0.0 * reward.sum()
+        figures = torch.stack((loss.detach(), values.detach().mean(), sum_of_inputs))
         critic_figures = self._critic.step(self._rate, figures)
-        self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
+        if self._target is not None:
+            self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
         if not trains_actor:
             return critic_figures, None
         # Policy and entropy coefficient.
-        with torch.enable_grad():
+        with torch.enable_grad(), self._actor.normalizing_by_batch():
             action, log_prob, log_probs = self._draw(obs, noise[:size])
-            values = self._values(self.critic, obs, action)
+            values = self._outputs(self.critic.values, obs, action)
             loss = -sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef).mean()
             self._actor.flat.zero_grad()
             loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
@@ -392,10 +440,30 @@ class SacLearner:
         sample = sac.draw_squashed(self._parts.gaussian_of(parameters), noise)
         return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
 
-    def _values(self, critic: TwinCritic, inputs: Inputs, action: Tensor) -> Tensor:
-        """Values `[2, B, N]` of continuous actions with all combinations of choices."""
+    def _outputs_of_critics(
+        self, obs: Inputs, action: Tensor, next_obs: Inputs, next_action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Values `[2, B, N]`, or log-probabilities of bins `[2, B, N, M]`, at both observations.
+
+        The critics' at the first, with gradient, and those of the target critics at the next ones. Without target
+        critics the critics take both as one batch, so that both have the same statistics (CrossQ, 1902.05605 v4).
+        """
+        critic, target, has_bins = self.critic, self.target_critic, self._support is not None
+        compute = critic.log_probs if has_bins else critic.values
+        if target is not None:
+            next_outputs = self._outputs(target.log_probs if has_bins else target.values, next_obs, next_action)
+            return self._outputs(compute, obs, action), next_outputs.detach()
+        pixels = None
+        if obs.pixels is not None and next_obs.pixels is not None:
+            pixels = torch.cat((obs.pixels, next_obs.pixels))
+        both = Inputs(torch.cat((obs.floats, next_obs.floats)), pixels)
+        outputs = self._outputs(compute, both, torch.cat((action.to(next_action), next_action)))
+        return outputs[:, : len(action)], outputs[:, len(action) :].detach()
+
+    def _outputs(self, compute: Callable[[Inputs, Tensor], Tensor], inputs: Inputs, action: Tensor) -> Tensor:
+        """What a critic's method makes of continuous actions, with all combinations of choices."""
         with torch.autocast(self.device.type, self._dtype, enabled=self._is_reduced, cache_enabled=False):
-            return critic.values(inputs, action)
+            return compute(inputs, action)
 
     def _update_by_passes(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """The same without autograd, for perceptrons and actions that are either continuous or one choice."""
@@ -468,17 +536,22 @@ class SacLearner:
 
     def _target_of(self, batch: Transitions, next_value: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
         """The critics' targets; `log_prob` is of actions at the observations between and the next ones."""
+        return sac.soft_target(self._reward_of(batch, log_prob, ent_coef), batch.discount, next_value)
+
+    def _reward_of(self, batch: Transitions, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
+        """The rewards `[B]` of the steps, with the entropy terms between them."""
         size, num_between = batch.between_discount.shape
         reward = batch.reward
         if num_between > 0:
             between = log_prob[-(num_between + 1) * size : -size].view(num_between, size).t()
             reward = reward + sac.entropy_bonus(between, batch.between_discount, ent_coef)
-        return sac.soft_target(reward, batch.discount, next_value)
+        return reward
 
     def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> Tensor:
         """Steps the critics down `gradient` of their outputs, and moves the target critics; returns figures."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
+        assert self._target is not None
         self._storage.polyak_update(self._target, self._critic.flat.data, self._config.tau)
         if self._target_weights is not None:
             self._target_weights.refresh()
@@ -533,6 +606,10 @@ class SacLearner:
         if self._config.ent_coef != "auto":
             named["ent_coef_loss"] = 0.0
         return SacMetrics(**named, learning_rate=self._learning_rate.value)
+
+
+def _perceptron(network: nn.Module) -> StackedMlp | None:
+    return network if isinstance(network, StackedMlp) else None
 
 
 def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
