@@ -32,7 +32,7 @@ _CRITICS: dict[str, dict[str, Any]] = {
         "residual_blocks": True,
         "hyperspherical_weights": True,
         "encoder_mlp_layers": [128],
-        "critic_mlp_layers": [128, 128],
+        "critic_mlp_layers": [96, 96],
         "value_bins": 101,
         "normalize_input": True,
         "normalize_rewards": True,
