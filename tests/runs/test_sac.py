@@ -211,7 +211,7 @@ def test_critics_of_blocks_value_episodes_that_are_truncated_and_those_that_term
     critic: str, terminates: bool, tmp_path: Path
 ) -> None:
     settings = {**SAC, **critic_set(critic, 32), **GREEDY, "env_kwargs": {"terminates": terminates}, "gamma": 0.8}
-    settings |= {"learning_rate": 0.003, "value_limit": 8.0, "normalize_rewards": False}
+    settings |= {"learning_rate": 0.003, "value_limit": 8.0, "normalize_rewards": False, "normalize_input": False}
     finished = run(tmp_path, "serial", "EndlessReward", **settings)
     expected = [2.44, 1.0] if terminates else [5.0, -1.0]
     observations = ([0.0, 1.0], [0.0, 3.0]) if terminates else ([0.0, 0.0], [1.0, 0.0])
