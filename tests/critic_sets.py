@@ -11,15 +11,10 @@ from asyncrl.config.algorithms import find_algorithm
 
 def critic_set(name: str, width: int = 16) -> dict[str, Any]:
     """What `--critic=NAME` stands for, with narrow networks."""
-    values = dict(find_algorithm("sac").critics[name])
+    values = find_algorithm("sac").critics[name]
     widths = [width, width] if "residual_blocks" in values else [width]
-    return {
-        **values,
-        "critic": name,
-        "encoder_mlp_layers": [width],
-        "critic_mlp_layers": widths,
-        "nonlinearity": "relu",
-    }
+    networks = {"encoder_mlp_layers": [width], "critic_mlp_layers": widths, "nonlinearity": "relu"}
+    return {"algo": "sac", **values, "critic": name, **networks}
 
 
 CRITICS = pytest.mark.parametrize("critic", ["simba", "simba_v2", "crossq"])
