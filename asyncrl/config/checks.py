@@ -216,20 +216,20 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
         yield _problem("debug_forced_lag debug_skip_training with_vtrace algo", text)
 
 
-_BLOCKS = ("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "normalize_rewards")
-_MORE_BLOCKS = ("weight_decay", "use_target_critics", "critic_mlp_layers")
+_BLOCKS = ("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics")
+_OF_ANY_REPLAY = ("normalize_rewards", "weight_decay")
 
 
 def _blocks(config: TrainConfig) -> Iterator[Problem]:
     """SAC's networks of blocks, and what belongs to them."""
     fields = TrainConfig.model_fields
-    used = [name for name in (*_BLOCKS, *_MORE_BLOCKS) if getattr(config, name) != fields[name].default]
+    used = [name for name in _BLOCKS if getattr(config, name) != fields[name].default]
+    if used and config.algo in BUILT_IN and not config.algorithm.critics:
+        yield Problem((*used, "algo"), f"--{', --'.join(used)}: only SAC has these.", ("--algo=sac",))
+    used += [name for name in _OF_ANY_REPLAY if getattr(config, name) != fields[name].default]
     if used and config.backend == "hogwild":
         text = f"--{', --'.join(used)}: Hogwild workers train perceptrons without these."
         yield Problem((*used, "backend"), text, ("--critic=mlp", "--backend=actor_learner"))
-    if used and config.algo in BUILT_IN and not config.algorithm.critics and used != ["normalize_rewards"]:
-        names = tuple(name for name in used if name != "normalize_rewards")
-        yield Problem((*names, "algo"), f"--{', --'.join(names)}: only SAC has these.", ("--algo=sac",))
     if config.hyperspherical_weights and config.batch_renorm:
         text = (
             "--hyperspherical_weights and --batch_renorm both normalize the features of each layer: give one of them."

@@ -55,9 +55,9 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({"hogwild_optimizer": ("adam",)}, "adam_beta1 adam_beta2"),
     (_RATIO, "ppo_objective ppo_clip_ratio ppo_clip_mode"),
     ({**_RATIO, "ppo_objective": ("decoupled",)}, "behaviour_weight_cap"),
-    (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step normalize_rewards"),
+    (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step normalize_rewards weight_decay"),
     (_SAC, "ent_coef policy_delay critic critic_mlp_layers residual_blocks hyperspherical_weights batch_renorm"),
-    (_SAC, "value_bins weight_decay use_target_critics"),
+    (_SAC, "value_bins use_target_critics"),
     (
         {**_SAC, "residual_blocks": (False,), "hyperspherical_weights": (False,), "batch_renorm": (False,)},
         "critic_layer_norm",

@@ -385,7 +385,7 @@ class TrainConfig(BaseModel):
         "leave their range",
     )
     weight_decay: NonNegativeFloat = _replay(
-        0.0, "SAC: share of actor's and critics' parameters, times the learning rate, that each step removes (AdamW)"
+        0.0, "share of the parameters, times the learning rate, that each optimizer step removes (AdamW)"
     )
     use_target_critics: bool = _replay(
         True,

@@ -219,8 +219,10 @@ class TwinCritic(nn.Module):
                 f"--value_bins={config.value_bins} needs actions with at most {MOST_COMBINATIONS} combinations of "
                 f"choices, and {spec.env_id} has {spec.action}: use --value_bins=0."
             )
-        bound, num_bins = config.value_limit, config.value_bins or 0
-        self.register_buffer("support", torch.linspace(-bound, bound, num_bins) if num_bins else None)
+        num_bins, support = config.value_bins or 0, None
+        if num_bins > 0:
+            support = torch.linspace(-config.value_limit, config.value_limit, num_bins)
+        self.register_buffer("support", support)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
             self.encoder: nn.Module | None = None
