@@ -75,6 +75,16 @@ def test_without_target_critics_both_observations_are_one_batch(spec: EnvSpec) -
     torch.testing.assert_close(first.running_variance.detach()[0, 0], 0.99 + 0.01 * joint.var(0, correction=0))
     torch.testing.assert_close(of_actor.running_mean.detach()[0, 0], 0.01 * obs.mean(0))  # its own pass alone
     assert "target_critic" not in learner.state_dict().optimizer
+    # The policy is trained with the statistics of its batch, and with critics that have their running ones.
+    for layer in renorms(actor):
+        layer.uses_batch = True
+    with torch.no_grad():
+        parameters = actor(obs)
+        sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), noise[:size])
+        values = learner.critic.values(Inputs(obs), sample.action)
+        log_probs = learner._parts.log_probs_of(parameters)
+        cost = -sac.soft_value_of_parts(values, log_probs, sample.log_prob, torch.tensor(alpha)).mean()
+    assert metrics.actor_loss == pytest.approx(float(cost), rel=1e-6)
 
 
 @SPECS
