@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import space_envs  # noqa: F401
 import torch
+from critic_sets import critic_set
 
 from asyncrl import export
 from asyncrl.config.errors import UsageError
@@ -34,6 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "a2c": ("CartPole-v1", {"algo": "a2c", "normalize_input": False}),
     "sac": ("Pendulum-v1", {"algo": "sac"}),
     "sac-choice": ("CartPole-v1", {"algo": "sac"}),
+    **{f"sac-{name}": ("Pendulum-v1", critic_set(name)) for name in ("simba", "simba_v2", "crossq")},
     "sac-images": ("SeeAndTell-v0", {"algo": "sac"}),
     "gru": ("CartPole-v1", RNN),
     "gru-two-layers-shared": ("CartPole-v1", {**RNN, "rnn_num_layers": 2, "actor_critic_share_weights": True}),
@@ -50,7 +52,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def make_policy(env_id: str, settings: dict[str, Any]) -> Policy:
     """A policy with weights that matter, statistics included."""
-    config = TrainConfig(env=env_id, encoder_mlp_layers=[16], encoder_conv_mlp_layers=[16], **settings)
+    config = TrainConfig(**{"env": env_id, "encoder_mlp_layers": [16], "encoder_conv_mlp_layers": [16], **settings})
     with gymnasium.make(env_id) as env:
         spec = read_spec(env, env_id)
     model = make_acting_model(spec, config).eval()

@@ -81,9 +81,7 @@ MISTAKES = [
     Mistake("train", "--env=CartPole-v1 --gamma=2 --rollout=0", "at least 0 and at most 1.", 2),
     Mistake("train", "--env=CartPole-v1 --learning_rate=fast", "expected a number at least 0."),
     Mistake("train", "--env=CartPole-v1 --algo=APPO", "Sample Factory's APPO is --algo=ppo --async_rl=True."),
-    Mistake(
-        "train", "--env=CartPole-v1 --algo=pp0", "one of ppo, a2c, sac, td3, dqn or a3c; the nearest is ppo."
-    ),
+    Mistake("train", "--env=CartPole-v1 --algo=pp0", "one of ppo, a2c, sac, td3, dqn or a3c; the nearest is ppo."),
     Mistake("train", "--env=CartPole-v1 --device=gpu", "a GPU is --device=cuda."),
     Mistake("train", "--env=CartPole-v1 --device=cuda:99", "--device=cuda:99: the "),
     Mistake("train", "--env=CartPole-v1 --async_rl=maybe", "expected True or False."),

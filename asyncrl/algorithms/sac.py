@@ -1,7 +1,8 @@
 """Losses of SAC over minibatches; those of the hand-written passes with their gradients. Every loss is minimized.
 
 Continuous actions: Haarnoja et al. 2018, "Soft Actor-Critic Algorithms and Applications" (arXiv:1812.05905). Discrete
-ones: Christodoulou 2019 (arXiv:1910.07207), where expectations over actions are sums. K is the number of critics.
+ones: Christodoulou 2019 (arXiv:1910.07207), where expectations over actions are sums. K is the number of critics, M
+that of bins, if they predict distributions over returns.
 """
 
 from __future__ import annotations
@@ -107,6 +108,47 @@ def entropy_bonus(log_prob: Tensor, discount: Tensor, ent_coef: Tensor) -> Tenso
         ent_coef: scalar alpha.
     """
     return -ent_coef * (discount * log_prob).sum(1)
+
+
+def next_distribution(bin_log_probs: Tensor, support: Tensor, log_probs: Tensor) -> Tensor:
+    """Probabilities `[B, M]` of returns after the next observations: `soft_value_of_parts`, without the entropy.
+
+    For each combination of choices it is the distribution with the smaller mean, and over combinations their mixture.
+
+    Args:
+        bin_log_probs: [K, B, N, M], of the target critics for an action of the policy.
+        support: [M].
+        log_probs: [B, N], of the combinations in one group.
+    """
+    smaller = (bin_log_probs.exp() @ support).argmin(0, keepdim=True)
+    index = smaller.unsqueeze(-1).expand(1, *bin_log_probs.shape[1:])
+    distribution = bin_log_probs.gather(0, index).squeeze(0).exp()
+    return (log_probs.exp().unsqueeze(-1) * distribution).sum(1)
+
+
+def project_distribution(probabilities: Tensor, returns: Tensor, support: Tensor) -> Tensor:
+    """The distribution `[B, M]` over bins that is nearest to one over other returns.
+
+    Bellemare et al. 2017 (arXiv:1707.06887), equation 7: each return is clipped to the range of the bins, and its
+    probability is shared by the two bins beside it, in proportion to their nearness.
+
+    Args:
+        probabilities: [B, M], of `returns: [B, M]`.
+        returns: as the first argument.
+        support: [M], at equal distances, in rising order.
+    """
+    low, step = support[0], support[1] - support[0]
+    place = (torch.minimum(torch.maximum(returns, low), support[-1]) - low) / step
+    lower = place.nan_to_num().floor().clamp(0, len(support) - 2)
+    upper_share = place - lower
+    index = lower.to(torch.int64)
+    projected = torch.zeros_like(probabilities).scatter_add_(1, index, probabilities * (1.0 - upper_share))
+    return projected.scatter_add_(1, index + 1, probabilities * upper_share)
+
+
+def distribution_loss(bin_log_probs: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy from `target: [B, M]` to the critics' `[K, B, M]`, a mean over B and a sum over critics."""
+    return -(target * bin_log_probs).sum(-1).mean(1).sum()
 
 
 def critic_loss(values: Tensor, target: Tensor) -> Loss:

@@ -8,6 +8,7 @@ import platform
 import re
 from collections.abc import Iterable, Iterator
 
+from asyncrl.config.algorithms import BUILT_IN
 from asyncrl.config.dependencies import missing_for
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.flags import refused_value, unknown_name
@@ -208,9 +209,39 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
     if config.checkpoint_resets and not config.save_replay:
         text = "--checkpoint_resets=True needs the replay in each checkpoint (--save_replay=True)."
         yield _problem("checkpoint_resets save_replay", text, "--save_replay=True")
+    yield from _blocks(config)
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = f"--debug_forced_lag, --debug_skip_training and --with_vtrace cannot be used with --algo={config.algo}."
         yield _problem("debug_forced_lag debug_skip_training with_vtrace algo", text)
+
+
+_BLOCKS = ("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics")
+_OF_ANY_REPLAY = ("normalize_rewards", "weight_decay")
+
+
+def _blocks(config: TrainConfig) -> Iterator[Problem]:
+    """SAC's networks of blocks, and what belongs to them."""
+    fields = TrainConfig.model_fields
+    used = [name for name in _BLOCKS if getattr(config, name) != fields[name].default]
+    if used and config.algo in BUILT_IN and not config.algorithm.critics:
+        yield Problem((*used, "algo"), f"--{', --'.join(used)}: only SAC has these.", ("--algo=sac",))
+    used += [name for name in _OF_ANY_REPLAY if getattr(config, name) != fields[name].default]
+    if used and config.backend == "hogwild":
+        text = f"--{', --'.join(used)}: Hogwild workers train perceptrons without these."
+        yield Problem((*used, "backend"), text, ("--critic=mlp", "--backend=actor_learner"))
+    if config.hyperspherical_weights and config.batch_renorm:
+        text = (
+            "--hyperspherical_weights and --batch_renorm both normalize the features of each layer: give one of them."
+        )
+        yield _problem("hyperspherical_weights batch_renorm", text, "--batch_renorm=False")
+    if config.batch_renorm and config.batch_size < 2:
+        text = f"--batch_renorm=True needs at least two samples in a minibatch, but --batch_size={config.batch_size}."
+        yield _problem("batch_size batch_renorm", text, "--batch_size=256")
+    for name in ("encoder_mlp_layers", "critic_mlp_layers"):
+        widths = getattr(config, name) or []
+        if config.residual_blocks and len(set(widths)) > 1:
+            text = f"--{name}={','.join(map(str, widths))}: residual blocks have one width (--residual_blocks=True)."
+            yield _problem(f"{name} residual_blocks", text, f"--{name}={','.join([str(widths[0])] * len(widths))}")
 
 
 def _whole_rounds(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ from asyncrl.config.flags import (
     split_flags,
     unknown_name,
 )
+from asyncrl.config.machine import Machine
 from asyncrl.config.presets import preset_for, read_preset
 from asyncrl.config.schema import NEEDED_BY_TENSORS, OF_ONE_START, TrainConfig
 from asyncrl.config.settings import Setting, all_settings, read_mapping, read_scalar
@@ -243,6 +244,11 @@ def _merge(
             layers.put(algorithm.defaults, f"default of {algorithm.name}", settings)
     if wanted.get("env_backend", layers.values.get("env_backend")) == "tensor":
         layers.put(NEEDED_BY_TENSORS, "env_backend tensor", settings)
+    critic = str(wanted.get("critic", "mlp"))
+    if saved is None and critic in algorithm.critics:
+        layers.put(algorithm.critics[critic], f"critic {critic}", settings)
+        if _trains_on_gpu(wanted):
+            layers.put(algorithm.critics_on_gpu.get(critic, {}), f"critic {critic}", settings)
     for origin, values in given.items():
         layers.put(values, origin, settings)
     config = _validate(layers, config_type)
@@ -255,6 +261,11 @@ def _merge(
         saved=saved,
         problems=tuple(layers.problems),
     )
+
+
+def _trains_on_gpu(wanted: Mapping[str, Any]) -> bool:
+    given = [str(wanted[name]) for name in ("learner_device", "device") if wanted.get(name, "auto") != "auto"]
+    return given[0].startswith("cuda") if given else Machine.detect().cuda_is_usable
 
 
 def _spell_out(values: dict[str, Any], layers: _Layers) -> None:

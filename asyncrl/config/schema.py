@@ -375,6 +375,12 @@ class TrainConfig(BaseModel):
         "dimensions, plus half of the largest possible entropy of choices, of those that a mask allows",
     )
     policy_delay: PositiveInt = _replay(1, "updates of the critics for each update of the policy")
+    initial_ent_coef: PositiveFloat = _replay(1.0, "ent_coef=auto: entropy coefficient at the start")
+    critic: Literal["mlp", "simba", "simba_v2", "crossq"] = _replay(
+        "mlp",
+        "SAC: a named set of values for the settings from critic_mlp_layers to use_target_critics and for those of "
+        "learning that its paper changes, each of which may also be given alone; docs/algorithms.md has the table",
+    )
     critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
     exploration_noise: Literal["white", "pink", "ou"] = _replay(
         "white",
@@ -400,6 +406,37 @@ class TrainConfig(BaseModel):
     prioritized_replay_beta: Fraction = _replay(
         0.4,
         "power of the weights at the start, which rises to 1 at train_for_env_steps; 1 corrects the draw fully",
+    )
+    critic_mlp_layers: list[PositiveInt] | None = _replay(
+        None, "widths of the critics' hidden layers, or of their residual blocks; none is encoder_mlp_layers"
+    )
+    residual_blocks: bool = _replay(
+        False,
+        "SAC: hidden layers of actor and critics are residual blocks that begin with layer normalization, all of one "
+        "width (SimBa)",
+    )
+    hyperspherical_weights: bool = _replay(
+        False, "SAC: weights and features of actor and critics have length 1, with learned scales (SimbaV2)"
+    )
+    batch_renorm: bool = _replay(
+        False, "SAC: batch renormalization of the inputs and hidden layers of actor and critics (CrossQ)"
+    )
+    value_bins: Annotated[int, Field(ge=2)] | None = _replay(
+        None, "SAC: the critics predict a distribution over returns as this many bins (C51); none means its mean alone"
+    )
+    value_limit: PositiveFloat = _replay(5.0, "value_bins: bins are at equal distances from minus to plus this return")
+    normalize_rewards: bool = _replay(
+        False,
+        "divide rewards by the running deviation of the discounted return; with value_bins by more if a return would "
+        "leave their range",
+    )
+    weight_decay: NonNegativeFloat = _replay(
+        0.0, "share of the parameters, times the learning rate, that each optimizer step removes (AdamW)"
+    )
+    use_target_critics: bool = _replay(
+        True,
+        "SAC: targets are values of target critics; without them they are values of the critics, which take current "
+        "and next observations as one batch",
     )
     dueling: bool = _replay(False, "DQN: the network predicts the value of a state and how much better each choice is")
     exploration_initial_eps: Fraction = _replay(1.0, "DQN: probability of a choice at random at the start")
@@ -598,6 +635,11 @@ class TrainConfig(BaseModel):
     def rnn_state_size_of_core(self) -> int:
         """Size of the recurrent state of one environment in one recurrent core."""
         return self.rnn_size * self.rnn_num_layers * (2 if self.rnn_type == "lstm" else 1)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether SAC's networks have other hidden layers than those of a perceptron."""
+        return self.residual_blocks or self.hyperspherical_weights or self.batch_renorm
 
     @property
     def squashes(self) -> bool:

@@ -73,6 +73,7 @@ class ServerSac(SacLearner):
         self.policy_version += 1
         no_figures = torch.zeros(1)
         self._critic.step(self._rate, no_figures)
+        assert self._target is not None
         self._target.follow(self._critic, self._config.tau)
         if self.policy_version % self._config.policy_delay == 0:
             self._actor.step(self._rate, no_figures)

@@ -18,7 +18,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import SUM_OF_INPUTS, ReplayLearner, TrainedPart
 from asyncrl.learner.replay_sampler import Transitions
-from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork
+from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork, perceptron_of
 from asyncrl.learner.update_runner import Figures
 from asyncrl.models.dqn import QNetwork
 from asyncrl.models.encoders import Inputs
@@ -47,7 +47,8 @@ class DqnLearner(ReplayLearner):
         self.target_model = copy.deepcopy(self.model)
         self._epsilon = config.exploration_initial_eps
         # Hand-written passes through a perceptron are faster than autograd and compute the same.
-        mlp = self.model.mlp if self.model.encoder is None and config.precision != "bf16" else None
+        has_passes = self.model.encoder is None and config.precision != "bf16"
+        mlp = perceptron_of(self.model.mlp) if has_passes else None
         self._network = TrainedNetwork(_MODEL, self.model, mlp, config, torch.float32, storage)
         self._target = TargetNetwork(_TARGET, self.target_model, mlp, torch.float32, storage)
         self._pass, self._target_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)

@@ -21,6 +21,7 @@ from asyncrl.learner.prioritized_sampler import PrioritizedSampler, importance_e
 from asyncrl.learner.ranks import RankConsensus, Ranks
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.worker import WeightsPublisher
@@ -59,13 +60,14 @@ class ReplayLoop:
         threads: ThreadChoice | None = None,
         agreement: RankConsensus | None = None,
         most_env_steps: int | None = None,
+        return_scale: ReturnScale | None = None,
     ) -> None:
         """Publishes the first weights; workers may step after the first call of `train_once`.
 
         The learner is in the state to begin with, and the stripes have the rows that a checkpoint stored.
         `first_env_steps` counts the steps of the run before this process, those rows among them; `most_env_steps` is
         the number of steps that this process collects, None for all that are left. With `threads` the number of threads
-        of an update is chosen by measurement.
+        of an update is chosen by measurement; with `return_scale` rewards are divided by its divisor.
         """
         self._agreement = agreement or RankConsensus(Ranks())
         self._changes = self._agreement.hyperparameters.changes()
@@ -82,6 +84,7 @@ class ReplayLoop:
         self._config = config
         self._phases = phases
         self._threads = threads
+        self._return_scale = return_scale
         self._block = torch.empty(learner.block_size, device=learner.device)
         self._first_env_steps = first_env_steps
         self._steps_before = stripes.total_env_steps()
@@ -136,6 +139,9 @@ class ReplayLoop:
         if num_updates > 0:
             if self._prioritized is not None:
                 self._prioritized.beta = importance_exponent(self._config, self.env_steps)
+            if self._return_scale is not None:
+                self._return_scale.update(self._sampler.gamma, self._config.reward_scale, self._config.reward_clip)
+                self._sampler.reward_divisor = self._return_scale.divisor
             batches = self._sampler.sample(num_updates, self._config.batch_size)
             self._sampler.note_ages(self._learner.policy_version)
             if self._config.normalize_input:
@@ -195,7 +201,9 @@ class ReplayLoop:
         """The state that continues the training. The limiter's counts are used only if the replay is restored, too."""
         state = self._learner.state_dict()
         optimizer = {**state.optimizer, "replay_generator": self._sampler.generator.get_state()}
-        limiter = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
+        own = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
+        if self._return_scale is not None:
+            own |= {f"return_{name}": value for name, value in self._return_scale.state_dict().items()}
         about: dict[str, int | float] = {
             "replay_splits": self._stripes.num_splits,
             "replay_envs": self._stripes.num_envs,
@@ -203,7 +211,7 @@ class ReplayLoop:
         }
         if self._prioritized is not None:
             about["max_priority"] = self._prioritized.max_priority
-        return LearnerState(state.model, optimizer, {**state.scalars, **limiter, **about})
+        return LearnerState(state.model, optimizer, {**state.scalars, **own, **about})
 
     def replay(self) -> SavedReplay | None:
         """The complete rows of the replay, if `save_replay` is set."""

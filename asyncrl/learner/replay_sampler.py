@@ -27,6 +27,7 @@ class ReplaySampler:
         generator: of the indices that are drawn; part of a checkpoint.
         ages: of the samples that `note_ages` has seen; the report takes them and sets it to `SampleAges()`.
         gamma: discount factor of the next transitions.
+        reward_divisor: divides their rewards, after `reward_scale` and `reward_clip`.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class ReplaySampler:
         self.ages = SampleAges()
         self._n_step = n_step
         self.gamma = gamma
+        self.reward_divisor = 1.0
         self._reward_scale = reward_scale
         self._reward_clip = reward_clip
         self._obs = _flat(stripes.obs)
@@ -159,6 +161,8 @@ class ReplaySampler:
             step_reward = self._reward[place] * self._reward_scale
             if self._reward_clip is not None:
                 step_reward = step_reward.clamp(-self._reward_clip, self._reward_clip)
+            if self.reward_divisor != 1.0:
+                step_reward = step_reward / self.reward_divisor
             reward += torch.where(goes_on, discount * step_reward, 0.0)
             discount = torch.where(goes_on, discount * self.gamma, discount)
             steps += goes_on

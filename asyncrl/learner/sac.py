@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import SUM_OF_INPUTS, ReplayLearner, TrainedPart
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork
+from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork, perceptron_of
 from asyncrl.learner.update_runner import Figures
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.mlp_pass import MlpPass
@@ -53,24 +53,30 @@ class SacLearner(ReplayLearner):
         """Starts with the weights of the actor and new critics, on `device`; `storage` allocates their memory."""
         super().__init__(actor, config, device, storage := storage or ParameterStore())
         self.critic = actor.make_critic(spec, config).to(actor.statistics)
-        self.target_critic = copy.deepcopy(self.critic)
+        self.target_critic = copy.deepcopy(self.critic) if config.use_target_critics else None
+        self._support: Tensor | None = getattr(self.critic, "support", None)
         self._parts = actor.parts.to(device)
         self._target_entropy: float | None = None  # with masks it depends on the observations
         if config.target_entropy != "auto":
             self._target_entropy = config.target_entropy
         elif not actor.layout.num_mask:
             self._target_entropy = -float(self._parts.num_continuous) + 0.5 * self._parts.max_entropy
-        ent_coef = 1.0 if config.ent_coef == "auto" else config.ent_coef
+        ent_coef = config.initial_ent_coef if config.ent_coef == "auto" else config.ent_coef
         log_ent_coef = torch.full((1,), math.log(ent_coef), dtype=actor.statistics.dtype, device=device)
         self._log_ent_coef = storage.allocate(LOG_ENT_COEF, log_ent_coef)
         self._ent_coef_gradient = torch.zeros_like(self._log_ent_coef)
         adapted = {LOG_ENT_COEF: (self._log_ent_coef, self._ent_coef_gradient)} if config.ent_coef == "auto" else {}
         # Hand-written passes through perceptrons are faster than autograd and compute the same.
-        has_passes = actor.has_passes and isinstance(self.critic, TwinCritic)
-        actor_mlp, critic_mlp = (actor.mlp, self.critic.mlp) if has_passes else (None, None)
+        actor_mlp, critic_mlp = None, None
+        has_plain_critics = isinstance(self.critic, TwinCritic) and self._support is None
+        if actor.has_passes and has_plain_critics and self.target_critic is not None:
+            actor_mlp, critic_mlp = perceptron_of(actor.mlp), perceptron_of(self.critic.mlp)
+        has_passes = actor_mlp is not None and critic_mlp is not None
         self._actor = TrainedNetwork(ACTOR, self.model, actor_mlp, config, self._dtype, storage, adapted)
         self._critic = TrainedNetwork(CRITIC, self.critic, critic_mlp, config, self._dtype, storage)
-        self._target = TargetNetwork(TARGET_CRITIC, self.target_critic, critic_mlp, self._dtype, storage)
+        self._target: TargetNetwork | None = None
+        if self.target_critic is not None:
+            self._target = TargetNetwork(TARGET_CRITIC, self.target_critic, critic_mlp, self._dtype, storage)
         self._actor_pass, self._critic_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
         self._inputs = torch.empty(0)
         self._set_up(
@@ -80,7 +86,7 @@ class SacLearner(ReplayLearner):
                 CRITIC: TrainedPart(self._critic, _CRITIC_FIGURES, "critics' weights"),
                 ACTOR: TrainedPart(self._actor, _ACTOR_FIGURES, "policy's weights"),
             },
-            targets={TARGET_CRITIC: self._target},
+            targets={} if self._target is None else {TARGET_CRITIC: self._target},
             others={LOG_ENT_COEF: self._log_ent_coef},
         )
 
@@ -112,25 +118,41 @@ class SacLearner(ReplayLearner):
         later = self.model.inputs_of(after)
         action, log_prob, log_probs = self._draw(later, noise[-len(after) :])
         last = Inputs(later.floats[-size:], None if later.pixels is None else later.pixels[-size:])
-        next_values = self._values(self.target_critic, last, action[-size:])
-        next_value = sac.soft_value_of_parts(next_values, log_probs[-size:], log_prob[-size:], ent_coef)
-        target = self._target_of(batch, next_value, log_prob + _expected(log_probs, log_probs), ent_coef)
+        neg_entropy = log_prob + _expected(log_probs, log_probs)
+        reward = self._reward_of(batch, neg_entropy, ent_coef)
         # Critics and target critics.
-        with torch.enable_grad():
-            values = self._values(self.critic, obs, self._parts.continuous_of(batch.action))
-            values = self._parts.chosen_values(values, batch.action)
-            loss = 0.5 * (values - target).square().mean(1).sum()
+        with torch.enable_grad(), self._critic.normalizing_by_batch():
+            outputs, next_outputs = self._outputs_of_critics(
+                obs, self._parts.continuous_of(batch.action), last, action[-size:]
+            )
+            if self._support is None:
+                next_value = sac.soft_value_of_parts(next_outputs, log_probs[-size:], log_prob[-size:], ent_coef)
+                values = self._parts.chosen_values(outputs, batch.action)
+                target = sac.soft_target(reward, batch.discount, next_value)
+                loss = 0.5 * (values - target).square().mean(1).sum()
+            else:
+                distribution = sac.next_distribution(next_outputs, self._support, log_probs[-size:])
+                after_entropy = self._support - (ent_coef * neg_entropy[-size:]).unsqueeze(1)
+                returns = sac.soft_target(reward.unsqueeze(1), batch.discount.unsqueeze(1), after_entropy)
+                (chosen,) = self._parts.chosen(batch.action)
+                bins = outputs[:, torch.arange(size, device=chosen.device), chosen]
+                values = bins.detach().exp() @ self._support
+                target = sac.project_distribution(distribution, returns, self._support)
+                loss = sac.distribution_loss(bins, target)
             self._critic.flat.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-        figures = torch.stack((loss.detach(), values.detach().mean(), obs.floats.sum() + later.floats.sum()))
+        # With bins the loss of an infinite return is finite.
+        sum_of_inputs = obs.floats.sum() + later.floats.sum() + 0.0 * reward.sum()
+        figures = torch.stack((loss.detach(), values.detach().mean(), sum_of_inputs))
         critic_figures = self._critic.step(self._rate, figures)
-        self._target.follow(self._critic, self._config.tau)
+        if self._target is not None:
+            self._target.follow(self._critic, self._config.tau)
         if not trains_actor:
             return critic_figures, None
         # Policy and entropy coefficient.
-        with torch.enable_grad():
+        with torch.enable_grad(), self._actor.normalizing_by_batch():
             action, log_prob, log_probs = self._draw(obs, noise[:size])
-            values = self._values(self.critic, obs, action)
+            values = self._outputs(self.critic.values, obs, action)
             loss = -sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef).mean()
             self._actor.flat.zero_grad()
             loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
@@ -144,10 +166,30 @@ class SacLearner(ReplayLearner):
         sample = sac.draw_squashed(self._parts.gaussian_of(parameters), noise)
         return sample.action, sample.log_prob, self._parts.log_probs_of(parameters)
 
-    def _values(self, critic: TwinCritic, inputs: Inputs, action: Tensor) -> Tensor:
-        """Values `[2, B, N]` of continuous actions with all combinations of choices."""
+    def _outputs_of_critics(
+        self, obs: Inputs, action: Tensor, next_obs: Inputs, next_action: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Values `[2, B, N]`, or log-probabilities of bins `[2, B, N, M]`, at both observations.
+
+        The critics' at the first, with gradient, and those of the target critics at the next ones. Without target
+        critics the critics take both as one batch, so that both have the same statistics (CrossQ, 1902.05605 v4).
+        """
+        critic, target, has_bins = self.critic, self.target_critic, self._support is not None
+        compute = critic.log_probs if has_bins else critic.values
+        if target is not None:
+            next_outputs = self._outputs(target.log_probs if has_bins else target.values, next_obs, next_action)
+            return self._outputs(compute, obs, action), next_outputs.detach()
+        pixels = None
+        if obs.pixels is not None and next_obs.pixels is not None:
+            pixels = torch.cat((obs.pixels, next_obs.pixels))
+        both = Inputs(torch.cat((obs.floats, next_obs.floats)), pixels)
+        outputs = self._outputs(compute, both, torch.cat((action.to(next_action), next_action)))
+        return outputs[:, : len(action)], outputs[:, len(action) :].detach()
+
+    def _outputs(self, compute: Callable[[Inputs, Tensor], Tensor], inputs: Inputs, action: Tensor) -> Tensor:
+        """What a critic's method makes of continuous actions, with all combinations of choices."""
         with self._in_reduced_precision():
-            return critic.values(inputs, action)
+            return compute(inputs, action)
 
     def _update_by_passes(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """The same without autograd, for perceptrons and actions that are either continuous or one choice."""
@@ -175,6 +217,7 @@ class SacLearner(ReplayLearner):
         size, num_obs = batch.reward.shape[0], self.model.observation_size
         sample = sac.draw_squashed(parameters, noise)
         inputs = torch.cat((obs[-size:], sample.action[-size:].to(obs.dtype)), dim=1)
+        assert self._target is not None
         next_values = self._critic_pass.forward(self._target.layers, inputs).squeeze(-1)
         next_value = sac.soft_value(next_values, sample.log_prob[-size:], ent_coef)
         target = self._target_of(batch, next_value, sample.log_prob, ent_coef)
@@ -201,6 +244,7 @@ class SacLearner(ReplayLearner):
         self, batch: Transitions, obs: Tensor, parameters: Tensor, ent_coef: Tensor, trains_actor: bool
     ) -> Figures:
         size, choice = batch.reward.shape[0], batch.action.expand(2, -1).unsqueeze(-1)
+        assert self._target is not None
         next_values = self._critic_pass.forward(self._target.layers, obs[-size:])
         next_value = sac.soft_value_of_choices(next_values, parameters[-size:], ent_coef)
         target = self._target_of(batch, next_value, -self.model.distribution.entropy(parameters), ent_coef)
@@ -220,17 +264,22 @@ class SacLearner(ReplayLearner):
 
     def _target_of(self, batch: Transitions, next_value: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
         """The critics' targets; `log_prob` is of actions at the observations between and the next ones."""
+        return sac.soft_target(self._reward_of(batch, log_prob, ent_coef), batch.discount, next_value)
+
+    def _reward_of(self, batch: Transitions, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
+        """The rewards `[B]` of the steps, with the entropy terms between them."""
         size, num_between = batch.between_discount.shape
         reward = batch.reward
         if num_between > 0:
             between = log_prob[-(num_between + 1) * size : -size].view(num_between, size).t()
             reward = reward + sac.entropy_bonus(between, batch.between_discount, ent_coef)
-        return sac.soft_target(reward, batch.discount, next_value)
+        return reward
 
     def _train_critic(self, loss: sac.Loss, gradient: Tensor, values: Tensor) -> Tensor:
         """Steps the critics down `gradient` of their outputs, and moves the target critics; returns figures."""
         self._critic_pass.backward(self._critic.layers, gradient, self._critic.gradients)
         figures = self._critic.step(self._rate, torch.stack((loss.value, values.mean(), self._inputs.sum())))
+        assert self._target is not None
         self._target.follow(self._critic, self._config.tau)
         return figures
 

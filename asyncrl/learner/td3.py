@@ -19,7 +19,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_learner import SUM_OF_INPUTS, ReplayLearner, TrainedPart
 from asyncrl.learner.replay_sampler import Transitions
-from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork
+from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork, perceptron_of
 from asyncrl.learner.update_runner import Figures
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.mlp_pass import MlpPass
@@ -55,8 +55,10 @@ class Td3Learner(ReplayLearner):
         self.critic = actor.make_critic(spec, config).to(actor.statistics)
         self.target_actor, self.target_critic = copy.deepcopy(self.model), copy.deepcopy(self.critic)
         # Hand-written passes through perceptrons are faster than autograd and compute the same.
-        has_passes = actor.has_passes and isinstance(self.critic, TwinCritic)
-        actor_mlp, critic_mlp = (actor.mlp, self.critic.mlp) if has_passes else (None, None)
+        actor_mlp, critic_mlp = None, None
+        if actor.has_passes and isinstance(self.critic, TwinCritic):
+            actor_mlp, critic_mlp = perceptron_of(actor.mlp), perceptron_of(self.critic.mlp)
+        has_passes = actor_mlp is not None and critic_mlp is not None
         self._actor = TrainedNetwork(_ACTOR, self.model, actor_mlp, config, self._dtype, storage)
         self._critic = TrainedNetwork(_CRITIC, self.critic, critic_mlp, config, self._dtype, storage)
         self._target_actor = TargetNetwork(_TARGET_ACTOR, self.target_actor, actor_mlp, self._dtype, storage)

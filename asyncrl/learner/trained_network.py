@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.optimizer import ParameterStore, clip_gradient
+from asyncrl.models.block_network import BatchRenorm, UnitLinear
 from asyncrl.models.flat import FlatParameters
 from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
 
@@ -86,6 +88,11 @@ class TrainedNetwork:
             )
             self.layers, self.gradients = self.weights.layers, self._weight_gradients.layers
         self.max_grad_norm = config.max_grad_norm
+        self._unit_layers = [layer for layer in module.modules() if isinstance(layer, UnitLinear)]
+        self._renorms = [layer for layer in module.modules() if isinstance(layer, BatchRenorm)]
+        self._weight_decay = config.weight_decay
+        statistics = {id(each) for layer in self._renorms for each in layer.statistics}
+        self._decayed = [each.data for each in module.parameters() if self._weight_decay and id(each) not in statistics]
         self._ranks = storage.ranks
         tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
         self._gradients = list(gradients)
@@ -104,13 +111,31 @@ class TrainedNetwork:
             flat, copied = self._weight_gradients.hidden
             flat.copy_(copied)
         if self._ranks.num_ranks > 1:
-            self._ranks.average([*self._gradients, figures])
+            moments = [each for layer in self._renorms for each in layer.batch_moments]
+            self._ranks.average([*self._gradients, *moments, figures])
         norm = clip_gradient(self._gradient, self.max_grad_norm)
         figures = torch.cat((figures, norm.unsqueeze(0)))
-        self._optimizer.step(learning_rate, torch.isfinite(figures).all().logical_not().float())
+        is_skipped = torch.isfinite(figures).all().logical_not()
+        if self._decayed:  # decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101)
+            factor = 1.0 - is_skipped.logical_not() * (learning_rate * self._weight_decay)
+            torch._foreach_mul_(self._decayed, factor.to(figures.dtype))
+        self._optimizer.step(learning_rate, is_skipped.float())
+        for unit_layer in self._unit_layers:
+            unit_layer.project()
+        for renorm in self._renorms:
+            renorm.update_statistics(is_skipped)
         if self.weights is not None:
             self.weights.refresh()
         return figures
+
+    @contextlib.contextmanager
+    def normalizing_by_batch(self) -> Iterator[None]:
+        """Inside, batch renormalization takes the batch's statistics; the next `step` moves the running ones."""
+        for layer in self._renorms:
+            layer.uses_batch = True
+        yield
+        for layer in self._renorms:
+            layer.uses_batch = False
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that continue the training; after writing to them call `weights.refresh`."""
@@ -146,3 +171,8 @@ class TargetNetwork:
         self._storage.polyak_update(self.flat, trained.flat.data, share)
         if self.weights is not None:
             self.weights.refresh()
+
+
+def perceptron_of(network: nn.Module) -> StackedMlp | None:
+    """The network, if hand-written passes know it."""
+    return network if isinstance(network, StackedMlp) else None

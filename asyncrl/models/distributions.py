@@ -427,6 +427,7 @@ class ActionParts:
         columns: positions of the continuous dimensions in a stored action.
         means, log_stds: positions of their means and log-deviations in parameters.
         num_continuous: number of continuous dimensions C.
+        num_groups: number of groups.
         num_values: values N of all groups.
         sizes: number of possibilities of each choice.
         max_entropy: largest entropy of all choices together, in nats.
@@ -460,6 +461,7 @@ class ActionParts:
         self.sizes = sizes = [place.stop - place.start for place, _ in choices]
         self.max_entropy = sum(map(math.log, sizes))
         self._groups = [choices] if math.prod(sizes) <= MOST_COMBINATIONS else [[choice] for choice in choices]
+        self.num_groups = len(self._groups)
         self.num_values = sum(math.prod(place.stop - place.start for place, _ in group) for group in self._groups)
 
     def to(self, device: torch.device) -> ActionParts:
@@ -489,16 +491,24 @@ class ActionParts:
 
     def chosen_values(self, values: Tensor, action: Tensor) -> Tensor:
         """The value `[K, B]` of stored actions, from the values `[K, B, N]` of all combinations."""
-        total, start = values.new_zeros(values.shape[:2]), 0
+        total = values.new_zeros(values.shape[:2])
+        for which in self.chosen(action):
+            index = which.expand(len(values), -1).unsqueeze(-1)
+            total = total + values.gather(-1, index).squeeze(-1)
+        return total
+
+    def chosen(self, action: Tensor) -> list[Tensor]:
+        """For each group the number `[B]` of the combination in stored actions, of all N."""
+        chosen, start = [], 0
         for group in self._groups:
             which, size = torch.zeros(len(action), dtype=torch.int64, device=action.device), 1
             for place, column in group:
                 choice = action if action.dim() == 1 else action[:, column]
                 num_choices = place.stop - place.start
                 which, size = which * num_choices + choice.to(torch.int64), size * num_choices
-            index = (start + which).expand(len(values), -1).unsqueeze(-1)
-            total, start = total + values.gather(-1, index).squeeze(-1), start + size
-        return total
+            chosen.append(start + which)
+            start += size
+        return chosen
 
 
 def make_distribution(action: Action, squash: bool) -> ActionDistribution:

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 
+from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
+from asyncrl.models.block_network import BlockNetwork, make_network
 from asyncrl.models.distributions import (
+    MOST_COMBINATIONS,
     ActionDistribution,
     ActionParts,
     FloatArray,
@@ -91,13 +94,14 @@ class SacActor(NormalizedModel):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.build(spec, config)
-        self.has_passes = type(self) is SacActor and self.encoder is None and self.parts.is_plain
+        has_perceptron = self.encoder is None and isinstance(self.mlp, StackedMlp)
+        self.has_passes = type(self) is SacActor and has_perceptron and self.parts.is_plain
         positions = list(self.distribution.deviation_positions)
         if positions:
             self._is_deviation = torch.zeros(self.distribution.num_parameters, dtype=torch.bool)
             self._is_deviation[positions] = True
             with torch.no_grad():
-                self.mlp.layers()[-1].bias[:, positions] += _raw_log_std(config.initial_stddev)
+                self.mlp.head_bias[:, positions] += _raw_log_std(config.initial_stddev)
         self._add_statistics()
 
     def make_distribution(self, spec: EnvSpec) -> ActionDistribution:
@@ -108,18 +112,19 @@ class SacActor(NormalizedModel):
         """Makes the networks; a user's subclass may make others here (see `docs/custom.md`).
 
         They are `encoder` (None if all numbers go into the perceptron), from `Inputs` to features, and `mlp`, a
-        `StackedMlp` of one network from features to the outputs of the policy.
+        `StackedMlp` or `BlockNetwork` of one network from features to the outputs of the policy.
         """
         self._make_networks(spec, config, self.distribution.num_parameters, _POLICY_HEAD_GAIN)
 
     def _make_networks(self, spec: EnvSpec, config: TrainConfig, num_outputs: int, head_gain: float) -> None:
         self.encoder: nn.Module | None = None
+        self.mlp: StackedMlp | BlockNetwork
         gain = head_gain if config.policy_initialization == "orthogonal" else None
         widths = [spec.observation_size, *config.encoder_mlp_layers, num_outputs]
         if needs_encoder(spec, config) or config.critic_only_keys:
             self.encoder = encoder = make_actor_encoder(self.layout, config)
             widths = [encoder.output_size, widths[-1]]
-        self.mlp = StackedMlp(1, widths, config.nonlinearity, gain)
+        self.mlp = make_network(1, widths, config, gain)
 
     @property
     def runs_in_arrays(self) -> bool:
@@ -133,6 +138,7 @@ class SacActor(NormalizedModel):
     @property
     def array_layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
         """Weight `[out, in]` and bias `[out]` of each layer, the last one included, as views."""
+        assert isinstance(self.mlp, StackedMlp)
         *hidden, head = self.mlp.layers()
         return *((layer.weight[0].t(), layer.bias[0, 0]) for layer in hidden), (head.weight[0], head.bias[0, :, 0])
 
@@ -203,27 +209,52 @@ class TwinCritic(nn.Module):
     Their initial weights depend on `config.seed` alone. Continuous actions in [-1, 1] are inputs beside the
     observation; each combination of the choices of a group has an output (`ActionParts`). With an encoder, its features
     are inputs of both, and one hidden layer of each combines them with the action.
+
+    Attributes:
+        support: [M] float32, returns of the bins, if the critics predict distributions over returns; else None.
     """
+
+    support: Tensor | None
 
     def __init__(self, spec: EnvSpec, config: TrainConfig) -> None:
         super().__init__()
         parts = ActionParts(make_distribution(spec.action, squash=True))
+        if config.value_bins and parts.num_groups > 1:
+            raise UsageError(
+                f"--value_bins={config.value_bins} needs actions with at most {MOST_COMBINATIONS} combinations of "
+                f"choices, and {spec.env_id} has {spec.action}: use --value_bins=0."
+            )
+        num_bins, support = config.value_bins or 0, None
+        if num_bins > 0:
+            support = torch.linspace(-config.value_limit, config.value_limit, num_bins)
+        self.register_buffer("support", support)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(config.seed, Stream.CRITIC_WEIGHTS))
             self.encoder: nn.Module | None = None
-            num_features, hidden = spec.observation_size, config.encoder_mlp_layers
+            num_features, hidden = spec.observation_size, config.critic_mlp_layers or config.encoder_mlp_layers
             if needs_encoder(spec, config):
                 self.encoder = encoder = make_encoder(spec.observation, config)
                 num_features, hidden = encoder.output_size, hidden[-1:]
-            widths = [num_features + parts.num_continuous, *hidden, parts.num_values]
+            widths = [num_features + parts.num_continuous, *hidden, parts.num_values * max(1, num_bins)]
             gain = 1.0 if config.policy_initialization == "orthogonal" else None
-            self.mlp = StackedMlp(NUM_CRITICS, widths, config.nonlinearity, gain, config.critic_layer_norm)
+            self.mlp = make_network(NUM_CRITICS, widths, config, gain, config.critic_layer_norm)
 
     def values(self, inputs: Inputs, action: Tensor) -> Tensor:
         """Values `[2, B, N]` of continuous actions `[B, C]` in [-1, 1] with each combination of choices."""
+        if self.support is not None:
+            return self.log_probs(inputs, action).exp() @ self.support
+        return self._outputs(inputs, action)
+
+    def log_probs(self, inputs: Inputs, action: Tensor) -> Tensor:
+        """Log-probabilities `[2, B, N, M]` of the bins, for the arguments of `values`."""
+        assert self.support is not None
+        outputs = self._outputs(inputs, action)
+        return log_softmax(outputs.view(*outputs.shape[:2], -1, len(self.support)), dim=-1)
+
+    def _outputs(self, inputs: Inputs, action: Tensor) -> Tensor:
         features = inputs.floats if self.encoder is None else self.encoder(inputs)
-        values: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
-        return values.to(inputs.floats.dtype)
+        outputs: Tensor = self.mlp(torch.cat((features, action.to(features)), dim=-1))
+        return outputs.to(inputs.floats.dtype)
 
 
 def _raw_log_std(std: float) -> float:

@@ -32,7 +32,7 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
     """Whether the networks are one perceptron over all numbers, and heads."""
     observation = spec.observation
-    if config.algorithm.make_model is not None:
+    if config.algorithm.make_model is not None or (config.is_off_policy and config.has_blocks):
         return False
     if config.critic_only_keys:
         return False

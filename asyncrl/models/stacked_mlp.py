@@ -76,6 +76,11 @@ class StackedMlp(nn.Module):
             self._layers.append(nn.ParameterList([nn.Parameter(tensor.contiguous()) for tensor in tensors]))
         self.num_hidden_parameters = sum(parameter.numel() for parameter in self._layers[:-1].parameters())
 
+    @property
+    def head_bias(self) -> Tensor:
+        """Bias of the last layer, `[K, out]`."""
+        return self.layers()[-1].bias[..., 0]
+
     def layers(self) -> tuple[StackedLayer, ...]:
         return tuple(StackedLayer(*layer.parameters()) for layer in self._layers)
 

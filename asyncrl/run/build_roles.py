@@ -45,6 +45,7 @@ from asyncrl.learner.ranks import ProcessGroupRanks, RankConsensus, Ranks
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.replay_loop import ReplayLoop
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
@@ -495,13 +496,20 @@ def _build_replay_loop(
     chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
     share = math.ceil((config.train_for_env_steps - setup.first_env_steps) / ranks.num_ranks)
     most_env_steps = share + stripes.total_env_steps()
+    return_scale = None
+    if config.normalize_rewards:
+        return_scale = ReturnScale(stripes, config.value_limit if config.value_bins else None, ranks)
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:
         learner.load_state_dict(saved)
+        if return_scale is not None:
+            return_scale.load_state_dict({name: saved.scalars[f"return_{name}"] for name in return_scale.state_dict()})
         if is_restored:
             sampler.generator.set_state(saved.optimizer["replay_generator"])
             limiter.load_state_dict({name: saved.scalars[f"limiter_{name}"] for name in limiter.state_dict()})
     parts.take_state_of_first(learner)
+    if return_scale is not None:
+        return_scale.take_from_first()
     loop = ReplayLoop(
         learner=learner,
         stripes=stripes,
@@ -517,6 +525,7 @@ def _build_replay_loop(
         threads=ThreadChoice(plan.learner_threads) if chooses_threads else None,
         agreement=parts.agreement,
         most_env_steps=share,
+        return_scale=return_scale,
     )
     return loop, learner
 

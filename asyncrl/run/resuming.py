@@ -27,7 +27,9 @@ from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
 from asyncrl.runtime.run_folder import run_path
 
 FIXED = (
-    *("env", "algo", "critic_layer_norm", "dueling", "encoder", "core", "model"),
+    *("env", "algo", "critic", "critic_layer_norm", "dueling", "encoder", "core", "model"),
+    *("critic_mlp_layers", "residual_blocks", "hyperspherical_weights", "batch_renorm", "use_target_critics"),
+    *("value_bins", "value_limit", "normalize_rewards"),
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
     *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev", "critic_only_keys"),

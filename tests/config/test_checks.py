@@ -216,6 +216,24 @@ def test_learning_from_a_replay_has_rules_of_its_own(settings: dict[str, Any], w
     assert problems(**SAC, **{**settings, name: value}) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "words", "fitting"),
+    [
+        ({"hyperspherical_weights": True, "batch_renorm": True}, "both normalize", "--batch_renorm=False"),
+        ({"residual_blocks": True, "encoder_mlp_layers": [8, 9]}, "one width", "--encoder_mlp_layers=8,8"),
+        ({"residual_blocks": True, "critic_mlp_layers": [9, 8]}, "one width", "--critic_mlp_layers=9,9"),
+        ({"batch_renorm": True, "batch_size": 1}, "two samples", "--batch_size=256"),
+        ({"value_bins": 51, "backend": "hogwild"}, "--value_bins: Hogwild", "--critic=mlp"),
+        ({"normalize_rewards": True, "backend": "hogwild"}, "--normalize_rewards: Hogwild", "--critic=mlp"),
+        ({"residual_blocks": True, "algo": "dqn"}, "only SAC", "--algo=sac"),
+    ],
+)
+def test_blocks_of_networks_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
+    problem = only(problems(**{"algo": "sac", **settings}))
+    assert words in problem.text and fitting in problem.suggestions
+    assert problems(algo="dqn", normalize_rewards=True) == []
+
+
 def test_learning_from_a_replay_knows_no_trajectories() -> None:
     assert problems(**SAC, async_rl=False, rollout=7, batch_size=10) == []
     assert problems(Machine(4, True, 1), **SAC, compile="cuda_graph") == []

@@ -13,6 +13,7 @@ import pytest
 import torch
 from layouts import vector_observation
 from linear_networks import networks_of_linear_layers
+from sac_learners import make, targets_of
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from transitions import BOX, CHOICE, CPU, draw, one_step
@@ -32,22 +33,6 @@ from asyncrl.runtime.processes import RunFailed
 SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
 
 
-def make(
-    spec: EnvSpec, double: bool = False, device: torch.device = CPU, by: str = "passes", **settings: Any
-) -> SacLearner:
-    defaults: dict[str, Any] = {
-        "algo": "sac",
-        "encoder_mlp_layers": [16],
-        "normalize_input": False,
-        "max_grad_norm": 0.0,
-        "precision": "float32",
-    }
-    config = TrainConfig(**{**defaults, **settings})
-    actor = SacActor(spec, config)
-    actor.has_passes = by != "autograd"
-    return SacLearner(actor.double() if double else actor, config, spec, device)
-
-
 class Reference:
     """SAC as in the papers, one network at a time, with PyTorch's modules, autograd and Adam."""
 
@@ -60,10 +45,13 @@ class Reference:
         self.log_alpha = torch.tensor(math.log(alpha), dtype=torch.float64, requires_grad=config.ent_coef == "auto")
         self.target_entropy = -2.0 if self.is_box else 0.5 * math.log(4)
         self.generator = torch.Generator().set_state(learner._generator.get_state())
-        self.optimizers = [
-            torch.optim.Adam(parameters, lr=config.learning_rate, eps=config.adam_eps)
-            for parameters in (self.critics.parameters(), self.actor.parameters(), [self.log_alpha])
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(
+                network.parameters(), lr=config.learning_rate, eps=config.adam_eps, weight_decay=config.weight_decay
+            )
+            for network in (self.critics, self.actor)
         ]
+        self.optimizers.append(torch.optim.Adam([self.log_alpha], lr=config.learning_rate, eps=config.adam_eps))
         self.updates = 0
 
     def policy(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,6 +130,7 @@ class Reference:
         {"policy_delay": 2, "max_grad_norm": 0.3},
         {"n_step": 3, "policy_delay": 2},
         {"critic_layer_norm": True, "tau": 0.3, "policy_initialization": "torch_default"},
+        {"weight_decay": 0.3, "critic_mlp_layers": [12]},
     ],
     ids=lambda settings: ",".join(settings) or "default",
 )
@@ -215,10 +204,6 @@ def test_the_entropy_becomes_the_target_though_rewards_pull_away(spec: EnvSpec) 
     if spec is CHOICE:  # 2 / alpha is then what one logit is above the three others
         logits = torch.tensor([2.0 / metrics.ent_coef, 0.0, 0.0, 0.0])
         assert float(torch.distributions.Categorical(logits=logits).entropy()) == pytest.approx(target, abs=0.1)
-
-
-def targets_of(learner: SacLearner) -> Tensor:
-    return learner.state_dict().optimizer["target_critic"]
 
 
 @SPECS

@@ -1,0 +1,249 @@
+"""SAC with critics of blocks: the joint pass, the bins, what follows a step, and values whose answer is known."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from critic_sets import CRITICS, critic_set
+from layouts import vector_observation
+from sac_learners import make, targets_of
+from transitions import BOX, CHOICE, draw
+
+from asyncrl.algorithms import sac
+from asyncrl.config.errors import UsageError
+from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spec import EnvSpec, MultiDiscreteAction
+from asyncrl.models.block_network import BatchRenorm, UnitLinear
+from asyncrl.models.encoders import Inputs
+from asyncrl.models.flat import FlatParameters, read_block
+from asyncrl.models.sac import SacActor, TwinCritic
+from asyncrl.models.sizes import weights_block_size
+from asyncrl.models.stacked_mlp import StackedMlp
+
+SPECS = pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
+
+
+def renorms(network: torch.nn.Module) -> list[BatchRenorm]:
+    return [layer for layer in network.modules() if isinstance(layer, BatchRenorm)]
+
+
+def test_the_default_is_trained_by_passes_through_perceptrons() -> None:
+    learner = make(BOX)
+    assert learner._update == learner._update_by_passes
+    assert type(learner.model.mlp) is type(learner.critic.mlp) is StackedMlp
+
+
+@SPECS
+def test_without_target_critics_both_observations_are_one_batch(spec: EnvSpec) -> None:
+    """The critics' gradient and statistics are those of a joint pass; the targets have no gradient (CrossQ)."""
+    settings = {**critic_set("crossq"), "ent_coef": 0.2, "policy_delay": 1}
+    learner = make(spec, double=True, **settings)
+    (batch,) = draw(spec, 1, dtype=torch.float64)
+    critic, actor = copy.deepcopy(learner.critic), copy.deepcopy(learner.model)
+    size, alpha = len(batch.reward), 0.2
+    generator = torch.Generator().set_state(learner._generator.get_state())
+    noise = torch.randn(2 * size, learner._parts.num_continuous, generator=generator, dtype=torch.float64)
+    with torch.no_grad():  # the policy acts with its running statistics
+        parameters = actor(batch.next_obs)
+        sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), noise[size:])
+    obs, next_obs = batch.obs, batch.next_obs
+    for layer in renorms(critic):
+        layer.uses_batch = True
+    actions = torch.cat((learner._parts.continuous_of(batch.action).double(), sample.action))
+    both = critic.values(Inputs(torch.cat((obs, next_obs))), actions)
+    if spec is BOX:
+        next_value = both[:, size:, 0].detach().amin(0) - alpha * sample.log_prob
+        values = both[:, :size, 0]
+    else:
+        next_value = (parameters.exp() * (both[:, size:].detach().amin(0) - alpha * parameters)).sum(-1)
+        values = torch.stack([q.gather(1, batch.action.unsqueeze(1)).squeeze(1) for q in both[:, :size]])
+    target = batch.reward + batch.discount * next_value
+    loss = sum(0.5 * ((q - target) ** 2).mean() for q in values)
+    loss.backward()
+
+    metrics = learner.train([batch])
+    assert metrics.critic_loss == pytest.approx(float(loss.detach()), rel=1e-9)
+    expected = torch.cat([(0 * p if p.grad is None else p.grad).flatten() for p in critic.parameters()])
+    moment = learner.state_dict().optimizer["critic.exp_avg.0"]  # after one step (1 - beta1) times the gradient
+    torch.testing.assert_close(moment, 0.5 * expected)
+    first, of_actor = renorms(learner.critic)[0], renorms(learner.model)[0]
+    joint = torch.cat((torch.cat((obs, next_obs)), actions), dim=1)
+    torch.testing.assert_close(first.running_mean.detach()[0, 0], 0.01 * joint.mean(0))
+    torch.testing.assert_close(first.running_variance.detach()[0, 0], 0.99 + 0.01 * joint.var(0, correction=0))
+    torch.testing.assert_close(of_actor.running_mean.detach()[0, 0], 0.01 * obs.mean(0))  # its own pass alone
+    assert "target_critic" not in learner.state_dict().optimizer
+    # The policy is trained with the statistics of its batch, and with critics that have their running ones.
+    for layer in renorms(actor):
+        layer.uses_batch = True
+    with torch.no_grad():
+        parameters = actor(obs)
+        sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), noise[:size])
+        values = learner.critic.values(Inputs(obs), sample.action)
+        log_probs = learner._parts.log_probs_of(parameters)
+        cost = -sac.soft_value_of_parts(values, log_probs, sample.log_prob, torch.tensor(alpha)).mean()
+    assert metrics.actor_loss == pytest.approx(float(cost), rel=1e-6)
+
+
+@SPECS
+def test_bins_are_trained_towards_the_projected_distribution(spec: EnvSpec) -> None:
+    learner = make(spec, double=True, value_bins=7, value_limit=2.0, ent_coef=0.2, n_step=2)
+    (batch,) = draw(spec, 1, dtype=torch.float64, n_step=2)
+    critic, target_critic, actor = copy.deepcopy(learner.critic), learner.target_critic, copy.deepcopy(learner.model)
+    assert target_critic is not None
+    size, support = len(batch.reward), torch.linspace(-2.0, 2.0, 7).double()
+    generator = torch.Generator().set_state(learner._generator.get_state())
+    noise = torch.randn(3 * size, learner._parts.num_continuous, generator=generator, dtype=torch.float64)
+    target = torch.zeros(size, 7, dtype=torch.float64)
+    with torch.no_grad():
+        entropy = []
+        for obs, own in ((batch.between_obs[:, 0], noise[size : 2 * size]), (batch.next_obs, noise[2 * size :])):
+            parameters = actor(obs)
+            sample = sac.draw_squashed(learner._parts.gaussian_of(parameters), own)
+            entropy.append(-sample.log_prob if spec is BOX else -(parameters.exp() * parameters).sum(-1))
+        bins = target_critic.log_probs(Inputs(batch.next_obs), sample.action).exp()  # [2, B, N, 7]
+        choices = torch.ones(size, 1).double() if spec is BOX else parameters.exp()
+        for row in range(size):
+            for choice in range(choices.shape[1]):
+                smaller = min(bins[:, row, choice], key=lambda each: float(each @ support))
+                for probability, value in zip(smaller, support, strict=True):
+                    after = batch.discount[row] * (value + 0.2 * entropy[1][row])
+                    between = 0.2 * batch.between_discount[row, 0] * entropy[0][row]
+                    total = float(batch.reward[row] + between + after)
+                    nearness = (1.0 - (support - min(max(total, -2.0), 2.0)).abs() / (support[1] - support[0])).clamp(0)
+                    target[row] += choices[row, choice] * probability * nearness
+    log_probs = critic.log_probs(Inputs(batch.obs), learner._parts.continuous_of(batch.action).double())
+    chosen = torch.zeros(size, dtype=torch.int64) if spec is BOX else batch.action
+    taken = torch.stack([q[torch.arange(size), chosen] for q in log_probs])
+    loss = -(target * taken).sum(-1).mean(-1).sum()
+    loss.backward()
+    metrics = learner.train([batch])
+    # The bins are float32 numbers, so their distances are equal but for rounding.
+    assert metrics.critic_loss == pytest.approx(float(loss.detach()), rel=1e-6)
+    assert metrics.q_mean == pytest.approx(float((taken.detach().exp() @ support).mean()), rel=1e-6)
+    expected = torch.cat([p.grad.flatten() for p in critic.parameters()])
+    moment = learner.state_dict().optimizer["critic.exp_avg.0"]
+    torch.testing.assert_close(moment, 0.1 * expected, rtol=1e-5, atol=1e-7)
+
+
+@SPECS
+@CRITICS
+@pytest.mark.parametrize(("discount", "value"), [(0.8, 5.0), (0.0, 1.0)], ids=["truncated", "terminated"])
+def test_reward_one_for_ever_is_worth_more_than_once(spec: EnvSpec, critic: str, discount: float, value: float) -> None:
+    settings = {**critic_set(critic), "ent_coef": 1e-6, "learning_rate": 0.01, "tau": 0.2, "value_limit": 10.0}
+    learner = make(spec, **{**settings, "normalize_input": False})
+    batches = []
+    for batch in draw(spec, 400):
+        ones = torch.ones_like(batch.reward)
+        batches.append(batch._replace(reward=ones, discount=discount * ones))
+    learner.train(batches)
+    obs = torch.cat([batch.obs for batch in batches[-5:]])
+    action = torch.zeros(len(obs), 2 if spec is BOX else 0)
+    values = learner.critic.values(Inputs(obs), action).detach()
+    assert float(values.mean()) == pytest.approx(value, rel=0.1)
+
+
+@SPECS
+@CRITICS
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_restored_learner_continues_to_the_bit(spec: EnvSpec, critic: str, precision: str) -> None:
+    settings = {**critic_set(critic), "precision": precision}
+    learner, restored = make(spec, **settings), make(spec, seed=9, **settings)
+    batches = draw(spec, 8)
+    learner.observe(batches[0].obs)
+    learner.train(batches[:4])
+    restored.load_state_dict(learner.state_dict())
+    assert learner.train(batches[4:]) == restored.train(batches[4:])
+    assert torch.equal(learner.publication(), restored.publication())
+    first, second = learner.state_dict().optimizer, restored.state_dict().optimizer
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+@CRITICS
+@pytest.mark.parametrize("field", ["obs", "reward", "next_obs"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_steps_along_what_is_not_finite_are_left_out(critic: str, field: str, bad: float) -> None:
+    learner = make(BOX, **{**critic_set(critic), "policy_delay": 1, "normalize_input": False})
+    batches = draw(BOX, 3)
+    learner.train(batches[:1])
+    getattr(batches[1], field)[2] = bad
+    before = learner.state_dict()
+    assert learner.train([batches[1]]) is None
+    after = learner.state_dict()
+    for name, tensor in before.optimizer.items():
+        if name.startswith("critic") and not name.startswith("critic.value"):
+            assert torch.equal(tensor, after.optimizer[name]), name
+    weights = (state.optimizer["critic.value.0"] for state in (before, after))
+    torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-7)  # lengths of weights are rounded again
+    assert all(torch.isfinite(tensor).all() for tensor in after.optimizer.values())
+    assert learner.train(batches[2:]) is not None
+
+
+def test_weights_keep_their_length_through_updates() -> None:
+    learner = make(BOX, **{**critic_set("simba_v2"), "learning_rate": 0.1})
+    learner.train(draw(BOX, 4))
+    for network in (learner.critic, learner.model):
+        layers = [layer for layer in network.modules() if isinstance(layer, UnitLinear)]
+        assert layers
+        for layer in layers:
+            lengths = layer.weight.detach().norm(dim=-1)
+            torch.testing.assert_close(lengths, torch.ones_like(lengths))
+
+
+def test_statistics_take_no_part_in_weight_decay() -> None:
+    learner = make(BOX, **{**critic_set("crossq"), "weight_decay": 1.0, "learning_rate": 0.5})
+    layer = renorms(learner.critic)[0]
+    obs = [batch._replace(obs=batch.obs + 100.0, next_obs=batch.next_obs + 100.0) for batch in draw(BOX, 1)]
+    learner.train(obs)
+    assert layer.running_mean[0, 0, :3].mean().item() == pytest.approx(1.0, abs=0.02)
+    assert layer.running_variance[0, 0].min().item() > 0.98 and layer.num_updates.item() == 1.0
+
+
+def test_target_critics_follow_with_their_statistics() -> None:
+    learner = make(BOX, batch_renorm=True, tau=0.25)
+    before = targets_of(learner)
+    learner.train(draw(BOX, 1))
+    critic = learner.state_dict().optimizer["critic.value.0"]
+    torch.testing.assert_close(targets_of(learner), 0.75 * before + 0.25 * critic)
+    assert learner.target_critic is not None
+    assert not any(layer.uses_batch for layer in renorms(learner.target_critic))
+
+
+def test_the_policy_acts_with_statistics_that_are_published() -> None:
+    settings = {**critic_set("crossq"), "policy_delay": 1}
+    learner = make(BOX, **settings)
+    learner.train(draw(BOX, 5))
+    acting = SacActor(BOX, TrainConfig(**{**settings, "seed": 5}))
+    read_block(acting, FlatParameters(acting, with_grad=False), learner.publication())
+    obs = torch.randn(4, 3)
+    expected = learner.model.act(obs, deterministic=True).action
+    assert torch.equal(acting.act(obs, deterministic=True).action, expected)
+    assert torch.equal(acting.act(obs[:1], deterministic=True).action[0], expected[0])  # not those of the batch
+    assert float(renorms(acting)[0].num_updates) == 5
+
+
+def test_all_blocks_work_together() -> None:
+    settings = {**critic_set("simba_v2"), "use_target_critics": False, "weight_decay": 0.1, "value_limit": 10.0}
+    learner = make(BOX, **settings)
+    assert learner.train(draw(BOX, 3)) is not None
+    settings = {**critic_set("simba"), "batch_renorm": True, "value_bins": 11}
+    assert make(CHOICE, **settings).train(draw(CHOICE, 3)) is not None
+
+
+@CRITICS
+def test_the_plan_knows_the_size_of_a_publication(critic: str) -> None:
+    config = TrainConfig(**critic_set(critic))
+    assert weights_block_size(BOX, config) == make(BOX, **critic_set(critic)).block_size
+
+
+def test_bins_are_refused_where_values_are_sums() -> None:
+    spec = EnvSpec("Many", vector_observation(3), MultiDiscreteAction((12, 12, 12), (0, 0, 0), (3,), "int64"), None)
+    with pytest.raises(UsageError, match="--value_bins=101 needs actions with at most 128 combinations"):
+        TwinCritic(spec, TrainConfig(algo="sac", value_bins=101))
+
+
+def test_the_entropy_coefficient_begins_where_it_is_asked_to() -> None:
+    learner = make(BOX, initial_ent_coef=0.01)
+    assert learner.train(draw(BOX, 1)).ent_coef == pytest.approx(0.01)

@@ -1,0 +1,178 @@
+"""SAC's blocks against their papers' formulas, one network and one vector at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.models import block_network
+from asyncrl.models.block_network import BatchRenorm, BlockNetwork, UnitLinear, make_network
+from asyncrl.models.stacked_mlp import StackedMlp
+
+
+def make(widths: list[int], **settings: Any) -> BlockNetwork:
+    """Two networks in float64 whose parameters all differ from those at the start."""
+    config = TrainConfig(algo="sac", nonlinearity="relu", **settings)
+    network = make_network(2, widths, config, head_gain=None)
+    assert isinstance(network, BlockNetwork)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in network.double().parameters():
+        parameter.data += 0.3 * torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+    return network
+
+
+def of_network(network: nn.Module, idx: int) -> list[Tensor]:
+    """The parameters of one of the networks, in the order in which they are applied."""
+    return [parameter[idx] for parameter in network.parameters()]
+
+
+def unit(vector: Tensor) -> Tensor:
+    return vector / vector.square().sum().sqrt()
+
+
+INPUTS = torch.randn(5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def test_residual_blocks_add_to_what_they_normalize() -> None:
+    network = make([3, 4, 4, 2], residual_blocks=True)
+    for idx, outputs in enumerate(network(INPUTS)):
+        embed, embed_bias, *blocks, norm, norm_bias, head, head_bias = of_network(network, idx)
+        assert len(blocks) == 2 * 6
+        for vector, output in zip(INPUTS, outputs, strict=True):
+            features = embed @ vector + embed_bias[0]
+            for start in (0, 6):
+                gain, shift, first, first_bias, second, second_bias = blocks[start : start + 6]
+                inner = layer_norm(features, (4,), eps=1e-5) * gain[0] + shift[0]
+                features = features + second @ torch.relu(first @ inner + first_bias[0]) + second_bias[0]
+            features = layer_norm(features, (4,), eps=1e-5) * norm[0] + norm_bias[0]
+            torch.testing.assert_close(output, head @ features + head_bias[0])
+
+
+def test_hyperspherical_blocks_move_unit_vectors_by_learned_shares() -> None:
+    network = make([3, 4, 4, 2], residual_blocks=True, hyperspherical_weights=True)
+    size, wide, share = (2 / 4) ** 0.5, (2 / 16) ** 0.5, 4**-0.5
+    for idx, outputs in enumerate(network(INPUTS)):
+        embed, scale, *blocks, last, last_scale, head, head_bias = of_network(network, idx)
+        for vector, output in zip(INPUTS, outputs, strict=True):
+            features = embed @ unit(torch.cat((vector, vector.new_tensor([3.0]))))
+            features = unit(features * scale[0] * (size / size))
+            for start in (0, 4):
+                first, inner_scale, second, shares = blocks[start : start + 4]
+                change = unit(second @ torch.relu((first @ features) * inner_scale[0] * (wide / wide)))
+                # A share begins at 1 / (number of blocks + 1), its parameter at 1 / sqrt(width).
+                features = unit(features + shares[0] * (1 / 3 / share) * (change - features))
+            torch.testing.assert_close(output, head @ ((last @ features) * last_scale[0]) + head_bias[0])
+
+
+def test_hyperspherical_layers_without_blocks() -> None:
+    network = make([3, 4, 5, 2], hyperspherical_weights=True)
+    for idx, outputs in enumerate(network(INPUTS)):
+        first, first_scale, second, second_scale, last, last_scale, head, head_bias = of_network(network, idx)
+        for vector, output in zip(INPUTS, outputs, strict=True):
+            features = unit(torch.cat((vector, vector.new_tensor([3.0]))))
+            features = unit(torch.relu((first @ features) * first_scale[0]))
+            features = unit(torch.relu((second @ features) * second_scale[0]))
+            torch.testing.assert_close(output, head @ ((last @ features) * last_scale[0]) + head_bias[0])
+
+
+def test_factors_begin_as_the_papers_have_them() -> None:
+    config = TrainConfig(algo="sac", residual_blocks=True, hyperspherical_weights=True)
+    network = make_network(2, [3, 8, 8, 2], config, head_gain=None)
+    found = [m.factor[0, 0, 0].item() * m._unit for m in network.modules() if isinstance(m, block_network.Scale)]
+    inner = (2 / 32) ** 0.5
+    assert found == pytest.approx([0.5, inner, 1 / 3, inner, 1 / 3, 1.0])
+    sizes = [m.factor[0, 0, 0].item() for m in network.modules() if isinstance(m, block_network.Scale)]
+    assert sizes == pytest.approx([0.5, inner, 8**-0.5, inner, 8**-0.5, 1.0])
+
+
+def test_weights_have_length_one_at_the_start_and_after_a_projection() -> None:
+    network = make([3, 4, 4, 2], residual_blocks=True, hyperspherical_weights=True)
+    layers = [layer for layer in network.modules() if isinstance(layer, UnitLinear)]
+    assert len(layers) == 7  # the embedding, two of each block, two of the head
+    for layer in layers:
+        layer.project()
+        torch.testing.assert_close(layer.weight.square().sum(-1), torch.ones(layer.weight.shape[:-1]).double())
+    fresh = make_network(2, [3, 4, 2], TrainConfig(hyperspherical_weights=True), None)
+    for layer in fresh.modules():
+        if isinstance(layer, UnitLinear):
+            torch.testing.assert_close(layer.weight.square().sum(-1), torch.ones(layer.weight.shape[:-1]))
+
+
+def renorm(num_updates: int) -> BatchRenorm:
+    layer = BatchRenorm(2, 3).double()
+    generator = torch.Generator().manual_seed(4)
+    for parameter in (layer.weight, layer.bias, layer.running_mean, layer.running_variance):
+        parameter.data = torch.rand(parameter.shape, generator=generator, dtype=torch.float64) + 0.5
+    layer.num_updates.data.fill_(num_updates)
+    return layer
+
+
+FEATURES = 4.0 * torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+FEATURES[1, :, 0] = 40.0 + 100.0 * FEATURES[1, :, 0]  # beyond both limits
+
+
+def renormalized(layer: BatchRenorm, features: Tensor, is_warm: bool) -> Tensor:
+    """Ioffe 2017, algorithm 1: r and d are constants for the gradient."""
+    mean, variance = features.mean(1, keepdim=True), features.var(1, correction=0, keepdim=True)
+    running = (layer.running_variance.detach() + 1e-3).sqrt()
+    r = ((variance + 1e-3).sqrt() / running).clamp(1 / 3, 3.0).detach()
+    d = ((mean - layer.running_mean.detach()) / running).clamp(-5.0, 5.0).detach()
+    normalized = (features - mean) / (variance + 1e-3).sqrt()
+    return (normalized * r + d if is_warm else normalized) * layer.weight + layer.bias
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_batch_renormalization_is_ioffes_with_the_gradient_of_autograd(is_warm: bool) -> None:
+    results = []
+    for compute in ("layer", "formula"):
+        layer = renorm(100_000 if is_warm else 99_999)
+        layer.uses_batch = True
+        features = FEATURES.clone().requires_grad_()
+        outputs = layer(features) if compute == "layer" else renormalized(layer, features, is_warm)
+        (outputs * outputs.detach().cos()).sum().backward()
+        assert layer.weight.grad is not None and layer.bias.grad is not None
+        results.append((outputs.detach(), features.grad, layer.weight.grad, layer.bias.grad))
+        assert layer.running_mean.grad is layer.running_variance.grad is layer.num_updates.grad is None
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_it_acts_with_running_statistics_which_move_by_a_hundredth_of_each_batch() -> None:
+    layer = renorm(7)
+    mean, variance = layer.running_mean.clone(), layer.running_variance.clone()
+    expected = (FEATURES - mean) / (variance + 1e-3).sqrt() * layer.weight + layer.bias
+    torch.testing.assert_close(layer(FEATURES), expected)
+    layer.uses_batch = True
+    layer(FEATURES)
+    layer.update_statistics(torch.tensor(True))  # a skipped step
+    assert torch.equal(layer.running_mean, mean) and float(layer.num_updates) == 7
+    layer.update_statistics(torch.tensor(False))
+    torch.testing.assert_close(layer.running_mean, 0.99 * mean + 0.01 * FEATURES.mean(1, keepdim=True))
+    of_batch = FEATURES.var(1, correction=0, keepdim=True)
+    torch.testing.assert_close(layer.running_variance, 0.99 * variance + 0.01 * of_batch)
+    assert float(layer.num_updates) == 8
+
+
+def test_batch_renormalization_is_at_the_inputs_and_after_each_activation() -> None:
+    network = make([3, 4, 5, 2], batch_renorm=True)
+    kinds = [type(layer).__name__ for layer in network.hidden]
+    one = ["StackedLinear", "Activation", "BatchRenorm"]
+    assert kinds == ["BatchRenorm", *one, *one]
+    widths = [layer.weight.shape[-1] for layer in network.hidden if isinstance(layer, BatchRenorm)]
+    assert widths == [3, 4, 5]
+
+
+def test_blocks_are_normalized_by_the_batch_where_both_are_asked_for() -> None:
+    network = make([3, 4, 4, 2], residual_blocks=True, batch_renorm=True)
+    assert sum(isinstance(layer, BatchRenorm) for layer in network.modules()) == 4  # inputs, two blocks, the end
+    assert not any(isinstance(layer, block_network.StackedLayerNorm) for layer in network.modules())
+
+
+def test_without_blocks_it_is_a_perceptron() -> None:
+    assert isinstance(make_network(2, [3, 4, 2], TrainConfig(), None), StackedMlp)
+    assert isinstance(make_network(2, [3, 2], TrainConfig(batch_renorm=True), None), StackedMlp)
