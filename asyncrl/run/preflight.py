@@ -90,7 +90,7 @@ def run(
             spec = probe(
                 config.env_id,
                 config.env_kwargs,
-                config.env_start_timeout,
+                timeout_s=config.env_start_timeout,
                 env_backend=config.env_backend,
                 atari_preprocessing=config.preprocesses_atari,
                 image_channels=config.image_channels,

@@ -102,7 +102,7 @@ def test_a_block_that_is_not_run_says_why(name: str) -> None:
     text = DOCUMENTS[name]
     reasons = [block.reason for block in blocks_of(text) if block.reason]
     assert text.count("<!-- not run") + text.count("<!-- the test command -->") == len(reasons), "each is above a block"
-    needed = ("GPU", "VizDoom", "machines", "of yours", "benchmark, which takes minutes", "the test command")
+    needed = ("GPU", "VizDoom", "Isaac Lab", "machines", "of yours", "takes minutes", "the test command")
     assert [reason for reason in reasons if not any(word in reason for word in needed)] == []
 
 
