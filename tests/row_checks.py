@@ -466,11 +466,13 @@ def _drawn(finished: FinishedRun) -> list[Path]:
 def _check_drawn(path: Path, finished: FinishedRun, lives: Mapping[int, Life], cuts: Mapping[int, Row]) -> set[int]:
     """Checks the transitions that a process has drawn; returns the lives that they are of."""
     num_between = finished.config.n_step - 1
-    sizes = (5, 2, 1, 5, 1, 5 * num_between, num_between)
+    sizes = (5, 2, 1, 5, 1, 5 * num_between, num_between, 1)
     content = np.fromfile(path, np.float32)
     numbers = set()
     for record in content[: len(content) // sum(sizes) * sum(sizes)].reshape(-1, sum(sizes)):
-        obs, action, (reward,), next_obs, (discount,), between, weights = np.split(record, np.cumsum(sizes)[:-1])
+        *fields, (own_weight,) = np.split(record, np.cumsum(sizes)[:-1])
+        obs, action, (reward,), next_obs, (discount,), between, weights = fields
+        assert own_weight == 1.0, "all are drawn equally often"
         number, episode, first = obs[:3].astype(int).tolist()
         life, total, weight, step = lives[number], 0.0, 1.0, first
         np.testing.assert_array_equal(obs, life.observation(episode, first), "a transition begins with its observation")

@@ -80,6 +80,9 @@ def _environment(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
             text = "--env_backend=tensor steps environments and trains in turn, in one process on one device."
             flags = " ".join(f"--{name}={value}" for name, value in wrong.items())
             yield Problem((*wrong, "env_backend"), text, (flags, "without these flags"))
+        if plan.replay is not None and plan.replay.is_prioritized:
+            text = "--prioritized_replay=True needs a replay in shared memory; one on the device has no priorities."
+            yield _problem("prioritized_replay env_backend", text, "--prioritized_replay=False")
 
 
 def _device(name: str, device: str, machine: Machine) -> Iterator[Problem]:
@@ -326,9 +329,12 @@ def _critic_only_keys(config: TrainConfig) -> Iterator[Problem]:
     if config.actor_critic_share_weights and not config.is_off_policy:
         text = "--critic_only_keys needs separate networks, because one network for actor and critic sees everything."
         yield _problem("critic_only_keys actor_critic_share_weights", text, "--actor_critic_share_weights=False")
-    if config.is_off_policy and config.algorithm.make_model is not None:
+    if config.is_off_policy and config.algorithm.actions == "choice":
         text = f"--critic_only_keys needs an actor and a critic; --algo={config.algo} has one network, which acts."
         yield _problem("critic_only_keys algo", text, "--algo=sac", "--algo=ppo")
+    if config.is_off_policy and config.has_blocks:
+        text = f"--critic_only_keys needs SAC's perceptrons; --critic={config.critic} has other networks."
+        yield _problem("critic_only_keys critic", text, "--critic=mlp")
 
 
 def _saving(config: TrainConfig) -> Iterator[Problem]:

@@ -245,7 +245,7 @@ def _merge(
     if wanted.get("env_backend", layers.values.get("env_backend")) == "tensor":
         layers.put(NEEDED_BY_TENSORS, "env_backend tensor", settings)
     critic = str(wanted.get("critic", "mlp"))
-    if saved is None and critic in algorithm.critics:
+    if critic in algorithm.critics and critic != before.critic:
         layers.put(algorithm.critics[critic], f"critic {critic}", settings)
         if _trains_on_gpu(wanted):
             layers.put(algorithm.critics_on_gpu.get(critic, {}), f"critic {critic}", settings)

@@ -446,7 +446,7 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     slower with two threads than with one.
     """
     widths = config.encoder_mlp_layers
-    if config.is_off_policy and config.critic_mlp_layers is not None:
+    if config.is_off_policy and config.algorithm.actions != "choice" and config.critic_mlp_layers is not None:
         widths = config.critic_mlp_layers
     passes = _SAC_PASSES if config.is_off_policy else _ON_POLICY_PASSES
     flops = _FLOPS_FOR_AN_OFF_POLICY_THREAD if config.is_off_policy else _FLOPS_FOR_A_THREAD

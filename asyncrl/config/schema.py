@@ -74,7 +74,6 @@ NEEDED_BY_TENSORS: dict[str, Any] = {
     "num_workers": 1,
     "backend": "actor_learner",
     "debug_forced_lag": 0,
-    "prioritized_replay": False,
 }
 """Settings of every run with env_backend=tensor; the user may give the same values, but no others."""
 

@@ -63,7 +63,9 @@ class DqnLearner(ReplayLearner):
         """See `ReplayLearner.train`; also sets the probability of a choice at random."""
         self._epsilon = exploration_rate(self._config, env_steps_before)
         self.model.epsilon.fill_(self._epsilon)
-        return super().train(batches, env_steps_before)
+        metrics = super().train(batches, env_steps_before)
+        self.model.epsilon.fill_(self._epsilon)  # weight decay changes all parameters
+        return metrics
 
     def _metrics_of(self, figures: dict[str, float]) -> DqnMetrics:
         return DqnMetrics(**figures, learning_rate=self._learning_rate.value, exploration_rate=self._epsilon)

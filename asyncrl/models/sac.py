@@ -222,7 +222,7 @@ class TwinCritic(nn.Module):
         if config.value_bins and parts.num_groups > 1:
             raise UsageError(
                 f"--value_bins={config.value_bins} needs actions with at most {MOST_COMBINATIONS} combinations of "
-                f"choices, and {spec.env_id} has {spec.action}: use --value_bins=0."
+                f"choices, and {spec.env_id} has {spec.action}: use --value_bins=none."
             )
         num_bins, support = config.value_bins or 0, None
         if num_bins > 0:

@@ -32,9 +32,8 @@ def num_model_parameters(spec: EnvSpec, config: TrainConfig) -> int:
 def _is_one_perceptron(spec: EnvSpec, config: TrainConfig) -> bool:
     """Whether the networks are one perceptron over all numbers, and heads."""
     observation = spec.observation
-    if config.algorithm.make_model is not None or (config.is_off_policy and config.has_blocks):
-        return False
-    if config.critic_only_keys:
+    has_own_networks = config.is_off_policy and (config.has_blocks or config.value_bins is not None)
+    if config.algorithm.make_model is not None or has_own_networks or config.critic_only_keys:
         return False
     if config.encoder != "default" or config.model != "default" or config.use_rnn or observation.has_images:
         return False

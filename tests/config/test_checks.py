@@ -299,8 +299,17 @@ def test_the_recurrence_must_divide_the_rollout() -> None:
     assert only(problems(algo="sac", use_rnn=True)).settings == ("use_rnn", "algo")
 
 
+def test_keys_of_the_critic_need_an_actor_of_its_own() -> None:
+    assert problems(algo="td3", critic_only_keys=["hidden"]) == []
+    for settings, fitting in (({"algo": "dqn"}, "--algo=sac"), ({"algo": "sac", "batch_renorm": True}, "--critic=mlp")):
+        assert fitting in only(problems(critic_only_keys=["hidden"], **settings)).suggestions
+
+
 def test_priorities_are_those_of_one_learner() -> None:
     settings: dict[str, Any] = {"algo": "dqn", "prioritized_replay": True, "num_workers": 1, "num_envs_per_worker": 2}
     assert problems(**settings) == []
     problem = only(problems(Machine(cores=16, num_ranks=2), **settings))
     assert problem.settings == ("prioritized_replay",) and "not those of 2 ranks" in problem.text
+    on_device: dict[str, Any] = {**settings, "env_backend": "tensor", "serial_mode": True, "async_rl": False}
+    assert "one on the device has no priorities" in only(problems(**on_device)).text
+    assert problems(**{**on_device, "algo": "sac"}) == []

@@ -131,6 +131,8 @@ def test_a_critic_stands_for_values_that_flags_override(monkeypatch: pytest.Monk
 def test_a_resumed_run_keeps_the_widths_that_it_began_with(tmp_path: Path) -> None:
     saved = tmp_path / "config.yaml"
     saved.write_text("algo: sac\ncritic: simba\nresidual_blocks: true\ncritic_mlp_layers: [7, 7]\n")
+    loaded = load(["--experiment=run", "--critic=crossq"], find_saved=lambda *_: saved)
+    assert loaded.config.batch_renorm, "a run without a checkpoint may still change it"
     loaded = load(["--experiment=run", "--device=cuda"], find_saved=lambda *_: saved)
     assert loaded.config.critic_mlp_layers == [7, 7] and loaded.config.value_bins is None
 

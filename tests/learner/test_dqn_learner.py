@@ -123,7 +123,7 @@ def test_reward_one_for_ever_is_worth_more_than_once(discount: float, value: flo
 
 def test_exploration_falls_with_the_steps_and_is_published_and_not_trained() -> None:
     schedule = {"train_for_env_steps": 1000, "exploration_initial_eps": 0.9, "exploration_final_eps": 0.1}
-    learner = make(**schedule, exploration_fraction=0.5)
+    learner = make(**schedule, exploration_fraction=0.5, weight_decay=0.5, learning_rate=0.1)
     config = learner._config
     assert [exploration_rate(config, steps) for steps in (0, 250, 500, 1000)] == pytest.approx([0.9, 0.5, 0.1, 0.1])
     at_once = make(**schedule, exploration_fraction=0.0)._config

@@ -422,6 +422,11 @@ def test_an_action_mask_is_taken_where_no_action_meets_another_observations_mask
         observation_space = Dict({"action_mask": Box(0, 1, (2,), np.int8), "obs": Box(-1, 1, (1,))})
         action_space = Discrete(2)
 
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[Any, dict[str, Any]]:
+            return self.observation_space.sample(), {}
+
     def make_vectorized(num_envs: int) -> VectorEnv[Any, Any, Any]:
         return SyncVectorEnv([Masked] * num_envs, autoreset_mode=mode)
 

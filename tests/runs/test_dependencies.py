@@ -23,7 +23,7 @@ READ_IN_VAIN = {
     "a2c": {"ppo_clip_ratio", "ppo_clip_mode"},
     "a3c": {
         *("num_epochs", "num_batches_per_epoch", "shuffle_minibatches", "recompute_values", "max_policy_lag"),
-        "normalize_advantage_over",
+        *("normalize_advantage_over", "final_stddev"),
     },
     "rmsprop": {"adam_beta1", "adam_beta2"},
 }
