@@ -13,7 +13,7 @@ import torch
 
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.replay_sampler import IntArray, ReplaySampler
+from asyncrl.learner.replay_sampler import IntArray, ReplaySampler, Transitions, to_device
 
 _SMALLEST_ERROR = 1e-6
 
@@ -143,11 +143,13 @@ class PrioritizedSampler(ReplaySampler):
         first = self._first[split]
         return split, first + (index - first) % stripes.capacity, env
 
-    def _weights(self, batch_size: int) -> FloatArray:
-        """(P / smallest P of the minibatch) ** -beta: w / max w with w = (N P) ** -beta (section 3.4)."""
-        priority = self._tree.get(self._places(*self._drawn)).reshape(-1, batch_size)
-        weights: FloatArray = ((priority.min(1, keepdims=True) / priority) ** self.beta).astype(np.float32)
-        return weights.reshape(-1)
+    def sample(self, num_batches: int, batch_size: int) -> list[Transitions]:
+        """See `ReplaySampler`; weights are (N P) ** -beta, divided by the largest of a minibatch (section 3.4)."""
+        batches = super().sample(num_batches, batch_size)
+        priority = self._tree.get(self._places(*self._drawn)).reshape(num_batches, batch_size)
+        weights = ((priority.min(1, keepdims=True) / priority) ** self.beta).astype(np.float32)
+        tensors = to_device([torch.from_numpy(weights)], self._device)[0]
+        return [batch._replace(weight=weight) for batch, weight in zip(batches, tensors, strict=True)]
 
     def _places_of_rows(self, split: int, start: int, stop: int) -> IntArray:
         """Places of all environments in the rows from `start` to `stop`; none if there are no such rows."""

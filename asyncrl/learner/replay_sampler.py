@@ -78,14 +78,9 @@ class ReplaySampler:
                 whole[torch.from_numpy(lost)] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        drawn = drawn._replace(weight=torch.from_numpy(self._weights(batch_size)).to(drawn.reward.device))
         tensors = to_device(drawn, self._device)
         parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
         return [Transitions(*own) for own in zip(*parts, strict=True)]
-
-    def _weights(self, batch_size: int) -> npt.NDArray[np.float32]:
-        """The weights of all drawn transitions; `batch_size` of them are a batch."""
-        return np.ones(len(self._drawn[0]), np.float32)
 
     def note_ages(self, policy_version: int, num_replays: int = 1) -> None:
         """Adds the ages of the samples that `sample` has drawn last to `ages`.
