@@ -46,7 +46,7 @@ class IsaacLabEnv(SimulatedEnv):
         self._before = self._observed(obs)
         infos: dict[str, Any] = {"final_obs": final_obs}
         log = extras.get("log", extras.get("episode"))
-        if log and log is not self._log:  # made anew by each reset
+        if log and log is not self._log:  # each reset makes a new one
             self._log = log
             infos["episode_extra_stats"] = {
                 name: torch.as_tensor(value, dtype=torch.float32, device=reward.device).expand(self.num_envs)
