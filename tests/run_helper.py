@@ -174,7 +174,7 @@ def run(
 
 def _spec_of(config: TrainConfig) -> EnvSpec:
     if config.env_backend != TrainConfig().env_backend:
-        return probe(config.env, config.env_kwargs, env_backend=config.env_backend)
+        return probe(config.env, config.env_kwargs, config.env_start_timeout, env_backend=config.env_backend)
     example = make_env(config.env, config.env_kwargs)
     spec = read_spec(example, config.env, config.image_channels)
     example.close()
