@@ -69,7 +69,7 @@ def _build_group(
         return make_seed(run_seed, env_idx, env_steps + steps)
 
     if spec.is_vectorized:
-        make_vectorized = partial(make_run_vector_env, config, plan.envs_per_split)
+        make_vectorized = partial(make_run_vector_env, config, plan.envs_per_split, spec.gives_tensors)
         recovery = Recovery(failures, make_vectorized, seed)
         return VectorEnvGroup(make_vectorized(), seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
     make = partial(make_run_env, config, in_training=True)
