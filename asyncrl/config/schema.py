@@ -396,6 +396,12 @@ class TrainConfig(BaseModel):
         0.2, "TD3: deviation of the noise on the target policy's actions in [-1, 1]"
     )
     target_noise_clip: NonNegativeFloat = _replay(0.5, "TD3: largest noise on an action of the target policy")
+    her_goals: NonNegativeInt = _replay(
+        0,
+        "environments with goals (GoalEnv of Gymnasium-Robotics): other goals that are stored with each step, which "
+        "the same episode achieved later; a transition is drawn with its own goal or with one of these, all equally "
+        "likely (hindsight experience replay; its paper has 4)",
+    )
     prioritized_replay: bool = _replay(
         False, "DQN: draw transitions whose errors were large more often, and weight them less (proportional variant)"
     )

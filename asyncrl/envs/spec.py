@@ -333,6 +333,7 @@ class EnvSpec:
         spaces: the different spaces of the agents, in the order in which they first appear; empty if all have the same.
         of_agents: index in `spaces`, for each agent; empty if all have the same.
         reward_shaping: names and default values of the factors of its reward that `set_reward_shaping` changes.
+        computes_reward: whether it has `compute_reward`, with which rewards of other goals are computed.
     """
 
     env_id: str
@@ -346,6 +347,7 @@ class EnvSpec:
     spaces: tuple[AgentSpaces, ...] = ()
     of_agents: tuple[int, ...] = ()
     reward_shaping: tuple[tuple[str, float], ...] = ()
+    computes_reward: bool = False
 
     @cached_property
     def kinds(self) -> tuple[EnvSpec, ...]:

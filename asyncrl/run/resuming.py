@@ -6,7 +6,6 @@ Flags override the saved settings, except for those in `FIXED`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,15 +98,14 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
     return [Problem(tuple(change.name for change in forbidden), text, fitting)]
 
 
-def find_problems_of_checkpoint(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list[Problem]:
-    """Why the run's newest checkpoint cannot be resumed with this environment and plan; loads no weights."""
+def find_problems_of_checkpoint(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+    """Why the run's newest checkpoint cannot be resumed with this environment; loads no weights."""
     newest = _newest_to_resume(config)
     if newest is None:
         return []
     try:
         state = checkpoint.load_state(newest)
         _check_spaces(EnvSpec.from_data(state["spec"]), spec, newest)
-        _check_replay(newest, state, plan)
     except UsageError as error:
         return [Problem(("experiment",), f"Cannot resume: {error}")]
     except (checkpoint.CheckpointError, KeyError, TypeError, ValueError):
@@ -121,18 +119,18 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan, mappin
     Args:
         checkpoints: the run's folder of checkpoints.
         spec: the environment of the run now.
-        plan: the plan of the run now; a saved replay must have its workers and environments.
+        plan: the plan of the run now.
         mapping: which policy plays which agents.
 
     Raises:
         CheckpointError: there are checkpoints, and none of them can be read.
-        UsageError: the checkpoint has other spaces or another replay, or another program made it.
+        UsageError: the checkpoint has other spaces, or another program made it.
     """
     folders = checkpoint_folders(checkpoints, plan.num_policies)
     if len(folders) == 1:
-        return _find_checkpoint(checkpoints, spec, plan)
+        return _find_checkpoint(checkpoints, spec)
     specs = specs_of_policies(spec, mapping, plan.num_policies)
-    found = [_find_checkpoint(folder, own, plan) for folder, own in zip(folders, specs, strict=True)]
+    found = [_find_checkpoint(folder, own) for folder, own in zip(folders, specs, strict=True)]
     usable = [each for each in found if each is not None]
     if not usable:
         return None
@@ -146,7 +144,7 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan, mappin
     )
 
 
-def _find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Resumption | None:
+def _find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
         try:
@@ -166,7 +164,6 @@ def _find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Re
             skipped.append(f"Checkpoint {path} is damaged: its state is incomplete ({error}).")
             continue
         _check_spaces(saved_spec, spec, path)
-        _check_replay(path, state, plan)
         return found
     if skipped:
         raise checkpoint.CheckpointError("Cannot resume: no checkpoint can be used. " + " ".join(skipped))
@@ -245,17 +242,6 @@ def _newest_to_resume(config: TrainConfig) -> Path | None:
     is_resumed = config.experiment is not None and config.restart_behavior == "resume"
     folders = checkpoint_folders(_checkpoints(config), config.num_policies)
     return checkpoint.latest(folders[0]) if is_resumed else None
-
-
-def _check_replay(path: Path, state: Mapping[str, Any], plan: ResourcePlan) -> None:
-    if plan.replay is None or not (path / checkpoint.REPLAY_FILE).exists():
-        return
-    saved = int(state["replay_splits"]), int(state["replay_envs"])
-    if saved != (plan.num_splits, plan.envs_per_split):
-        raise UsageError(
-            f"The replay in {path} has {saved[0]} groups of {saved[1]} environments, but the run has "
-            f"{plan.num_splits} of {plan.envs_per_split}. Give --num_workers and --num_envs_per_worker as before."
-        )
 
 
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:

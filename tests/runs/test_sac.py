@@ -250,9 +250,12 @@ def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stop
         assert all(np.array_equal(column[0], others[name][0]) for name, column in columns.items())
 
 
-@pytest.mark.parametrize("keeps_replay", [True, False])
+OTHER_LAYOUT = {"num_workers": 1, "num_envs_per_worker": 3, "replay_size": 2800}
+
+
+@pytest.mark.parametrize(("keeps_replay", "layout"), [(True, {}), (True, OTHER_LAYOUT), (False, {})])
 def test_a_resumed_run_counts_on_with_its_replay_and_fills_a_new_one_without(
-    keeps_replay: bool, tmp_path: Path
+    keeps_replay: bool, layout: dict[str, int], tmp_path: Path
 ) -> None:
     settings = {**SAC, "save_replay": keeps_replay}
     first = run(tmp_path / "first", "async-local", "ConstantReward", **settings)
@@ -262,7 +265,7 @@ def test_a_resumed_run_counts_on_with_its_replay_and_fills_a_new_one_without(
         "async-local",
         "ConstantReward",
         resume_from=path,
-        **{**settings, "train_for_env_steps": 2500},
+        **{**settings, "train_for_env_steps": 2500, **layout},
     )
     assert 2500 <= resumed.outcome.env_steps < 2520
     if keeps_replay:
