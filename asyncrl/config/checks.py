@@ -213,20 +213,20 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
         text = "--checkpoint_resets=True needs the replay in each checkpoint (--save_replay=True)."
         yield _problem("checkpoint_resets save_replay", text, "--save_replay=True")
     if config.her_goals > 0:
-        yield from _goals(config)
+        yield from _goals(config, replay)
     yield from _blocks(config)
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = f"--debug_forced_lag, --debug_skip_training and --with_vtrace cannot be used with --algo={config.algo}."
         yield _problem("debug_forced_lag debug_skip_training with_vtrace algo", text)
 
 
-def _goals(config: TrainConfig) -> Iterator[Problem]:
+def _goals(config: TrainConfig, replay: ReplayPlan) -> Iterator[Problem]:
     """What hindsight experience replay cannot be combined with."""
     given, off = f"--her_goals={config.her_goals}", "--her_goals=0"
     if config.n_step > 1:
         text = f"{given} stores other goals for single steps, but a target of --n_step={config.n_step} has several."
         yield _problem("her_goals n_step", text, "--n_step=1", off)
-    if config.prioritized_replay:
+    if replay.is_prioritized:
         text = f"{given} cannot be used with --prioritized_replay=True: priorities are of steps, not of their goals."
         yield _problem("her_goals prioritized_replay", text, "--prioritized_replay=False", off)
     if config.normalize_rewards:

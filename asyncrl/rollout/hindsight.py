@@ -43,6 +43,7 @@ class GoalEnvGroup(EnvGroup):
         """Takes the arguments of `EnvGroup`."""
         super().__init__(*args)
         self.last_steps: dict[int, GoalStep] = {}
+        self._methods: dict[int, dict[str, Callable[..., Any] | None]] = {}
         for env in range(len(self._envs)):
             self._keep_steps(env)
 
@@ -52,23 +53,19 @@ class GoalEnvGroup(EnvGroup):
         Raises:
             EnvironmentTrouble: the environment raised.
         """
-        arguments = (step.achieved_goal, goal, step.info)
-        reward = np.asarray(self._call(env, COMPUTE_REWARD)(*arguments), dtype=np.float32).item()
-        is_over = find_method(self._envs[env], COMPUTE_TERMINATED) is not None
-        return reward, is_over and bool(self._call(env, COMPUTE_TERMINATED)(*arguments))
-
-    def _call(self, env: int, name: str) -> Callable[..., Any]:
-        method = find_method(self._envs[env], name)
-
-        def call(*arguments: Any) -> Any:
+        results = []
+        for name, method in self._methods[env].items():
             try:
-                return method(*arguments)
+                found = False if method is None else method(step.achieved_goal, goal, step.info)
+                results.append(np.asarray(found, dtype=np.float32).item())
             except Exception as error:
                 raise self._call_failed(env, name, error) from error
-
-        return call
+        reward, is_over = results
+        return reward, bool(is_over)
 
     def _keep_steps(self, env: int) -> None:
+        names = (COMPUTE_REWARD, COMPUTE_TERMINATED)
+        self._methods[env] = {name: find_method(self._envs[env], name) for name in names}
         step = self._steps[env]
 
         def keeping_step(action: Any) -> Any:

@@ -234,6 +234,23 @@ def test_blocks_of_networks_have_rules(settings: dict[str, Any], words: str, fit
     assert problems(algo="dqn", normalize_rewards=True) == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "words", "fitting"),
+    [
+        ({"n_step": 3}, "--n_step=3 has several", "--n_step=1"),
+        ({"algo": "dqn", "prioritized_replay": True}, "not of their goals", "--prioritized_replay=False"),
+        ({"normalize_rewards": True}, "rewards of other goals", "--normalize_rewards=False"),
+        ({"backend": "hogwild"}, "--backend=hogwild", "--her_goals=0"),
+    ],
+)
+def test_other_goals_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
+    problem = only(problems(**{"algo": "sac", "her_goals": 4, **settings}))
+    assert words in problem.text and fitting in problem.suggestions
+    assert problems(**{"algo": "sac", **settings}) == []
+    assert problems(algo="sac", her_goals=4) == []
+    assert "her_goals" in warned(her_goals=4)
+
+
 def test_learning_from_a_replay_knows_no_trajectories() -> None:
     assert problems(**SAC, async_rl=False, rollout=7, batch_size=10) == []
     assert problems(Machine(4, True, 1), **SAC, compile="cuda_graph") == []
