@@ -107,11 +107,18 @@ def test_a_goal_that_is_achieved_ends_the_episode_if_the_environment_says_so() -
     assert np.array_equal(ends, (goals == achieved[:, None]).all(-1))
     assert np.array_equal(stripes.goal_reward[0, 1:4, 0], ends - 1.0)
     assert ends.any() and not ends.all()
+    settings: dict[str, Any] = {"n_step": 1, "gamma": 0.9, "reward_scale": 1.0, "reward_clip": None, "seed": 0}
+    batch = HindsightSampler(stripes, spec.observation, **settings).sample(1, 500)[0]
+    assert torch.equal(batch.discount == 0.0, batch.reward == 0.0)
 
 
-def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither() -> None:
+def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[Any] = []
+    judge = GoalEnvGroup.judge
+    monkeypatch.setattr(GoalEnvGroup, "judge", lambda *args: (judged.append(args), judge(*args))[1])
     run = Run(([float(number) for number in range(12)] + [None, 1.0], False), capacity=6)
     run.advance(12)
+    assert len(judged) == 4 * 6, "of rows that the worker may be overwriting there is nothing to read"
     stripes = run.stripes
     oldest = stripes.first_whole_row(0)
     assert oldest == 6
