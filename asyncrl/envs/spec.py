@@ -371,6 +371,15 @@ class EnvSpec:
         return max(1, len(self.agents))
 
     @property
+    def shape_of_networks(self) -> tuple[object, ...]:
+        """What networks depend on; the dtypes of numbers are not part of it: all are stored as float32."""
+        parts = [
+            (part.path, part.kind, part.size, part.shape, part.channels if part.has_pixels else None)
+            for part in self.observation.parts
+        ]
+        return parts, self.action
+
+    @property
     def observation_size(self) -> int:
         """Float32 numbers of an observation, for which running statistics are kept."""
         return self.observation.num_floats

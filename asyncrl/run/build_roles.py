@@ -51,6 +51,7 @@ from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
+from asyncrl.learner.transfer import begin_with
 from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
@@ -409,7 +410,7 @@ class _LearnerParts:
         store = ParameterStore(self.agreement.ranks)
         learner = OnPolicyLearner(model, self.setup.learner_config, self.device, store)
         if self.saved is not None:
-            learner.load_state_dict(self.saved)
+            begin_with(learner, self.saved)
         self.take_state_of_first(learner)
         return learner
 
@@ -513,8 +514,8 @@ def _build_replay_loop(
         return_scale = ReturnScale(stripes, config.value_limit if config.value_bins else None, ranks)
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:
-        learner.load_state_dict(saved)
-        if return_scale is not None:
+        begin_with(learner, saved)
+        if return_scale is not None and saved.is_whole:
             return_scale.load_state_dict({name: saved.scalars[f"return_{name}"] for name in return_scale.state_dict()})
         if is_restored:
             sampler.generator.set_state(saved.optimizer["replay_generator"])

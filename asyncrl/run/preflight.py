@@ -150,6 +150,9 @@ def run(
                 problems.append(_too_large(plan, needed, free))
             else:
                 warnings += _tight_memory(plan, needed, free)
+            if "init_from" not in _names([*of_names, *problems]):
+                misfits, notes = resuming.find_misfits_of_source(config, spec)
+                problems, warnings = [*problems, *misfits], [*warnings, *notes]
     return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free)
 
 

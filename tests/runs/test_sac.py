@@ -275,6 +275,18 @@ def test_a_resumed_run_counts_on_with_its_replay_and_fills_a_new_one_without(
         assert_updates_are_made_when_due(resumed, env_steps=first.outcome.env_steps + 200, updates=before)
 
 
+@pytest.mark.parametrize("mode", ["serial", "async-local"])
+def test_a_run_begins_with_the_best_policy_of_an_evaluation_and_with_a_wider_one(mode: str, tmp_path: Path) -> None:
+    settings = {**SAC, "train_for_env_steps": 300, "normalize_input": True, "normalize_rewards": True}
+    first = run(tmp_path / "first", "serial", "CartPole-v1", **settings, eval_every_env_steps=300, eval_episodes=1)
+    (best,) = checkpoint.newest_first(first.folder / "checkpoints" / "best")
+    before = checkpoint.load(best).state["policy_version"]
+    assert before == 100
+    for name, own in {"again": {}, "wider": {"encoder_mlp_layers": [33]}}.items():
+        finished = run(tmp_path / name, mode, "CartPole-v1", **{**settings, **own, "init_from": str(best)})
+        assert checkpoint.load(Path(finished.outcome.checkpoint)).state["policy_version"] >= before + 100
+
+
 def test_evaluation_changes_nothing_of_a_repeatable_run(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", "serial", "CartPole-v1", **SAC)
     watched = run(tmp_path / "watched", "serial", "CartPole-v1", **SAC, eval_every_env_steps=400, eval_episodes=2)
