@@ -236,7 +236,10 @@ def _goals(config: TrainConfig, replay: ReplayPlan) -> Iterator[Problem]:
         yield _problem("her_goals backend", f"{given} cannot be used with --backend=hogwild.", off)
 
 
-_BLOCKS = ("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics")
+_BLOCKS = (
+    *("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics"),
+    "num_critics",
+)
 _OF_ANY_REPLAY = ("normalize_rewards", "weight_decay")
 
 
@@ -248,7 +251,7 @@ def _blocks(config: TrainConfig) -> Iterator[Problem]:
         yield Problem((*used, "algo"), f"--{', --'.join(used)}: only SAC has these.", ("--algo=sac",))
     used += [name for name in _OF_ANY_REPLAY if getattr(config, name) != fields[name].default]
     if used and config.backend == "hogwild":
-        text = f"--{', --'.join(used)}: Hogwild workers train perceptrons without these."
+        text = f"--{', --'.join(used)}: Hogwild workers train plain perceptrons without these."
         yield Problem((*used, "backend"), text, ("--critic=mlp", "--backend=actor_learner"))
     if config.hyperspherical_weights and config.batch_renorm:
         text = (

@@ -65,6 +65,7 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     (_CRITICS, "policy_delay critic_mlp_layers"),
     ({**_CRITICS, **_ACTOR_LEARNER}, "exploration_noise"),
     (_TD3, "exploration_stddev exploration_stddev_max target_policy_noise target_noise_clip"),
+    (_SAC, "num_critics"),
     (_SAC, "ent_coef critic residual_blocks hyperspherical_weights batch_renorm value_bins use_target_critics"),
     (
         {**_CRITICS, "residual_blocks": (False,), "hyperspherical_weights": (False,), "batch_renorm": (False,)},

@@ -10,7 +10,7 @@ from asyncrl.config.flags import format_value
 from asyncrl.config.schema import OF_ONE_START, TrainConfig
 
 FIXED = (
-    *("env", "algo", "critic", "critic_layer_norm", "dueling", "encoder", "core", "model"),
+    *("env", "algo", "critic", "num_critics", "critic_layer_norm", "dueling", "encoder", "core", "model"),
     *("critic_mlp_layers", "residual_blocks", "hyperspherical_weights", "batch_renorm", "use_target_critics"),
     *("value_bins", "value_limit", "normalize_rewards"),
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
@@ -21,7 +21,15 @@ FIXED = (
 """Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""
 
 OF_NETWORKS = {
-    *("critic", "critic_layer_norm", "dueling", "critic_mlp_layers", "residual_blocks", "hyperspherical_weights"),
+    *(
+        "critic",
+        "num_critics",
+        "critic_layer_norm",
+        "dueling",
+        "critic_mlp_layers",
+        "residual_blocks",
+        "hyperspherical_weights",
+    ),
     *("batch_renorm", "use_target_critics", "value_bins", "value_limit", "normalize_rewards"),
     *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
     *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),

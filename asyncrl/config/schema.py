@@ -380,6 +380,11 @@ class TrainConfig(BaseModel):
         "SAC: a named set of values for the settings from critic_mlp_layers to use_target_critics and for those of "
         "learning that its paper changes, each of which may also be given alone; docs/algorithms.md has the table",
     )
+    num_critics: Annotated[int, Field(ge=2)] = _replay(
+        2,
+        "SAC: critics. Of more than two, each target is the smaller value of two that are drawn, and the policy is "
+        "trained with the mean of all (REDQ, whose paper has 10 critics and 20 updates for each environment step)",
+    )
     critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
     exploration_noise: Literal["white", "pink", "ou"] = _replay(
         "white",

@@ -226,6 +226,8 @@ def test_learning_from_a_replay_has_rules_of_its_own(settings: dict[str, Any], w
         ({"value_bins": 51, "backend": "hogwild"}, "--value_bins: Hogwild", "--critic=mlp"),
         ({"normalize_rewards": True, "backend": "hogwild"}, "--normalize_rewards: Hogwild", "--critic=mlp"),
         ({"residual_blocks": True, "algo": "dqn"}, "only SAC", "--algo=sac"),
+        ({"num_critics": 3, "algo": "td3"}, "--num_critics: only SAC", "--algo=sac"),
+        ({"num_critics": 3, "backend": "hogwild"}, "--num_critics: Hogwild", "--critic=mlp"),
     ],
 )
 def test_blocks_of_networks_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
