@@ -8,7 +8,6 @@ import platform
 import re
 from collections.abc import Iterable, Iterator
 
-from asyncrl.config.algorithms import BUILT_IN
 from asyncrl.config.dependencies import missing_for
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.flags import refused_value, unknown_name
@@ -247,7 +246,7 @@ def _blocks(config: TrainConfig) -> Iterator[Problem]:
     """SAC's networks of blocks, and what belongs to them."""
     fields = TrainConfig.model_fields
     used = [name for name in _BLOCKS if getattr(config, name) != fields[name].default]
-    if used and config.algo in BUILT_IN and not config.algorithm.critics:
+    if used and config.algorithm.has_other_learner_than_sac:
         yield Problem((*used, "algo"), f"--{', --'.join(used)}: only SAC has these.", ("--algo=sac",))
     used += [name for name in _OF_ANY_REPLAY if getattr(config, name) != fields[name].default]
     if used and config.backend == "hogwild":

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config import algorithms
+from asyncrl.config.algorithms import Algorithm
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import Problem
 from asyncrl.config.machine import Machine
@@ -251,6 +253,16 @@ def test_other_goals_have_rules(settings: dict[str, Any], words: str, fitting: s
     assert problems(**{"algo": "sac", **settings}) == []
     assert problems(algo="sac", her_goals=4) == []
     assert "her_goals" in warned(her_goals=4)
+
+
+def test_records_of_others_that_use_the_learner_of_td3_have_none_of_the_settings_of_sac(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learners = {"plain": "asyncrl.learner.td3:Td3Learner", "soft": "asyncrl.learner.sac:SacLearner", "own": "toy:Own"}
+    records = {name: Algorithm(name, collects="replay", make_learner=learner) for name, learner in learners.items()}
+    monkeypatch.setattr(algorithms, "_algorithms", {**algorithms._algorithms, **records})
+    assert "only SAC has these" in only(problems(algo="plain", num_critics=3)).text
+    assert problems(algo="plain") == problems(algo="soft", num_critics=3) == problems(algo="own", num_critics=3) == []
 
 
 def test_learning_from_a_replay_knows_no_trajectories() -> None:
