@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pickle
 from pathlib import Path
@@ -279,6 +280,13 @@ def test_what_gives_numbers_another_meaning_cannot_be_started_from(tmp_path: Pat
     assert "made with normalize_input=True; this run has False" in problems(trained, normalize_input=False)
     assert problems(trained, encoder_mlp_layers=[8]) == ""
     assert "no such folder" in problems(tmp_path / "missing")
+    image = ObservationPart((), "image", (9, 9, 9), "uint8", channels="first")
+    seen = {**state, "spec": dataclasses.replace(SPEC, observation=ObservationLayout((image,))).to_data()}
+    path = checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, seen), 300, 9)
+    config = TrainConfig(env="CartPole-v1", init_from=str(path), train_dir=str(tmp_path))
+    other = dataclasses.replace(SPEC, observation=ObservationLayout((dataclasses.replace(image, channels="last"),)))
+    (problem,) = resuming.find_problems_of_source(config, other)
+    assert "--image_channels=first" in problem.text
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac", "dqn"])

@@ -168,6 +168,10 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     try:
         content = checkpoint.load(path)
         before = TrainConfig.from_saved(content.state["config"])
+        saved = EnvSpec.from_data(content.state["spec"])
+        for own in spec.kinds:
+            if _axes_of_images(saved) != _axes_of_images(own):
+                _check_spaces(saved, own, path)
     except (checkpoint.CheckpointError, UsageError) as error:
         return [Problem(("init_from",), f"--init_from: {error}")]
     except (KeyError, TypeError, ValueError) as error:
@@ -243,6 +247,11 @@ def _newest_to_resume(config: TrainConfig) -> Path | None:
     return checkpoint.latest(folders[0]) if is_resumed else None
 
 
+def _axes_of_images(spec: EnvSpec) -> set[str]:
+    """Channel axes, without which convolutions of the same shape see something else."""
+    return {part.channels for part in spec.observation.parts if part.has_pixels}
+
+
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
     if saved.shape_of_networks == present.shape_of_networks:
         return
@@ -250,7 +259,7 @@ def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
         f"Checkpoint {path} was trained on {saved.observation} and {saved.action}, "
         f"but {present.env_id} has {present.observation} and {present.action}."
     )
-    channels = {part.channels for part in saved.observation.parts if part.has_pixels}
-    if len(channels) == 1 and channels != {part.channels for part in present.observation.parts if part.has_pixels}:
+    channels = _axes_of_images(saved)
+    if len(channels) == 1 and channels != _axes_of_images(present):
         text += f" The flag --image_channels={channels.pop()} may be missing."
     raise UsageError(text)
