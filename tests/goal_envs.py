@@ -47,7 +47,7 @@ class BitFlip(_GoalEnv):
         return self._result(self._bits, self._goal)
 
 
-class Reach(_GoalEnv):
+class PointReach(_GoalEnv):
     """A point in the plane that moves by at most 0.1 in each direction; the goal is a small square."""
 
     def __init__(self) -> None:
@@ -113,5 +113,5 @@ class ScriptedGoals(gymnasium.Env):
         return {"achieved_goal": self._state, "desired_goal": np.full_like(self._state, 7.0), "picture": picture}
 
 
-for _environment, _limit in ((BitFlip, 8), (Reach, 15)):
+for _environment, _limit in ((BitFlip, 8), (PointReach, 15)):
     gymnasium.register(f"{_environment.__name__}-v0", entry_point=_environment, max_episode_steps=_limit)

@@ -32,7 +32,7 @@ GOALS: dict[str, Any] = {
     "her_goals": 4,
 }
 BITS = {**GOALS, "algo": "dqn", "updates_per_env_step": 0.25, "exploration_final_eps": 0.1, "exploration_fraction": 0.5}
-BIT_FLIP, REACH = "goal_envs:BitFlip-v0", "goal_envs:Reach-v0"
+BIT_FLIP, REACH = "goal_envs:BitFlip-v0", "goal_envs:PointReach-v0"
 
 
 @pytest.mark.parametrize(
