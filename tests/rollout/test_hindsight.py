@@ -172,3 +172,22 @@ def test_environments_without_goals_are_refused_with_what_they_lack() -> None:
     assert "a method compute_reward" in str(goal_problem(unscored))
     with pytest.raises(UsageError, match="her_goals"):
         TrainConfig(algo="sac", her_goals=-1)
+
+
+@pytest.mark.parametrize(("num_splits", "num_envs", "her_goals"), [(1, 2, 4), (3, 1, 4), (1, 2, 5), (3, 1, 5)])
+def test_goals_go_through_a_checkpoint_with_their_steps(num_splits: int, num_envs: int, her_goals: int) -> None:
+    run = Run(([1.0, 2.0, 3.0, None, 8.0, 9.0, None], False), ([4.0, 5.0, None, 6.0, 6.5, 6.6, 6.7], True))
+    run.advance(4)
+    specs = replay_specs(run.spec, num_splits, num_envs, 300, her_goals=her_goals)
+    restored = ReplayStripes(Arena.create(specs))
+    restored.restore(run.stripes.content())
+
+    def goals_of(stripes: ReplayStripes) -> set[tuple[float, ...]]:
+        """Observation, goals and rewards of each step that has some."""
+        found = stripes.valid & np.isfinite(stripes.goal_reward).all(-1)
+        fields = (stripes.obs[found], stripes.goal[found][..., 0], stripes.goal_reward[found])
+        return {tuple(map(float, np.concatenate(each))) for each in zip(*fields, strict=True)}
+
+    kept = goals_of(run.stripes)
+    assert len(kept) == 5
+    assert goals_of(restored) == (kept if her_goals == 4 else set())
