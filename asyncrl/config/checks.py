@@ -8,7 +8,6 @@ import platform
 import re
 from collections.abc import Iterable, Iterator
 
-from asyncrl.config.algorithms import BUILT_IN
 from asyncrl.config.dependencies import missing_for
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.flags import refused_value, unknown_name
@@ -212,13 +211,34 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
     if config.checkpoint_resets and not config.save_replay:
         text = "--checkpoint_resets=True needs the replay in each checkpoint (--save_replay=True)."
         yield _problem("checkpoint_resets save_replay", text, "--save_replay=True")
+    if config.her_goals > 0:
+        yield from _goals(config, replay)
     yield from _blocks(config)
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = f"--debug_forced_lag, --debug_skip_training and --with_vtrace cannot be used with --algo={config.algo}."
         yield _problem("debug_forced_lag debug_skip_training with_vtrace algo", text)
 
 
-_BLOCKS = ("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics")
+def _goals(config: TrainConfig, replay: ReplayPlan) -> Iterator[Problem]:
+    """What hindsight experience replay cannot be combined with."""
+    given, off = f"--her_goals={config.her_goals}", "--her_goals=0"
+    if config.n_step > 1:
+        text = f"{given} stores other goals for single steps, but a target of --n_step={config.n_step} has several."
+        yield _problem("her_goals n_step", text, "--n_step=1", off)
+    if replay.is_prioritized:
+        text = f"{given} cannot be used with --prioritized_replay=True: priorities are of steps, not of their goals."
+        yield _problem("her_goals prioritized_replay", text, "--prioritized_replay=False", off)
+    if config.normalize_rewards:
+        text = f"{given} cannot be used with --normalize_rewards=True, whose statistics lack rewards of other goals."
+        yield _problem("her_goals normalize_rewards", text, "--normalize_rewards=False", off)
+    if config.backend == "hogwild":
+        yield _problem("her_goals backend", f"{given} cannot be used with --backend=hogwild.", off)
+
+
+_BLOCKS = (
+    *("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics"),
+    "num_critics",
+)
 _OF_ANY_REPLAY = ("normalize_rewards", "weight_decay")
 
 
@@ -226,11 +246,11 @@ def _blocks(config: TrainConfig) -> Iterator[Problem]:
     """SAC's networks of blocks, and what belongs to them."""
     fields = TrainConfig.model_fields
     used = [name for name in _BLOCKS if getattr(config, name) != fields[name].default]
-    if used and config.algo in BUILT_IN and not config.algorithm.critics:
+    if used and config.algorithm.has_other_learner_than_sac:
         yield Problem((*used, "algo"), f"--{', --'.join(used)}: only SAC has these.", ("--algo=sac",))
     used += [name for name in _OF_ANY_REPLAY if getattr(config, name) != fields[name].default]
     if used and config.backend == "hogwild":
-        text = f"--{', --'.join(used)}: Hogwild workers train perceptrons without these."
+        text = f"--{', --'.join(used)}: Hogwild workers train plain perceptrons without these."
         yield Problem((*used, "backend"), text, ("--critic=mlp", "--backend=actor_learner"))
     if config.hyperspherical_weights and config.batch_renorm:
         text = (

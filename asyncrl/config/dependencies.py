@@ -61,9 +61,11 @@ _CONDITIONS: tuple[tuple[Condition, str], ...] = (
     ({**_RATIO, **_ACTOR_LEARNER}, "ppo_objective"),
     ({**_RATIO, **_ACTOR_LEARNER, "ppo_objective": ("decoupled",)}, "behaviour_weight_cap"),
     (_REPLAY, "replay_size save_replay warmup_env_steps updates_per_env_step n_step normalize_rewards weight_decay"),
+    (_REPLAY, "her_goals"),
     (_CRITICS, "policy_delay critic_mlp_layers"),
     ({**_CRITICS, **_ACTOR_LEARNER}, "exploration_noise"),
     (_TD3, "exploration_stddev exploration_stddev_max target_policy_noise target_noise_clip"),
+    (_SAC, "num_critics"),
     (_SAC, "ent_coef critic residual_blocks hyperspherical_weights batch_renorm value_bins use_target_critics"),
     (
         {**_CRITICS, "residual_blocks": (False,), "hyperspherical_weights": (False,), "batch_renorm": (False,)},

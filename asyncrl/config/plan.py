@@ -46,6 +46,7 @@ class ReplayPlan:
         updates_per_env_step: updates for each environment step after that.
         tolerance: updates by which the learner may fall behind, in addition to two steps of every environment.
         is_prioritized: whether transitions are drawn by priority.
+        her_goals: other goals that are stored with each step.
     """
 
     size: int
@@ -53,6 +54,7 @@ class ReplayPlan:
     updates_per_env_step: float
     tolerance: float
     is_prioritized: bool = False
+    her_goals: int = 0
 
 
 @dataclass(frozen=True)
@@ -410,6 +412,7 @@ def _replay(config: TrainConfig) -> ReplayPlan | None:
         config.updates_per_env_step,
         tolerance,
         is_prioritized=config.prioritized_replay and config.algorithm.sets_priorities,
+        her_goals=config.her_goals,
     )
 
 

@@ -380,6 +380,11 @@ class TrainConfig(BaseModel):
         "SAC: a named set of values for the settings from critic_mlp_layers to use_target_critics and for those of "
         "learning that its paper changes, each of which may also be given alone; docs/algorithms.md has the table",
     )
+    num_critics: Annotated[int, Field(ge=2)] = _replay(
+        2,
+        "SAC: critics. Of more than two, each target is the smaller value of two that are drawn, and the policy is "
+        "trained with the mean of all (REDQ, whose paper has 10 critics and 20 updates for each environment step)",
+    )
     critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
     exploration_noise: Literal["white", "pink", "ou"] = _replay(
         "white",
@@ -396,6 +401,12 @@ class TrainConfig(BaseModel):
         0.2, "TD3: deviation of the noise on the target policy's actions in [-1, 1]"
     )
     target_noise_clip: NonNegativeFloat = _replay(0.5, "TD3: largest noise on an action of the target policy")
+    her_goals: NonNegativeInt = _replay(
+        0,
+        "environments with goals (GoalEnv of Gymnasium-Robotics): other goals that are stored with each step, which "
+        "the same episode achieved later; a transition is drawn with its own goal or with one of these, all equally "
+        "likely (hindsight experience replay; its paper has 4)",
+    )
     prioritized_replay: bool = _replay(
         False, "DQN: draw transitions whose errors were large more often, and weight them less (proportional variant)"
     )

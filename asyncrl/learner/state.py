@@ -18,11 +18,13 @@ class LearnerState:
         model: parameters by name and the newest `statistics`, for `ActorCritic.load_state_dict`.
         optimizer: Adam's moments, running moments and the states of random generators.
         scalars: numbers that JSON stores exactly.
+        is_whole: False if the state is of other networks, or of a policy alone (`asyncrl.learner.transfer`).
     """
 
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     scalars: dict[str, Scalar]
+    is_whole: bool = True
 
 
 def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,6 +21,7 @@ from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.goals import goal_problem
 from asyncrl.envs.probe import probe
 from asyncrl.envs.showing import require_video_package
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
@@ -121,10 +122,12 @@ def run(
             problems += _mapping_problems(config, spec)
         for kind in spec.kinds:
             problems += [*_action_problems(config, kind), *_key_problems(config, kind)]
+        if config.her_goals > 0 and plan.replay is not None:
+            problems += _goal_problems(config, spec)
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
         if not of_resuming:
-            problems += resuming.find_problems_of_checkpoint(config, plan, spec)
+            problems += resuming.find_problems_of_checkpoint(config, spec)
         warnings += _env_warnings(config, plan, spec)
         try:
             shared = None if plan.hogwild is None else shared_sizes(spec, config)
@@ -147,6 +150,9 @@ def run(
                 problems.append(_too_large(plan, needed, free))
             else:
                 warnings += _tight_memory(plan, needed, free)
+            if "init_from" not in _names([*of_names, *problems]):
+                misfits, notes = resuming.find_misfits_of_source(config, spec)
+                problems, warnings = [*problems, *misfits], [*warnings, *notes]
     return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free)
 
 
@@ -253,6 +259,15 @@ def _key_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
         elif any(part.kind == "mask" for part in of_key):
             text = f"--critic_only_keys={key}: the actor needs the mask of its actions."
             yield Problem(("critic_only_keys", "env"), text)
+
+
+def _goal_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    given, off = f"--her_goals={config.her_goals}", "--her_goals=0"
+    if (needed := goal_problem(spec)) is not None:
+        yield Problem(("her_goals", "env"), f"{given} needs {needed}; {spec.env_id} has {spec.observation}.", (off,))
+    elif spec.is_vectorized or spec.gives_tensors:
+        text = f"{given} needs single environments, whose compute_reward it calls; {spec.env_id} is vectorized."
+        yield Problem(("her_goals", "env_backend"), text, ("--env_backend=gym", off))
 
 
 def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
