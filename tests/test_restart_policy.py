@@ -67,7 +67,7 @@ class Run:
         setup = types.SimpleNamespace(config=config, control=self.control, worker_deaths=self.worker_deaths)
         setup.for_restart = lambda: setup
         self.manager, self.reports = FakeProcessManager(), []
-        specs = [WorkerSpec(name, print, (), worker_idx) for worker_idx, name in enumerate(WORKERS)]
+        specs = [WorkerSpec(name, print, (), (worker_idx,)) for worker_idx, name in enumerate(WORKERS)]
         self.restarts = RestartPolicy(self.manager, setup, specs, wake_all=self._settle, send=self.reports.append)
         self.settles = True
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from asyncrl.buffers.layout import arena_bytes
+from asyncrl.cluster import connection
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.loading import LoadedConfig
@@ -186,6 +187,8 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
             require_package(name)
         except UsageError as error:
             problems.append(Problem(("track",), str(error)))
+    if config.cluster == "ray" and (reason := connection.find_problem(config)) is not None:
+        problems.append(Problem(("cluster", "ray_address"), reason, ("--cluster=none",)))
     if config.video_every_env_steps is not None:
         try:
             require_video_package()

@@ -1,0 +1,109 @@
+"""The connection to a Ray cluster: the only place that imports Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import subprocess
+import sys
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from asyncrl.cluster.pool import Pool, PoolStart
+from asyncrl.config.schema import TrainConfig
+from asyncrl.runtime.processes import RunFailed
+
+NUM_REQUESTS = 4
+"""Requests for parcels that are under way at a time: what is ready is joined when all of them are being answered."""
+
+_THREADS = NUM_REQUESTS + 4
+_LOOK_S = 60.0
+_LOOK = """
+import logging, os, sys
+os.environ["RAY_LOG_TO_STDERR"] = "0"
+import ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)
+"""
+
+
+class Connection(Protocol):
+    """A pool somewhere else."""
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        """Calls a method of the pool; calls may be carried out in another order."""
+
+    def explain(self, error: Exception) -> RunFailed:
+        """What the exception of a future means for the run."""
+
+    def close(self) -> None:
+        """Ends the pool, which may have ended before."""
+
+
+def find_problem(config: TrainConfig) -> str | None:
+    """Why the cluster of these settings cannot be used, in one sentence; None if it can. Takes a few seconds."""
+    if importlib.util.find_spec("ray") is None:
+        return "--cluster=ray needs the package ray: pip install 'asyncrl[ray]'."
+    try:
+        found = subprocess.run(
+            [sys.executable, "-c", _LOOK, config.ray_address], capture_output=True, text=True, timeout=_LOOK_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"No Ray cluster answered at --ray_address={config.ray_address} within {_LOOK_S:g} s."
+    if found.returncode == 0:
+        return None
+    reason = found.stderr.strip().rpartition("\n")[2].partition(": ")[2] or f"exit code {found.returncode}"
+    return f"--ray_address={config.ray_address}: no Ray cluster can be reached there ({reason.rstrip('.')})."
+
+
+class RayConnection:
+    """A pool in an actor of a Ray cluster. Its methods are called by one thread."""
+
+    def __init__(self, config: TrainConfig, start: PoolStart) -> None:
+        """Connects this process to the cluster and asks it for the actor, which may come later.
+
+        Raises:
+            RunFailed: the cluster cannot be reached.
+        """
+        import ray
+
+        self._ray = ray
+        try:
+            ray.init(
+                address=config.ray_address,
+                runtime_env=config.ray_runtime_env or None,
+                logging_level=logging.WARNING,
+            )
+        except Exception as error:
+            text = f"the Ray cluster at --ray_address={config.ray_address} cannot be reached: {_first_line(error)}"
+            raise RunFailed(text, is_final=True) from error
+        options = {
+            "num_cpus": len(start.workers),
+            "resources": config.ray_resources or None,
+            "max_concurrency": _THREADS,
+            "scheduling_strategy": "SPREAD",
+        }
+        self._actor: Any = ray.remote(Pool).options(**options).remote(start)
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        future: Future[Any] = getattr(self._actor, method).remote(*args).future()
+        return future
+
+    def explain(self, error: Exception) -> RunFailed:
+        from ray.exceptions import ActorUnschedulableError, RayActorError, RuntimeEnvSetupError
+
+        # The next attempt would fail in the same way.
+        has_not_started = isinstance(error, (ActorUnschedulableError, RuntimeEnvSetupError))
+        has_not_started |= isinstance(error, RayActorError) and error.actor_init_failed
+        what = "its actor cannot be started" if has_not_started else "its actor has ended"
+        return RunFailed(f"{what}: {_first_line(error)}", str(error), is_final=has_not_started, is_death=True)
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # the cluster may have ended
+            self._ray.kill(self._actor)
+        self._ray.shutdown()
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
