@@ -139,7 +139,7 @@ def check_on_policy(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | 
     else:
         interrupted = trained + gaps + rest - finished.outcome.env_steps
         assert 0 <= interrupted <= num_dead, "the run counts the steps that were made"
-    reported = finished.learner_reports[-1].dropped_samples
+    reported = finished.learner_reports[-1].dropped_samples + finished.dropped_by_workers
     assert gaps <= reported, f"{gaps} samples were lost, {reported} were reported as dropped"
     assert reported <= gaps + rest, "what was reported as dropped was not trained on"
     if plan.hogwild is None:

@@ -37,7 +37,7 @@ from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import write_block
-from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report
+from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report, RolloutReport
 from asyncrl.policy import load_policy
 from asyncrl.run import rollout_process, runner
 from asyncrl.run.setup import RunSetup
@@ -98,6 +98,11 @@ class FinishedRun:
     def learner_reports(self) -> list[LearnerReport]:
         """One for each dataset, or a few a second for learning from a replay."""
         return [report for report in self.reports if isinstance(report, LearnerReport)]
+
+    @property
+    def dropped_by_workers(self) -> int:
+        """Samples that workers reported as dropped, or the pool of workers that died."""
+        return sum(report.failures.num_dropped for report in self.reports if isinstance(report, RolloutReport))
 
     @property
     def inference_reports(self) -> list[InferenceReport]:

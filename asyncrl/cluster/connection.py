@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import socket
 import subprocess
 import sys
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ NUM_REQUESTS = 4
 """Requests for parcels that are under way at a time: what is ready is joined when all of them are being answered."""
 
 _THREADS = NUM_REQUESTS + 4
-_LOOK_S = 60.0
+_CONNECT_S, _LOOK_S = 10.0, 60.0
 _LOOK = """
 import logging, os, sys
 os.environ["RAY_LOG_TO_STDERR"] = "0"
@@ -44,6 +45,14 @@ def find_problem(config: TrainConfig) -> str | None:
     """Why the cluster of these settings cannot be used, in one sentence; None if it can. Takes a few seconds."""
     if importlib.util.find_spec("ray") is None:
         return "--cluster=ray needs the package ray: pip install 'asyncrl[ray]'."
+    host, _, port = config.ray_address.rpartition(":")
+    if config.ray_address != "auto":  # Ray itself tries for minutes
+        if not host or not port.isdigit():
+            return f"--ray_address={config.ray_address} is not auto or HOST:PORT."
+        try:
+            socket.create_connection((host, int(port)), _CONNECT_S).close()
+        except OSError as error:
+            return f"--ray_address={config.ray_address}: nobody can be reached there ({error})."
     try:
         found = subprocess.run(
             [sys.executable, "-c", _LOOK, config.ray_address], capture_output=True, text=True, timeout=_LOOK_S
