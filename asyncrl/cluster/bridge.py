@@ -128,12 +128,12 @@ class PoolBridge:
             self._num_training_infos, info = self._control.read_training_info()
             self._updates.append(self._call("set_training_info", info))
         self._updates = [request for request in self._updates if not self._note_time(request)]
-        while len(self._taking) < NUM_REQUESTS:
-            self._taking.append(self._call("take"))
         for request in [request for request in self._taking if request.future.done()]:
             self._taking.remove(request)
             parcel: Parcel = self._result(request)
             self._parcels[parcel.number] = parcel
+        while len(self._taking) < NUM_REQUESTS:
+            self._taking.append(self._call("take"))
         while (parcel_or_none := self._parcels.pop(self._next_parcel, None)) is not None:
             self._next_parcel += 1
             self._unpack(parcel_or_none)

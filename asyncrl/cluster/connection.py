@@ -8,6 +8,8 @@ import logging
 import socket
 import subprocess
 import sys
+import threading
+from concurrent import futures
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -45,14 +47,8 @@ def find_problem(config: TrainConfig) -> str | None:
     """Why the cluster of these settings cannot be used, in one sentence; None if it can. Takes a few seconds."""
     if importlib.util.find_spec("ray") is None:
         return "--cluster=ray needs the package ray: pip install 'asyncrl[ray]'."
-    host, _, port = config.ray_address.rpartition(":")
-    if config.ray_address != "auto":  # Ray itself tries for minutes
-        if not host or not port.isdigit():
-            return f"--ray_address={config.ray_address} is not auto or HOST:PORT."
-        try:
-            socket.create_connection((host, int(port)), _CONNECT_S).close()
-        except OSError as error:
-            return f"--ray_address={config.ray_address}: nobody can be reached there ({error})."
+    if (reason := _refusal(config.ray_address)) is not None:
+        return reason
     try:
         found = subprocess.run(
             [sys.executable, "-c", _LOOK, config.ray_address], capture_output=True, text=True, timeout=_LOOK_S
@@ -63,6 +59,20 @@ def find_problem(config: TrainConfig) -> str | None:
         return None
     reason = found.stderr.strip().rpartition("\n")[2].partition(": ")[2] or f"exit code {found.returncode}"
     return f"--ray_address={config.ray_address}: no Ray cluster can be reached there ({reason.rstrip('.')})."
+
+
+def _refusal(address: str) -> str | None:
+    """Why nobody answers at an address; Ray itself tries for minutes."""
+    if address == "auto":
+        return None
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return f"--ray_address={address} is not auto or HOST:PORT."
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
+    except OSError as error:
+        return f"--ray_address={address}: nobody can be reached there ({error})."
+    return None
 
 
 class RayConnection:
@@ -77,15 +87,9 @@ class RayConnection:
         import ray
 
         self._ray = ray
-        try:
-            ray.init(
-                address=config.ray_address,
-                runtime_env=config.ray_runtime_env or None,
-                logging_level=logging.WARNING,
-            )
-        except Exception as error:
-            text = f"the Ray cluster at --ray_address={config.ray_address} cannot be reached: {_first_line(error)}"
-            raise RunFailed(text, is_final=True) from error
+        if (reason := _refusal(config.ray_address)) is not None:
+            raise RunFailed(reason, is_final=True)
+        self._connect(config)
         options = {
             "num_cpus": len(start.workers),
             "resources": config.ray_resources or None,
@@ -93,6 +97,25 @@ class RayConnection:
             "scheduling_strategy": "SPREAD",
         }
         self._actor: Any = ray.remote(Pool).options(**options).remote(start)
+
+    def _connect(self, config: TrainConfig) -> None:
+        outcome: Future[None] = Future()
+
+        def connect() -> None:
+            try:
+                runtime_env = config.ray_runtime_env or None
+                self._ray.init(config.ray_address, runtime_env=runtime_env, logging_level=logging.WARNING)
+                outcome.set_result(None)
+            except Exception as error:
+                outcome.set_exception(error)
+
+        threading.Thread(target=connect, daemon=True).start()  # it cannot be interrupted
+        try:
+            outcome.result(_LOOK_S)
+        except Exception as error:
+            reason = f"no answer for {_LOOK_S:g} s" if isinstance(error, futures.TimeoutError) else _first_line(error)
+            text = f"the Ray cluster at --ray_address={config.ray_address} cannot be reached: {reason}"
+            raise RunFailed(text, is_final=True) from error
 
     def call(self, method: str, *args: Any) -> Future[Any]:
         future: Future[Any] = getattr(self._actor, method).remote(*args).future()

@@ -32,7 +32,6 @@ REMOTE: dict[str, Any] = {
 }
 
 
-
 @pytest.fixture(scope="module")
 def cluster(module_leaves_nothing: None) -> Iterator[RayCluster]:
     with ray_cluster.started() as made:
