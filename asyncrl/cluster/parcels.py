@@ -17,7 +17,9 @@ PARCEL_BYTES = 1 << 20
 """Ready slots are joined up to about this size while all requests for parcels are being answered."""
 
 _PREFIX = "slots."
-_OWN_WORDS = ("slots.state", "slots.owner")
+OWN_WORDS = ("slots.state", "slots.owner")
+"""Arrays of slots that do not travel: each arena has its own."""
+
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -52,7 +54,7 @@ class SlotCodec:
     """
 
     def __init__(self, arena: Arena) -> None:
-        names = [spec.name for spec in arena.specs if spec.name.startswith(_PREFIX) and spec.name not in _OWN_WORDS]
+        names = [spec.name for spec in arena.specs if spec.name.startswith(_PREFIX) and spec.name not in OWN_WORDS]
         arrays: list[npt.NDArray[Any]] = [arena.array(name) for name in names]
         self._fields: list[Bytes] = [array.reshape(len(array), -1).view(np.uint8) for array in arrays if array.size > 0]
         self.slot_bytes = sum(field.shape[1] for field in self._fields)
