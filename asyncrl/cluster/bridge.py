@@ -35,7 +35,7 @@ from asyncrl.runtime.reporting import ReportSender
 
 WAIT_S = 0.01
 SILENCE_S = 60.0
-CLOSE_S = 3.5
+CLOSE_S = 2.5
 _REPORT_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -140,15 +140,15 @@ class PoolBridge:
         self._require_signs_of_life(time.monotonic())
 
     def close(self) -> None:
-        """Ends the pool, and sends the last reports of its workers."""
+        """Ends the pool, and sends the last reports of its workers. One that has not started is not waited for."""
         last = [self._connection.call("close"), *(request.future for request in self._taking)]
-        ended, late = futures.wait(last, CLOSE_S)
+        ended, late = futures.wait(last, CLOSE_S if self._heard_at > 0.0 else 0.0)
         for future in ended:
             parcel: Parcel | None = None if future.exception() is not None else future.result()
             for report in () if parcel is None else parcel.reports:
                 self._send(report)
         if late:
-            log.warning("the pool did not end within %g s", CLOSE_S)
+            log.warning("the pool did not answer at the end")
         self._connection.close()
 
     def _publish_newest(self) -> None:

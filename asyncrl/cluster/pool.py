@@ -46,7 +46,7 @@ from asyncrl.runtime.torchrun import RankAddress
 
 TAKE_S = 0.5
 WATCH_S = 0.2
-GRACE_S = 3.0
+GRACE_S = 1.5
 _OUTPUT = Path("/dev/stdout")
 
 log = logging.getLogger(__name__)
