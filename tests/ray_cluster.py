@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -28,8 +31,13 @@ class RayCluster:
     """A head without CPUs, and nodes with two. Nodes share this machine, which Ray does not know."""
 
     def __init__(self, num_nodes: int = NUM_NODES) -> None:
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-        command = [sys.executable, "-c", _PROGRAM, str(num_nodes)]
+        # Ray cannot start an interpreter whose path contains a space, sockets need a short path, and Ray's usual folder
+        # may belong to another user.
+        self._folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
+        (self._folder / "python").symlink_to(sys.prefix)
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": str(self._folder)}
+        interpreter = self._folder / "python" / Path(sys.executable).relative_to(sys.prefix)
+        command = [str(interpreter), "-c", _PROGRAM, str(num_nodes)]
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
@@ -69,6 +77,7 @@ class RayCluster:
         for process in descendants:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _descendants(self) -> list[psutil.Process]:
         return psutil.Process(self._process.pid).children(recursive=True)
