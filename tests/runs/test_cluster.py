@@ -93,7 +93,9 @@ def run_case(
     assert finished.outcome.is_complete and finished.outcome.error is None
     assert killer.num_killed == count and len(restarts(finished)) <= count
     assert cluster.pools() == [], "no pool outlives its run"
-    counts = check_on_policy(finished, ledgers, case.autoreset, count)
+    plan = finished.plan
+    in_pools = count * plan.remote_slots_in_flight * plan.rollout * plan.envs_per_split
+    counts = check_on_policy(finished, ledgers, case.autoreset, count, in_pools)
     check_lag(finished)
     assert counts.dropped == 0
     return finished, counts
