@@ -113,8 +113,9 @@ class RayConnection:
         try:
             outcome.result(_LOOK_S)
         except Exception as error:
-            reason = f"no answer for {_LOOK_S:g} s" if isinstance(error, futures.TimeoutError) else _first_line(error)
-            text = f"the Ray cluster at --ray_address={config.ray_address} cannot be reached: {reason}"
+            is_late = isinstance(error, futures.TimeoutError)
+            reason = f"no answer for {_LOOK_S:g} s" if is_late else _line_of(error, 0)
+            text = f"the connection to the Ray cluster at --ray_address={config.ray_address} failed: {reason}"
             raise RunFailed(text, is_final=True) from error
 
     def call(self, method: str, *args: Any) -> Future[Any]:
@@ -127,8 +128,9 @@ class RayConnection:
         # The next attempt would fail in the same way.
         has_not_started = isinstance(error, (ActorUnschedulableError, RuntimeEnvSetupError))
         has_not_started |= isinstance(error, RayActorError) and error.actor_init_failed
-        what = "its actor cannot be started" if has_not_started else "its actor has ended"
-        return RunFailed(f"{what}: {_first_line(error)}", str(error), is_final=has_not_started, is_death=True)
+        if has_not_started:
+            return RunFailed(f"its actor cannot be started: {_line_of(error, -1)}", str(error), is_final=True)
+        return RunFailed(f"its actor has ended: {_line_of(error, 0)}", is_death=True)
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # the cluster may have ended
@@ -136,6 +138,7 @@ class RayConnection:
         self._ray.shutdown()
 
 
-def _first_line(error: Exception) -> str:
+def _line_of(error: Exception, number: int) -> str:
+    """One of the lines of an exception that are not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return lines[number].rstrip(".") if lines else type(error).__name__

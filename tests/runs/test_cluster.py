@@ -22,6 +22,7 @@ from row_checks import Counts, check_lag, check_on_policy
 from run_helper import FinishedRun, run
 
 from asyncrl.monitoring.reports import RestartReport
+from asyncrl.runtime.processes import RunFailed
 
 pytestmark = [pytest.mark.usefixtures("module_leaves_nothing"), pytest.mark.timeout(120)]
 
@@ -134,6 +135,18 @@ def test_a_worker_of_a_pool_that_dies_is_started_again_by_the_pool(cluster: RayC
     assert counts.lives > NUM_ENVS
     (report,) = restarts(finished)
     assert report.child.startswith("rollout-") and "died: SIGKILL" in report.text
+
+
+def test_an_environment_that_raises_in_a_pool_ends_the_run_with_its_traceback(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    settings = {**REMOTE, "ray_address": cluster.address, "num_remote_hosts": 1, "num_envs_per_worker": 16}
+    with pytest.raises(
+        RunFailed, match="pool of rollout worker 0: rollout worker 0: environment 0 failed in reset"
+    ) as found:
+        run(tmp_path, "sync-local", "faulty_envs:FailsToReset-v0", env_kwargs={"run_seed": 1}, **settings)
+    assert "the arm is not calibrated" in found.value.details
+    assert cluster.pools() == []
 
 
 @pytest.mark.long
