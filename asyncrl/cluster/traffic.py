@@ -59,7 +59,8 @@ class Traffic:
         weights_kb, times = self.weights_bytes / 1e3, 1e6 * self.publications_per_step
         text = (
             f"{self.step_bytes:,.0f} B arrive for each environment step of other machines; {weights_kb:,.0f} kB of "
-            f"weights leave for each of {self.num_hosts} pools, at most {times:,.0f} times in a million steps"
+            f"weights leave for each of {self.num_hosts} pools, at most {times:,.{0 if times > 10 else 2}f} times in a "
+            "million steps"
         )
         if bandwidth_mbit is None:
             return text
