@@ -251,7 +251,7 @@ class TrainConfig(BaseModel):
         "async: every sample is exactly one dataset old; all workers collect a dataset while the one before is "
         "trained, with weights that do not change meanwhile, and the faster side waits",
     )
-    num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes")
+    num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes on this machine")
     num_envs_per_worker: AutoPositiveInt = _roles("auto", "environments in each rollout worker")
     worker_num_splits: AutoPositiveInt = _roles(
         "auto", "groups of a worker's environments that take turns: one steps while another waits for actions"
