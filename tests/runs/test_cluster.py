@@ -14,7 +14,6 @@ import psutil
 import pytest
 import ray_cluster
 from command import Command
-from gymnasium.vector import AutoresetMode
 from ledger_envs import count_started
 from ray_cluster import RayCluster
 from row_cases import ENV, Case
@@ -121,7 +120,7 @@ def test_local_and_remote_workers_train_together(cluster: RayCluster, tmp_path: 
 def test_a_pool_that_dies_is_started_again_and_no_row_is_lost_or_trained_twice(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
-    case = Case("ppo", "async-local", AutoresetMode.SAME_STEP, killed="rollout")
+    case = Case("ppo", "async-local", rnn_type="gru", killed="rollout")
     finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.pools()[0], 2)
     assert counts.lives > NUM_ENVS
     assert len(restarts(finished)) == 2
