@@ -1,6 +1,6 @@
 """What it costs that rollout workers are in pools of a Ray cluster: the same workers locally and in pools, alternating.
 
-    python scripts/cluster_overhead.py --envs=Humanoid-v5,HalfCheetah-v5 --workers=2 --rounds=3 --seconds=40
+    python scripts/cluster_overhead.py --envs=Humanoid-v5,HalfCheetah-v5 --workers=2 --rounds=3 --seconds=60
 
 Starts a Ray cluster of as many nodes as workers on this machine, whose network is therefore the machine's memory, and
 trains with learning rate 0, so that the bodies always move as under random actions. Prints a line for each run and the
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--envs", default="Humanoid-v5,HalfCheetah-v5")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of a run, the start of its workers included")
     parser.add_argument("more", nargs="*", help="flags of training, behind --")
     options = parser.parse_args()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
