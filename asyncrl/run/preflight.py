@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from asyncrl.buffers.layout import arena_bytes
+from asyncrl.cluster import connection
+from asyncrl.cluster.traffic import Traffic
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.loading import LoadedConfig
@@ -51,6 +53,7 @@ class Preflight:
         environment_failure: text with the environment's own traceback, if it raised.
         arena_bytes: shared memory that all ranks of this machine need; None without a spec.
         free_bytes: free memory.
+        traffic: of pools on other machines; None without them or without a spec.
     """
 
     config: TrainConfig
@@ -61,6 +64,7 @@ class Preflight:
     environment_failure: str | None
     arena_bytes: int | None
     free_bytes: int
+    traffic: Traffic | None = None
 
     @property
     def exit_code(self) -> int:
@@ -111,7 +115,7 @@ def run(
     found = [*of_resuming, *of_names, *find_problems(config, plan, machine)]
     problems = [*loaded.problems, *_unaffected(found, loaded.problems), *of_env]
     warnings = [*_unaffected(find_warnings(config, plan, loaded.given), loaded.problems), *findings]
-    needed, free = None, available_bytes()
+    needed, free, traffic = None, available_bytes(), None
     if spec is not None:
         if spec.agents:
             problems += _agents_problems(config, spec)
@@ -136,6 +140,8 @@ def run(
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
+            if plan.num_remote_hosts > 0 and plan.num_slots > 0:
+                traffic = Traffic.of(plan, spec, sizes[0])
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
             if not of_the_user and not isinstance(error, UsageError):
@@ -153,7 +159,7 @@ def run(
             if "init_from" not in _names([*of_names, *problems]):
                 misfits, notes = resuming.find_misfits_of_source(config, spec)
                 problems, warnings = [*problems, *misfits], [*warnings, *notes]
-    return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free)
+    return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free, traffic)
 
 
 def _with_backend_of(spec: EnvSpec, config: TrainConfig, given: Collection[str]) -> TrainConfig:
@@ -197,6 +203,8 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
             require_package(name)
         except UsageError as error:
             problems.append(Problem(("track",), str(error)))
+    if config.cluster == "ray" and (reason := connection.find_problem(config)) is not None:
+        problems.append(Problem(("cluster", "ray_address"), reason, ("--cluster=none",)))
     if config.video_every_env_steps is not None:
         try:
             require_video_package()

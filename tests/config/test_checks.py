@@ -344,3 +344,31 @@ def test_priorities_are_those_of_one_learner() -> None:
     on_device: dict[str, Any] = {**settings, "env_backend": "tensor", "serial_mode": True, "async_rl": False}
     assert "one on the device has no priorities" in only(problems(**on_device)).text
     assert problems(**{**on_device, "algo": "sac"}) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "instead"),
+    [
+        ({"algo": "sac"}, "--algo=ppo"),
+        ({"backend": "hogwild", "algo": "a2c"}, "--backend=actor_learner"),
+        ({"serial_mode": True}, "--serial_mode=False"),
+        ({"num_policies": 2}, "--num_policies=1"),
+        ({"self_play": True}, "--self_play=False"),
+        ({"inference_mode": "central"}, "--inference_mode=local"),
+        ({"num_remote_hosts": 241}, "--num_remote_hosts=240"),
+        ({"ray_address": "ray://head:10001"}, "--ray_address=HOST:6379"),
+        ({"env": lambda: None}, "--env=MODULE:function"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_what_pools_on_other_machines_cannot_do_is_refused(settings: dict[str, Any], instead: str) -> None:
+    assert instead in only(problems(cluster="ray", **settings)).suggestions
+
+
+def test_workers_on_other_machines_take_none_of_this_ones_cores() -> None:
+    settings = {"cluster": "ray", "num_remote_hosts": 10, "num_workers_per_remote_host": 100, "batch_size": 32_000}
+    plan = resolve(TrainConfig(**settings), CPU)
+    assert (plan.num_workers, plan.num_local_workers, plan.num_envs) == (1000, 0, 16_000)
+    assert (plan.num_processes, plan.num_threads) == (12, plan.learner_threads)
+    assert problems(**settings) == []
+    assert "num_workers" not in warned(**settings)
