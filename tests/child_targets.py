@@ -185,3 +185,13 @@ def exchange_once(rank: int, num_ranks: int, port: int, results: Any) -> None:
         gathered = ranks.gather([rank, 5])
         results.put((rank, total.tolist(), gathered, ranks.take_from_first(own).tolist()))
         ranks.gather([0])  # nobody goes before all have their answers
+
+
+def terminate_a_fork() -> int:
+    """Forks a process that sleeps and terminates it, as environments of several processes do; returns how it ended."""
+    forked = os.fork()
+    if forked == 0:
+        time.sleep(30.0)
+        os._exit(0)
+    os.kill(forked, signal.SIGTERM)
+    return os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])

@@ -127,7 +127,8 @@ def start_loading_modules(context: BaseContext) -> None:
         return
     before = _fork_server_pid()
     resource_tracker.ensure_running()  # started by the fork server, it would unblock Ctrl-C
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the server ignores it only when all is loaded
+    # The server ignores Ctrl-C only when all is loaded, and SIGTERM never.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
@@ -373,8 +374,8 @@ def _child_main(
     name: str, log_path: Path, messages: Connection, target: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for processes that the environment starts
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _leave_sigterm_to_the_runner()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # for what the environment starts
     if (runner := multiprocessing.parent_process()) is not None:
         end_with(runner.sentinel)
     log_file = _open_log(name, log_path)
@@ -393,6 +394,21 @@ def _child_main(
     with contextlib.suppress(OSError):
         messages.send(ChildResult(name, value))
     logging.shutdown()
+
+
+def _leave_sigterm_to_the_runner() -> None:
+    """Ignores SIGTERM, which systemd, SLURM and `timeout` send to all processes: the runner ends this one in time.
+
+    A process that the environment forks does not ignore it: otherwise its owner could not terminate it.
+    """
+    role = os.getpid()
+
+    def on_sigterm(number: int, _: object) -> None:
+        if os.getpid() != role:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def _open_log(name: str, log_path: Path) -> Any:

@@ -201,10 +201,11 @@ def test_a_script_without_a_main_guard_is_told_so_in_one_sentence(tmp_path: Path
     assert 'if __name__ == "__main__":' in line
 
 
-def test_sigterm_saves_too(start: Callable[..., Command]) -> None:
+@pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["runner", "all processes"])
+def test_sigterm_saves_too(start: Callable[..., Command], send: Callable[[int, int], None]) -> None:
     training = start("asyncrl.train", "--env=CartPole-v1", "--async_rl=False", *PROBE)
     training.wait_until_trained()
-    training.process.terminate()
+    send(training.process.pid, signal.SIGTERM)
     code, _, stderr = training.finish()
     assert code == 143
     assert "Traceback" not in stderr

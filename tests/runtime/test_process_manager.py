@@ -94,13 +94,19 @@ def test_a_killed_child_is_described_and_the_others_live_on(manager: ProcessMana
     assert manager.end(timeout_s=0.0) == ["other"]
 
 
-def test_ctrl_c_is_the_runners_business(manager: ProcessManager) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_ask_for_an_end_are_the_runners_business(manager: ProcessManager, number: int) -> None:
     manager.start("busy", child_targets.report_for_ever, 0)
     reports_of(manager, 1)
-    os.kill(pid_of(manager, "busy"), signal.SIGINT)
+    os.kill(pid_of(manager, "busy"), number)
     reports_of(manager, 300)
-    os.kill(pid_of(manager, "busy"), signal.SIGTERM)
-    assert outcomes_of(manager, 1)["busy"].summary == "busy died: SIGTERM"
+    os.kill(pid_of(manager, "busy"), signal.SIGABRT)
+    assert outcomes_of(manager, 1)["busy"].summary == "busy died: SIGABRT"
+
+
+def test_a_process_that_a_role_has_forked_can_be_terminated(manager: ProcessManager) -> None:
+    manager.start("parent", child_targets.terminate_a_fork)
+    assert outcomes_of(manager, 1)["parent"].value == -signal.SIGTERM
 
 
 def test_a_name_can_be_used_again_once_its_process_is_buried(manager: ProcessManager) -> None:
