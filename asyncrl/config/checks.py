@@ -302,8 +302,6 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         text = f"--recurrence={plan.recurrence} must divide --rollout={plan.rollout}."
         fitting = next(size for size in range(plan.recurrence, 0, -1) if plan.rollout % size == 0)
         yield _problem("recurrence rollout", text, f"--recurrence={fitting}", "--recurrence=auto")
-    if config.use_rnn and config.precision == "bf16":
-        yield _problem("precision use_rnn", "--precision=bf16 cannot be used with --use_rnn=True.", "--precision=auto")
     low, high, rate = config.lr_adaptive_min, config.lr_adaptive_max, config.learning_rate
     if low > high:
         text = f"--lr_adaptive_min={low:g} is greater than --lr_adaptive_max={high:g}."

@@ -11,6 +11,7 @@ publication has the statistics with this dataset in them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from asyncrl.algorithms.losses import (
     VtraceResult,
     advantage_sums,
     approximate_kl,
+    approximate_kls,
     behaviour_weights,
     effective_sample_size,
     explained_variance,
@@ -31,6 +33,7 @@ from asyncrl.algorithms.losses import (
     vtrace,
 )
 from asyncrl.algorithms.ppo import clip_range
+from asyncrl.buffers.pinning import to_device
 from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
@@ -95,6 +98,7 @@ class _Prepared(NamedTuple):
         log_ratios: [T, C] float32, V-trace's: log-probability before training minus that when the action was chosen;
             None without V-trace.
         rows: [N] int64, the rows of the dataset that became samples.
+        valid: [N] int64, the valid rows of the dataset.
         obs_statistics: [2F] float32, with which the critic sees the whole dataset.
     """
 
@@ -103,15 +107,16 @@ class _Prepared(NamedTuple):
     raw_returns: Tensor
     log_ratios: Tensor | None
     rows: Tensor
+    valid: Tensor
     obs_statistics: Tensor
 
 
 class _Trained(NamedTuple):
-    """What the passes over a dataset leave for its metrics."""
+    """What the passes over a dataset leave for its metrics; `samples` are those of the last pass."""
 
     dataset: Dataset
     prepared: _Prepared
-    weight: Tensor | None
+    samples: Samples
     steps: list[Step]
     learning_rates: list[float]
 
@@ -231,7 +236,6 @@ class OnPolicyLearner:
             The progress of the update, after each minibatch.
 
         Raises:
-            RunFailed: too many steps in a row were skipped.
             LookupError: a policy version in the dataset was never published.
         """
         config, learning_rate = self._config, self._learning_rate
@@ -244,7 +248,7 @@ class OnPolicyLearner:
         prepared = self._prepare(dataset)
         samples = prepared.samples
         learning_rate.start_dataset(env_steps_before)
-        steps_taken: list[Step] = []
+        all_steps: list[Step] = []
         learning_rates: list[float] = []
         for epoch in range(1, config.num_epochs + 1):
             if epoch > 1 and config.recompute_advantages:
@@ -262,40 +266,53 @@ class OnPolicyLearner:
                     learning_rate.after_minibatch(steps[-1].figures[KL])
             if learning_rate.is_adaptive:
                 learning_rate.after_epoch([step.figures[KL] for step in steps])
-            # Which steps were taken is read once in a pass, because reading waits for the device.
-            figures = torch.stack([step.figures for step in steps])
-            were_taken: list[bool] = torch.isfinite(figures[:, LOSS] + figures[:, GRAD_NORM]).tolist()
-            has_diverged = self._skipped.note(were_taken)
-            self.skipped_steps = self._skipped.total
-            if has_diverged:
-                named = {"obs": samples.floats, **samples.non_null_fields(), "weights": self._flat.data}
-                trained_on = {name: field for name, field in named.items() if field.is_floating_point()}
-                del trained_on["floats"]
-                of_last = dict(zip(FIGURES, figures[-1].tolist(), strict=True))
-                raise self._skipped.diagnosis(of_last, trained_on)
-            steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
-            steps_taken += steps
-            self._trained = _Trained(dataset, prepared, samples.weight, steps_taken, learning_rates)
+            all_steps += steps
+            self._trained = _Trained(dataset, prepared, samples, all_steps, learning_rates)
             is_last = epoch == config.num_epochs or self._exceeds_target_kl(steps)
             yield Progress(len(learning_rates), num_total, ends_pass=True, is_last=is_last)
             if is_last:
                 break
 
     def _exceeds_target_kl(self, steps: list[Step]) -> bool:
-        """Whether the mean approximate KL divergence of a pass is above `target_kl`; the same answer in all ranks."""
+        """Whether the mean KL divergence of a pass's minibatches is above `target_kl`; the same answer in all ranks."""
         target_kl = self._config.target_kl
-        if target_kl is None or not steps:
+        if target_kl is None:
             return False
-        log_ratio = torch.cat([step.log_ratio for step in steps])
-        kl = approximate_kl(log_ratio) if log_ratio.numel() > 0 else log_ratio.new_zeros(())
+        with_samples = [step for step in steps if step.log_ratio.numel() > 0]  # other ranks may have all samples
+        kl, num_samples = torch.zeros((), device=self.device), 0
+        if with_samples:
+            log_ratio, sizes = (
+                torch.cat([step.log_ratio for step in with_samples]),
+                [len(step.log_ratio) for step in with_samples],
+            )
+            kls = torch.stack([part.mean() for part in torch.split(approximate_kls(log_ratio), sizes)])
+            taken = _were_taken(with_samples)
+            kl, num_samples = kls.where(taken, 0.0).sum() / taken.sum().clamp(min=1), len(log_ratio)
         if self.ranks.num_ranks > 1:
-            self.ranks.average([kl], log_ratio.numel())
+            self.ranks.average([kl], num_samples)
         return not float(kl) <= target_kl  # NaN ends the passes too
 
     def take_metrics(self) -> TrainMetrics | None:
-        """Means over the steps of the last update that were taken, in one transfer to the host; None without any."""
+        """Means over the steps of the last update that were taken; None without any.
+
+        The host reads twice, as reading waits for the device: which steps were taken, and the means.
+
+        Raises:
+            RunFailed: too many steps in a row were skipped.
+        """
         assert self._trained is not None
-        (dataset, prepared, weight, steps, learning_rates), self._trained = self._trained, None
+        (dataset, prepared, samples, all_steps, learning_rates), self._trained = self._trained, None
+        were_taken: list[bool] = _were_taken(all_steps).tolist()
+        weight = samples.weight
+        has_diverged = self._skipped.note(were_taken)
+        self.skipped_steps = self._skipped.total
+        if has_diverged:
+            fields = {"obs": samples.floats, **samples.non_null_fields(), "weights": self._flat.data}
+            trained_on = {name: field for name, field in fields.items() if field.is_floating_point()}
+            del trained_on["floats"]
+            of_last = dict(zip(FIGURES, all_steps[-1].figures.tolist(), strict=True))
+            raise self._skipped.diagnosis(of_last, trained_on)
+        steps = list(itertools.compress(all_steps, were_taken))
         if not steps:
             return None
         means = torch.stack([step.figures for step in steps]).mean(0)
@@ -310,8 +327,8 @@ class OnPolicyLearner:
             log_weight = first
             if weight is not None:
                 log_weight = (weight if prepared.samples.valid is None else weight[prepared.samples.valid]).log()
-            behaviour = dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()]
-            spaced = behaviour[:: -(-len(behaviour) // _MOST_DISTRIBUTIONS)]
+            spaced_rows = prepared.valid[:: -(-len(prepared.valid) // _MOST_DISTRIBUTIONS)]
+            spaced = dataset.action_parameters.flatten(0, 1).index_select(0, spaced_rows)
             with torch.no_grad():
                 entropy = distribution.entropy(spaced).mean()
             positions = distribution.deviation_positions
@@ -375,7 +392,7 @@ class OnPolicyLearner:
     def _copy_obs_statistics(self) -> Tensor:
         return self.model.statistics[: 2 * self.model.observation_size].clone()
 
-    def _normalize(self, obs: Tensor, versions: Tensor) -> Tensor:
+    def _normalize(self, obs: Tensor, present: Sequence[int], versions: Tensor) -> Tensor:
         """Normalizes the numbers of samples, in place, with the statistics that the policy of each sample used.
 
         So an unchanged policy gives each action the probability that it had, even if the statistics have changed
@@ -384,9 +401,9 @@ class OnPolicyLearner:
 
         Args:
             obs: [N, F] float32, raw.
-            versions: [N] int64, the policy version that acted on each.
+            present: the policy versions that acted on them.
+            versions: [N] int64, the one of each.
         """
-        present = torch.unique(versions).tolist()
         unknown = [version for version in present if version not in self._published_obs_statistics]
         if unknown:
             raise LookupError(
@@ -409,14 +426,14 @@ class OnPolicyLearner:
         """Turns the valid rows of a dataset into samples and updates the statistics with them."""
         config = self._config
         # Drop invalid rows (recurrent policies: after the RNN pass), so that no loss and no statistic reads them.
-        valid = dataset.valid.flatten().nonzero().squeeze(-1)
+        valid = dataset.valid_rows()
         rows = torch.arange(dataset.valid.numel(), device=self.device) if self._recurrence else valid
         raw = split_tensor(self.model.layout, dataset.obs[:-1].flatten(0, 1)).at(rows)
-        versions = dataset.policy_version.flatten().index_select(0, rows)
-        inputs = raw._replace(floats=self._normalize(raw.floats.clone(), versions))
+        versions, present = dataset.policy_version.flatten().index_select(0, rows), dataset.versions_in(rows)
+        inputs = raw._replace(floats=self._normalize(raw.floats.clone(), present, versions))
         action = dataset.action.flatten(0, 1).index_select(0, rows)
         obs_statistics = self._obs_statistics
-        is_old = bool((dataset.policy_version < self.policy_version).any())
+        is_old = any(version < self.policy_version for version in present)
         values = dataset.value
         if config.with_vtrace or (config.recompute_values and is_old):
             values = self._present_values(dataset, obs_statistics)
@@ -442,7 +459,7 @@ class OnPolicyLearner:
         if self._algorithm.uses_ratio and config.ppo_objective == "decoupled":
             samples = self._decoupled(samples) if is_old else samples._replace(weight=torch.ones_like(samples.log_prob))
         raw_values = values[:-1].flatten().index_select(0, valid)
-        return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, obs_statistics)
+        return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, valid, obs_statistics)
 
     def _estimate(self, dataset: Dataset, values: Tensor, log_ratios: Tensor | None) -> VtraceResult:
         """Advantages and returns by GAE, or by V-trace where there are log-ratios; in units of scaled rewards.
@@ -530,9 +547,12 @@ class OnPolicyLearner:
         _, normalized_value = self._run(inputs, dataset.rnn_state[0], dataset.begins)
         return self.model.denormalize_value(normalized_value).view(dataset.value.shape)
 
-    def _run(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
+    def _run(self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None) -> ForwardResult:
         """The model's outputs for rows of observations; a recurrent model begins with these states."""
-        return self.model.unroll(inputs, rnn_state, begins) if self._recurrence else self.model(*inputs)
+        if not self._recurrence:
+            return self.model.forward(*inputs)
+        assert rnn_state is not None and begins is not None
+        return self.model.unroll(inputs, rnn_state, begins)
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
         """Adds the dataset to the statistics; the next publication contains them."""
@@ -554,7 +574,8 @@ class OnPolicyLearner:
         if self.ranks.num_ranks == 1:
             num_batches = min(num_batches, samples.floats.shape[0])
         if config.shuffle_minibatches:
-            samples = samples.at(torch.randperm(len(samples.floats), generator=self._generator).to(self.device))
+            order = torch.randperm(len(samples.floats), generator=self._generator)
+            samples = samples.at(to_device([order], self.device)[0])
         if config.normalize_advantage:
             sums = advantage_sums(samples.advantage, num_batches, samples.valid)
             if self.ranks.num_ranks > 1:
@@ -605,19 +626,25 @@ class OnPolicyLearner:
 
     def _run_rows(self, batch: Samples) -> tuple[ForwardResult, Samples]:
         """The model's outputs for a minibatch, and the minibatch row by row, sequences transposed to steps first."""
-        if self._recurrence:
-            assert batch.rnn_state is not None and batch.begins is not None
+        rows, begins = batch, batch.begins
+        if begins is not None:
             fields = batch._replace(rnn_state=None, begins=None).non_null_fields()
             rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields.items()})
-            return self.model.unroll(rows.inputs, batch.rnn_state, batch.begins.t()), rows
+            begins = begins.t()
         if self._config.precision != "bf16":
-            return self.model(*batch.inputs), batch
+            return self._run(rows.inputs, batch.rnn_state, begins), rows
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            parameters, values = self.model(*batch.inputs)
-        return ForwardResult(parameters.float(), values.float()), batch
+            parameters, values = self._run(rows.inputs, batch.rnn_state, begins)
+        return ForwardResult(parameters.float(), values.float()), rows
 
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
         """Takes one step down the gradient, unless it or `loss` is not finite; returns its norm before clipping."""
         grad_norm = clip_gradient(self._gradient, self._config.max_grad_norm)
         self._optimizer.step(learning_rate, torch.isfinite(loss + grad_norm).logical_not().float())
         return grad_norm
+
+
+def _were_taken(steps: Sequence[Step]) -> Tensor:
+    """Whether each step was taken, [steps] bool."""
+    figures = torch.stack([step.figures for step in steps])
+    return torch.isfinite(figures[:, LOSS] + figures[:, GRAD_NORM])

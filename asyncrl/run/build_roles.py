@@ -298,7 +298,7 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> SerialRoles:
     if plan.replay is None:
         learner = parts.on_policy_learner()
         worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
-        loop = _build_trajectory_loop(parts, learner, worker, worker, look)
+        loop = _build_trajectory_loop(parts, learner, worker, worker, look, publishes_passes=False)
     else:
         replay = DeviceReplay(setup.spec, plan.num_envs, plan.replay, parts.device)
         saved = None if setup.resume_from is None else load(setup.resume_from, with_replay=True).replay
@@ -425,6 +425,7 @@ def _build_trajectory_loop(
     source: DatasetSource,
     batcher: DatasetRoom,
     look: Callable[[], None] | None,
+    publishes_passes: bool = True,
 ) -> TrajectoryLoop:
     setup, saved = parts.setup, parts.saved
     before = {} if saved is None or setup.resume_from is None else saved.scalars
@@ -450,6 +451,7 @@ def _build_trajectory_loop(
         policies=trained_steps,
         read_weights=_reader_of_weights(setup, learner.block_size) if setup.config.with_pbt else None,
         population_turn=None if turn is None else int(turn),
+        publishes_passes=publishes_passes,
     )
 
 

@@ -156,10 +156,6 @@ def test_cuda_graphs_need_a_cuda_device(algo: str) -> None:
     assert "needs a CUDA device" in only(problems(algo=algo, compile="cuda_graph")).text
 
 
-def test_bf16_products_are_refused_for_recurrent_policies() -> None:
-    assert only(problems(use_rnn=True, precision="bf16")).suggestions == ("--precision=auto",)
-
-
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "auto"])
 def test_a_device_that_is_there_passes(device: str) -> None:
     assert problems(Machine(4, True, 2), device=device) == []
