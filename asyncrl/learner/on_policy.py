@@ -39,7 +39,7 @@ from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, stddev_limit
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, scheduled, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
@@ -144,6 +144,7 @@ class OnPolicyLearner:
         self.policy_version = self.skipped_steps = self.versions_left_out = 0
         self.notice: str | None = None
         self._config, self._algorithm = config, config.algorithm
+        self._loss_config = config
         self.device = device
         self._flat = FlatParameters(self.model, hold=lambda initial: storage.allocate(MODEL, initial))
         self._gradient = self._flat.require_grad()
@@ -163,22 +164,25 @@ class OnPolicyLearner:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
         self._rate = torch.zeros((), device=device)
         self._graphs: UpdateRunner | None = None
+        self._array_update: ArrayUpdate | None = None
         self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
         # The shapes inside a packed sequence depend on where episodes end.
         can_capture = self._algorithm.fits_cuda_graph and storage.is_capturable and self._recurrence == 0
+        can_capture &= scheduled(config, 0) is config  # a graph contains the settings of the loss
         self._has_graphs = can_capture and makes_graphs(config.compile, device)
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
         """Chooses what takes an optimizer step with the present settings; a captured graph contains their values."""
         config, model, device = self._config, self.model, self.device
-        self._loss = imported(self._algorithm.loss)
+        self._loss, self._loss_config = imported(self._algorithm.loss), config
         if self._has_graphs:
             self._graphs = UpdateRunner(self._update_of_fields, device)
             self._take_step = self._step_in_graph
         elif ArrayUpdate.fits(model, config, device):
-            self._take_step = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
+            self._array_update = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
+            self._take_step = self._array_update
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next dataset on."""
@@ -245,6 +249,10 @@ class OnPolicyLearner:
         if config.final_stddev is not None:
             progress = env_steps_before / config.train_for_env_steps
             self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, progress))
+        if (loss_config := scheduled(config, env_steps_before)) is not config:
+            self._loss_config = loss_config
+            if self._array_update is not None:
+                self._array_update.config = loss_config
         prepared = self._prepare(dataset)
         samples = prepared.samples
         learning_rate.start_dataset(env_steps_before)
@@ -320,7 +328,7 @@ class OnPolicyLearner:
         log_ratio = torch.cat([step.log_ratio for step in steps])
         own = means.new_zeros(len(_DATASET_FIGURES))
         if log_ratio.numel() > 0:  # other ranks may have all samples
-            clip = clip_range(self._config.ppo_clip_ratio, self._config.ppo_clip_mode)
+            clip = clip_range(self._loss_config.ppo_clip_ratio, self._loss_config.ppo_clip_mode)
             ratio = log_ratio.exp()
             clipped = ((ratio < clip.low) | (ratio > clip.high)).float().mean()
             first = next(step.log_ratio for step in steps if step.log_ratio.numel() > 0)
@@ -617,7 +625,7 @@ class OnPolicyLearner:
         if num_samples == 0:
             figures, log_ratio = parameters.new_zeros(NUM_LOSS_METRICS), rows.log_prob
         else:
-            *metrics, log_ratio = self._loss(parameters, values, rows, self.model.distribution, self._config)
+            *metrics, log_ratio = self._loss(parameters, values, rows, self.model.distribution, self._loss_config)
             metrics[0].backward()
             figures = torch.stack(metrics).detach()
         self.ranks.average([self._gradient, figures], num_samples)

@@ -143,6 +143,19 @@ def stddev_limit(initial: float, final: float, progress: float) -> float:
     return math.inf if done < 0.0 else initial * (final / initial) ** done
 
 
+def scheduled(config: TrainConfig, env_steps_before: int) -> TrainConfig:
+    """The settings of the loss of a dataset, before which a run has trained on so many environment steps.
+
+    Values for which there is a final one change linearly, and reach it at `train_for_env_steps`.
+    """
+    finals = {"ppo_clip_ratio": config.final_ppo_clip_ratio, "entropy_loss_coeff": config.final_entropy_loss_coeff}
+    done = min(env_steps_before / config.train_for_env_steps, 1.0)
+    changes = {
+        name: (1.0 - done) * getattr(config, name) + done * final for name, final in finals.items() if final is not None
+    }
+    return config.model_copy(update=changes) if changes else config
+
+
 def clip_gradient(gradient: Tensor, max_norm: float) -> Tensor:
     """Scales a gradient `[N]` down to `max_norm` (0: never), in place; returns its norm before."""
     norm: Tensor = torch.linalg.vector_norm(gradient)

@@ -156,6 +156,13 @@ def test_cuda_graphs_need_a_cuda_device(algo: str) -> None:
     assert "needs a CUDA device" in only(problems(algo=algo, compile="cuda_graph")).text
 
 
+def test_a_graph_cannot_change_the_loss() -> None:
+    machine, settings = Machine(4, True, 2), {"device": "cuda", "final_ppo_clip_ratio": 0.1}
+    found = only(problems(machine, compile="cuda_graph", **settings))
+    assert found.suggestions == ("--compile=auto", "--final_ppo_clip_ratio=none")
+    assert problems(machine, **settings) == []
+
+
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "auto"])
 def test_a_device_that_is_there_passes(device: str) -> None:
     assert problems(Machine(4, True, 2), device=device) == []

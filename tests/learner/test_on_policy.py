@@ -22,12 +22,13 @@ from torch.distributions import Independent, Normal, kl_divergence
 from asyncrl.algorithms.losses import Samples, vtrace
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.storage import Copies, SharedStorage
 from asyncrl.learner import update_runner
 from asyncrl.learner.dataset import CountedDataset, Dataset
-from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner.on_policy import FIGURES, OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
@@ -313,6 +314,31 @@ def test_the_limit_of_the_deviation_falls_in_the_second_half_of_the_run() -> Non
         actor.receive(learner)  # the policy that acts has it, too
         deviations = actor.model.act(torch.zeros(1, 3)).action_parameters[0, 2:].exp()
         torch.testing.assert_close(deviations, torch.tensor([expected, min(expected, 0.3)]))
+
+
+@pytest.mark.parametrize("squash_actions", [False, True], ids=["arrays", "autograd"])
+@pytest.mark.parametrize(("env_steps", "clip", "entropy"), [(0, 0.02, 0.0), (500, 0.03, 0.05), (2000, 0.04, 0.1)])
+def test_clip_range_and_entropy_change_linearly(
+    env_steps: int, clip: float, entropy: float, squash_actions: bool
+) -> None:
+    settings: dict[str, Any] = {"train_for_env_steps": 1000, "squash_actions": squash_actions, "target_kl": None}
+    finals = {"ppo_clip_ratio": 0.02, "final_ppo_clip_ratio": 0.04, "final_entropy_loss_coeff": 0.1}
+    scheduled, actor = make(BOX, **settings, **finals)
+    constant, _ = make(BOX, **settings, ppo_clip_ratio=clip, entropy_loss_coeff=entropy)
+    assert (scheduled._array_update is None) == squash_actions
+    dataset = actor.collect(actor.receive(scheduled))
+    constant.publication()
+    found, expected = (dataclasses.astuple(train_on(each, dataset, env_steps)) for each in (scheduled, constant))
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(scheduled.publication(), constant.publication(), rtol=1e-4, atol=1e-6)
+    assert expected[FIGURES.index("entropy_loss")] < 0.0 or entropy == 0.0
+
+
+def test_a_change_of_the_clip_range_moves_the_schedule() -> None:
+    learner, actor = make(BOX, final_ppo_clip_ratio=0.4, train_for_env_steps=1000)
+    learner.set_hyperparameters(Hyperparameters(ppo_clip_ratio=0.1))
+    train_on(learner, actor.collect(actor.receive(learner)), 500)
+    assert learner._loss_config.ppo_clip_ratio == pytest.approx(0.25)
 
 
 def test_values_come_out_in_units_of_rewards() -> None:
