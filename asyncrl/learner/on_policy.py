@@ -61,6 +61,8 @@ _DATASET_FIGURES = (
     "std",
 )
 LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
+_IMAGES_AT_ONCE = 256  # in a pass without gradients
+
 MODEL = "model"
 """Name of the trained weights in a `ParameterStore`."""
 
@@ -442,10 +444,12 @@ class OnPolicyLearner:
         action = dataset.action.flatten(0, 1).index_select(0, rows)
         obs_statistics = self._obs_statistics
         is_old = any(version < self.policy_version for version in present)
-        values = dataset.value
+        values, parameters = dataset.value, None
         if config.with_vtrace or (config.recompute_values and is_old):
-            values = self._present_values(dataset, obs_statistics)
-        log_ratios = self._log_ratios(dataset, rows, inputs, action) if config.with_vtrace else None
+            present_parameters, values = self._present_outputs(dataset, obs_statistics)
+            if self._has_same_inputs:
+                parameters = present_parameters.index_select(0, rows)
+        log_ratios = self._log_ratios(dataset, rows, inputs, action, parameters) if config.with_vtrace else None
         estimates = self._estimate(dataset, values, log_ratios)
         raw_returns = estimates.returns.flatten().index_select(0, valid)
         self._take_in(raw.floats.index_select(0, valid) if self._recurrence else raw.floats, raw_returns)
@@ -465,7 +469,11 @@ class OnPolicyLearner:
             sequences = self._in_sequences(samples.non_null_fields(), dataset)
             samples = samples._replace(**sequences, rnn_state=dataset.rnn_state.flatten(0, 1))
         if self._algorithm.uses_ratio and config.ppo_objective == "decoupled":
-            samples = self._decoupled(samples) if is_old else samples._replace(weight=torch.ones_like(samples.log_prob))
+            samples = (
+                self._decoupled(samples, parameters)
+                if is_old
+                else samples._replace(weight=torch.ones_like(samples.log_prob))
+            )
         raw_values = values[:-1].flatten().index_select(0, valid)
         return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, valid, obs_statistics)
 
@@ -505,19 +513,25 @@ class OnPolicyLearner:
         V-trace's ratios remain those of the policy before training. Statistics remain, too: they have this dataset
         already, and the critic is trained on inputs normalized with those of the behaviour policies.
         """
-        values = self._present_values(dataset, prepared.obs_statistics)
+        _, values = self._present_outputs(dataset, prepared.obs_statistics)
         fields = self._fields_of(self._estimate(dataset, values, prepared.log_ratios), values, prepared.rows)
         return prepared.samples._replace(**(self._in_sequences(fields, dataset) if self._recurrence else fields))
 
     @torch.no_grad()
-    def _decoupled(self, samples: Samples) -> Samples:
+    def _decoupled(self, samples: Samples, parameters: Tensor | None) -> Samples:
         """Samples that compare with the policy before training, weighted by its difference to the behaviour policy.
 
         The policy is evaluated as in training: with inputs normalized by the statistics of each sample's behaviour,
         and from the stored recurrent states. So the first ratio is 1. If no older policy chose any of the actions, the
         stored log-probabilities are those of this policy, and this is not called.
+
+        Args:
+            samples: all samples of a dataset.
+            parameters: [N, P], of the policy's distributions, if they are known.
         """
-        (parameters, _), rows = self._run_rows(samples)
+        rows = samples
+        if parameters is None:
+            (parameters, _), rows = self._run_rows(samples)
         log_prob = self.model.distribution.log_prob(parameters, rows.action)
         weight = behaviour_weights(log_prob - rows.log_prob, self._config.behaviour_weight_cap)
         fields = {"action_parameters": parameters, "log_prob": log_prob, "weight": weight}
@@ -527,7 +541,9 @@ class OnPolicyLearner:
         return samples._replace(**fields)
 
     @torch.no_grad()
-    def _log_ratios(self, dataset: Dataset, rows: Tensor, inputs: Inputs, action: Tensor) -> Tensor:
+    def _log_ratios(
+        self, dataset: Dataset, rows: Tensor, inputs: Inputs, action: Tensor, parameters: Tensor | None
+    ) -> Tensor:
         """Log-probabilities of actions now minus those when they were chosen `[T, C]`, 0 in other rows.
 
         Args:
@@ -535,16 +551,18 @@ class OnPolicyLearner:
             rows: [N] indices of the rows that `inputs` and `action` belong to.
             inputs: normalized observations.
             action: [N, ...].
+            parameters: [N, P], of the policy's distributions now, if they are known.
         """
-        parameters, _ = self._run(inputs, dataset.rnn_state[0], dataset.begins[:-1])
+        if parameters is None:
+            parameters, _ = self._run_whole(inputs, dataset.rnn_state[0], dataset.begins[:-1])
         log_prob = self.model.distribution.log_prob(parameters, action)
         log_ratios = torch.zeros_like(dataset.log_prob)
         log_ratios.view(-1)[rows] = log_prob - dataset.log_prob.flatten().index_select(0, rows)
         return log_ratios
 
     @torch.no_grad()
-    def _present_values(self, dataset: Dataset, obs_statistics: Tensor) -> Tensor:
-        """Values `[T+1, C]` of all observations by the current critic, in units of rewards.
+    def _present_outputs(self, dataset: Dataset, obs_statistics: Tensor) -> tuple[Tensor, Tensor]:
+        """The model on all observations: parameters `[(T+1) * C, P]`, and values `[T+1, C]` in units of rewards.
 
         Args:
             dataset: raw observations.
@@ -552,8 +570,29 @@ class OnPolicyLearner:
         """
         raw = split_tensor(self.model.layout, dataset.obs.flatten(0, 1))
         inputs = raw._replace(floats=self.model.normalize_obs(raw.floats, statistics=obs_statistics))
-        _, normalized_value = self._run(inputs, dataset.rnn_state[0], dataset.begins)
-        return self.model.denormalize_value(normalized_value).view(dataset.value.shape)
+        parameters, normalized_value = self._run_whole(inputs, dataset.rnn_state[0], dataset.begins)
+        return parameters, self.model.denormalize_value(normalized_value).view(dataset.value.shape)
+
+    @property
+    def _has_same_inputs(self) -> bool:
+        """Whether a pass over all observations gives what training computes for each sample.
+
+        That is not so if each sample's numbers are normalized with the statistics of its behaviour policy, if sequences
+        begin with stored states, or if training has another precision.
+        """
+        model = self.model
+        has_numbers = model.normalizes_obs and any(model.layout.normalized)
+        return not has_numbers and not self._recurrence and self._config.precision != "bf16"
+
+    def _run_whole(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
+        """As `_run`, of a whole dataset and without gradients: images, which fill much memory, part by part."""
+        if inputs.pixels is None or self._recurrence:
+            return self._run(inputs, rnn_state, begins)
+        parts = zip(
+            torch.split(inputs.floats, _IMAGES_AT_ONCE), torch.split(inputs.pixels, _IMAGES_AT_ONCE), strict=True
+        )
+        results = [self.model.forward(*part) for part in parts]
+        return ForwardResult(*(torch.cat(fields) for fields in zip(*results, strict=True)))
 
     def _run(self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None) -> ForwardResult:
         """The model's outputs for rows of observations; a recurrent model begins with these states."""

@@ -76,6 +76,7 @@ from asyncrl.rollout.worker import (
 )
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime.checkpoint import load
+from asyncrl.runtime.memory import keep_freed_memory
 from asyncrl.runtime.run_folder import VIDEOS
 
 log = logging.getLogger(__name__)
@@ -357,6 +358,8 @@ class _LearnerParts:
         """Connects to other ranks and loads the checkpoint that the run begins with."""
         torch.manual_seed(setup.seed)
         device = _own_device(setup.plan.device)
+        if device.type == "cpu" and setup.spec.observation.has_images:
+            keep_freed_memory()
         ranks = Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device)
         saved = state_to_begin_with(setup)
         is_resumed = setup.resume_from is not None and saved is not None

@@ -11,11 +11,13 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, train_on
 from graph_stand_ins import PlainCall
+from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
@@ -24,19 +26,21 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.storage import Copies, SharedStorage
-from asyncrl.learner import update_runner
+from asyncrl.learner import on_policy, update_runner
 from asyncrl.learner.dataset import CountedDataset, Dataset
 from asyncrl.learner.on_policy import FIGURES, OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
 
+SMALL: dict[str, Any] = {"batch_size": 64, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": [16]}
+
 
 def make(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor]:
-    defaults = {"batch_size": 64, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": [16]}
-    config = TrainConfig(**{**defaults, **settings})
+    config = TrainConfig(**{**SMALL, **settings})
     return OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU), Actor(spec, config)
 
 
@@ -383,7 +387,7 @@ def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -
         train_on(learner, actor.collect(actor.receive(learner), shift=shift))
     dataset = actor.collect(actor.receive(learner), shift=30.0)
     torch.testing.assert_close(
-        learner._present_values(dataset, learner._obs_statistics), dataset.value, atol=1e-4, rtol=1e-4
+        learner._present_outputs(dataset, learner._obs_statistics)[1], dataset.value, atol=1e-4, rtol=1e-4
     )
 
 
@@ -403,7 +407,7 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
 
     with torch.no_grad():
         corrected.model.policy_head.bias[0] += 1.0
-    values = corrected._present_values(dataset, corrected._obs_statistics)
+    _, values = corrected._present_outputs(dataset, corrected._obs_statistics)
     samples = corrected._prepare(dataset)[0]
     parameters, _ = corrected.model(*samples.inputs)
     log_ratios = torch.zeros(dataset.valid.shape)
@@ -569,6 +573,69 @@ def test_numbers_that_the_host_knows_already_change_nothing() -> None:
             train_on(learner, dataset)
         learners.append(learner)
     assert torch.equal(*(learner.publication() for learner in learners))
+
+
+@pytest.mark.parametrize("settings", [{}, {"algo": "a2c", "num_epochs": 1, "with_vtrace": True}], ids=["ppo", "vtrace"])
+def test_one_pass_over_images_gives_what_separate_passes_give(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+    spec = spec_of_spaces(space, spaces.Discrete(3), "Screen", None)
+    config = TrainConfig(
+        **{
+            "ppo_objective": "decoupled",
+            "encoder_conv_mlp_layers": [8],
+            "normalize_returns": False,
+            **SMALL,
+            **settings,
+        }
+    )
+    learner = OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU)
+    generator = torch.Generator().manual_seed(3)
+    rows: list[int] = []
+    learner.model.actor.register_forward_pre_hook(lambda module, given: rows.append(len(given[0].floats)))
+    for _ in range(3):
+        learner.publication()
+        version = learner.policy_version
+        dataset = screens(
+            learner.model, torch.randint(0, 256, (9, 16, 144), dtype=torch.uint8, generator=generator), version
+        )
+        train_on(learner, dataset)
+        prepared, num_rows = [], []
+        for same_inputs, at_once in ((True, 50), (False, 10_000)):
+            monkeypatch.setattr(OnPolicyLearner, "_has_same_inputs", same_inputs)
+            monkeypatch.setattr(on_policy, "_IMAGES_AT_ONCE", at_once)
+            rows.clear()
+            prepared.append(learner._prepare(dataset))
+            num_rows.append(sum(rows))
+        monkeypatch.undo()
+        assert learner._has_same_inputs and num_rows == [9 * 16, 9 * 16 + int(dataset.valid.sum())]
+        for name, found in prepared[0].samples.non_null_fields().items():
+            torch.testing.assert_close(found, getattr(prepared[1].samples, name), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(prepared[0].raw_values, dataset.value[:-1].flatten()), "the dataset is old"
+
+
+def screens(model: ActorCritic, obs: Tensor, version: int) -> Dataset:
+    """A dataset of images that an older policy, with other preferences, has acted on."""
+    with torch.no_grad():
+        acted = model.act(obs.flatten(0, 1), torch.Generator().manual_seed(5))
+    action, log_prob, value, parameters, state = (part.clone().view(*obs.shape[:2], *part.shape[1:]) for part in acted)
+    shape = (len(obs) - 1, obs.shape[1])
+    ended = torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.1
+    return Dataset(
+        obs=obs,
+        rnn_state=state[:1],
+        action=action[:-1],
+        action_parameters=parameters[:-1],
+        log_prob=log_prob[:-1] - 0.1,
+        value=value + 0.3,
+        reward=obs[:-1].float().mean(-1) / 128.0 - 1.0,
+        terminated=ended,
+        truncated=torch.zeros_like(ended),
+        valid=torch.ones_like(ended),
+        policy_version=torch.full(shape, version),
+    )
 
 
 def test_a_restored_learner_continues_to_the_bit() -> None:
