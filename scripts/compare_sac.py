@@ -63,11 +63,25 @@ def stable_baselines3(
 
 
 def asyncrl_updates(
-    options: argparse.Namespace, threads: int, algo: str = "sac", storage: str = "own", precision: str = "float32"
+    options: argparse.Namespace,
+    threads: int,
+    algo: str = "sac",
+    storage: str = "own",
+    precision: str = "float32",
+    **more: str,
 ) -> Callable[[int], float]:
-    """Returns the measurement of updates alone; `storage` is "own" for a learner, "shared" for a Hogwild worker."""
+    """Returns the measurement of updates alone.
+
+    Args:
+        options: from `parser`.
+        threads: of PyTorch.
+        algo: what is trained.
+        storage: "own" for a learner, "shared" for a Hogwild worker.
+        precision: of matrix products.
+        more: device and compile, as the flags of training.
+    """
     command = [sys.executable, str(DRIVERS / "asyncrl_updates.py")]
-    settings = {"threads": threads, "algo": algo, "storage": storage, "precision": precision}
+    settings = {"threads": threads, "algo": algo, "storage": storage, "precision": precision, **more}
     return functools.partial(run_peer, command, options, **settings)
 
 

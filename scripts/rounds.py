@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncrl.analysis.benchmark.results import ThroughputFigures
+from asyncrl.analysis.benchmark.tasks import Workshop
+from asyncrl.analysis.benchmark.variants import Task
 from asyncrl.analysis.benchmark.watch import TaskFailed
 from asyncrl.analysis.records import append_json_line, read_json_lines
 from asyncrl.analysis.statistics import spread
 from asyncrl.analysis.tables import cell, digits, table
+from asyncrl.config.schema import TrainConfig
 from asyncrl.runtime.provenance import describe
 
 Results = dict[tuple[str, int], float]
@@ -34,6 +38,30 @@ class Row:
     @property
     def key(self) -> str:
         return f"{self.group}, {self.system}"
+
+
+START_ALLOWANCE_S = 2.0
+ENDLESS = (
+    "--train_for_env_steps=1000000000000",
+    "--lr_schedule=constant",
+    "--report_every_s=1",
+    "--with_tensorboard=False",
+)
+"""Flags of runs that end after some seconds, whose speed is measured."""
+
+
+def env_steps_per_s(name: str, env: str, flags: Sequence[str], options: argparse.Namespace, round_idx: int) -> float:
+    """Trains for the seconds of the measurement, with `ENDLESS`, and returns the environment steps per second.
+
+    Raises:
+        TaskFailed: the run failed.
+    """
+    seconds = f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}"
+    workshop = Workshop(options.work_dir.resolve(), TrainConfig(env=env), options.warm_up_s, options.measure_s)
+    task = Task("throughput", name, round_idx, (f"--env={env}", *ENDLESS, *flags, seconds), ())
+    figures = workshop.carry_out(task)
+    assert isinstance(figures, ThroughputFigures)
+    return figures.env_steps_per_s
 
 
 def names_in(text: str, known: Sequence[str]) -> list[str]:

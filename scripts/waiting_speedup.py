@@ -17,24 +17,10 @@ import os
 import sys
 from pathlib import Path
 
-from rounds import Row, carry_out, parser
-
-from asyncrl.analysis.benchmark.results import ThroughputFigures
-from asyncrl.analysis.benchmark.tasks import Workshop
-from asyncrl.analysis.benchmark.variants import Task
-from asyncrl.config.schema import TrainConfig
+from rounds import Row, carry_out, env_steps_per_s, parser
 
 ENV = "waiting_env:make"
-START_ALLOWANCE_S = 2.0
-COMMON = (
-    "--preset=classic_control",
-    "--num_envs_per_worker=1",
-    "--train_for_env_steps=1000000000000",
-    "--lr_schedule=constant",
-    "--report_every_s=1",
-    "--with_tensorboard=False",
-    "--device=cpu",
-)
+COMMON = ("--preset=classic_control", "--num_envs_per_worker=1", "--device=cpu")
 A3C = ("--algo=a3c",)
 ON_POLICY = ("--rollout=32", "--batch_size=128", "--num_batches_per_epoch=4")
 # One update for 32 steps: 16 workers wait for 100 updates a second, of which a core makes more.
@@ -62,17 +48,9 @@ def rows(options: argparse.Namespace) -> list[Row]:
 
 
 def steps_per_s(name: str, flags: tuple[str, ...], options: argparse.Namespace, round_idx: int) -> float:
-    """Returns the environment steps per second of a run.
-
-    Raises:
-        TaskFailed: the measurement failed.
-    """
-    seconds = f"--train_for_seconds={options.warm_up_s + options.measure_s + START_ALLOWANCE_S:g}"
-    env = (f"--env={ENV}", f'--env_kwargs={{"step_ms": {options.step_ms:g}}}')
-    workshop = Workshop(options.work_dir.resolve(), TrainConfig(env=ENV), options.warm_up_s, options.measure_s)
-    figures = workshop.carry_out(Task("throughput", name, round_idx, (*env, *COMMON, *flags, seconds), ()))
-    assert isinstance(figures, ThroughputFigures)
-    return figures.env_steps_per_s
+    """Returns the environment steps per second of a run."""
+    of_env = f'--env_kwargs={{"step_ms": {options.step_ms:g}}}'
+    return env_steps_per_s(name, ENV, (of_env, *COMMON, *flags), options, round_idx)
 
 
 def main() -> int:

@@ -170,6 +170,15 @@ def test_an_environment_of_tensors_gets_the_settings_that_it_needs(
     assert problem.suggestions == ("--async_rl=False", "without these flags")
 
 
+def test_an_environment_of_tensors_may_have_a_worker_of_its_own(probed: dict[str, EnvSpec]) -> None:
+    probed["Tensors-v0"] = dataclasses.replace(probed["Choice-v0"], is_vectorized=True, gives_tensors=True)
+    flags = ("--env=Tensors-v0", "--env_backend=gym_vector", "--batch_size=128", "--num_envs_per_worker=4")
+    result = checked(*flags)
+    assert result.problems == () and result.config.async_rl and result.config.env_backend == "gym_vector"
+    assert (result.plan.num_workers, result.plan.worker_num_splits, result.plan.steps_tensors) == (1, 1, False)
+    assert checked(*flags, "--num_workers=2").plan.num_workers == 2
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -124,6 +124,16 @@ class Algorithm:
             raise ValueError(f"the algorithm {self.name} has settings without defaults: {', '.join(without_default)}")
 
 
+_OFF_POLICY: dict[str, Any] = {
+    "encoder_mlp_layers": [256, 256],
+    "nonlinearity": "relu",
+    "policy_initialization": "torch_default",
+    "max_grad_norm": 0.0,
+    "adam_eps": 1e-8,
+    "normalize_input": False,
+}
+"""Defaults that SAC, TD3 and DQN share."""
+
 _algorithms = {
     record.name: record
     for record in (
@@ -148,16 +158,7 @@ _algorithms = {
             "sac",
             collects="replay",
             # Haarnoja et al. 2018 (arXiv:1812.05905), appendix D.
-            defaults={
-                "batch_size": 256,
-                "encoder_mlp_layers": [256, 256],
-                "nonlinearity": "relu",
-                "policy_initialization": "torch_default",
-                "max_grad_norm": 0.0,
-                "adam_eps": 1e-8,
-                "normalize_input": False,
-                "initial_stddev": 1.0,
-            },
+            defaults={**_OFF_POLICY, "batch_size": 256, "initial_stddev": 1.0},
             critics=_CRITICS,
             critics_on_gpu=_CRITICS_ON_GPU,
             make_learner=_SAC_LEARNER,
@@ -167,16 +168,7 @@ _algorithms = {
             "td3",
             collects="replay",
             # Fujimoto et al. 2018 (arXiv:1802.09477), with the sizes and the learning rate of SAC.
-            defaults={
-                "batch_size": 256,
-                "policy_delay": 2,
-                "encoder_mlp_layers": [256, 256],
-                "nonlinearity": "relu",
-                "policy_initialization": "torch_default",
-                "max_grad_norm": 0.0,
-                "adam_eps": 1e-8,
-                "normalize_input": False,
-            },
+            defaults={**_OFF_POLICY, "batch_size": 256, "policy_delay": 2},
             make_learner="asyncrl.learner.td3:Td3Learner",
             make_model="asyncrl.models.td3:DeterministicActor",
             squashes_actions=True,
@@ -185,16 +177,7 @@ _algorithms = {
         Algorithm(
             "dqn",
             collects="replay",
-            defaults={
-                "batch_size": 128,
-                "updates_per_env_step": 0.5,
-                "encoder_mlp_layers": [256, 256],
-                "nonlinearity": "relu",
-                "policy_initialization": "torch_default",
-                "max_grad_norm": 10.0,
-                "adam_eps": 1e-8,
-                "normalize_input": False,
-            },
+            defaults={**_OFF_POLICY, "batch_size": 128, "updates_per_env_step": 0.5, "max_grad_norm": 10.0},
             make_learner="asyncrl.learner.dqn:DqnLearner",
             make_model="asyncrl.models.dqn:QNetwork",
             sets_priorities=True,

@@ -162,9 +162,9 @@ class TrainConfig(BaseModel):
     env_backend: Literal["auto", "gym", "gym_vector", "envpool", "tensor"] = _run(
         "auto",
         "how environments are stepped: one by one (gym); several at once, by the vectorized implementation that is "
-        "registered with Gymnasium (gym_vector), by EnvPool under its own ids (envpool), or by one that takes and "
-        "returns tensors on the learner's device (tensor), in one process. auto is tensor for an environment that "
-        "exists only so, gym_vector where the vectorized implementation has the same spaces, else gym",
+        "registered with Gymnasium or that gives tensors (gym_vector), by EnvPool under its own ids (envpool), or by "
+        "one that takes and returns tensors on the learner's device (tensor), in one process. auto is tensor for an "
+        "environment that exists only so, gym_vector where the vectorized implementation has the same spaces, else gym",
     )
     atari_preprocessing: bool = _run(
         True,

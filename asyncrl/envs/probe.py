@@ -164,8 +164,9 @@ def _answers(
         gives_tensors = False
         if isinstance(env, SingleEnv) and env.gives_tensors:
             gives_tensors = True
-            if env_backend not in ("auto", "tensor"):
-                raise UsageError(f"{env_id} gives tensors: --env_backend is auto or tensor for it, not {env_backend}.")
+            if env_backend not in ("auto", "tensor", "gym_vector"):
+                text = f"{env_id} gives tensors: --env_backend is auto, tensor or gym_vector for it, not {env_backend}."
+                raise UsageError(text)
             if (problem := problem_of_mask(env.vector_env)) is not None:
                 raise UsageError(f"{env_id} cannot be used: {problem}.")
         if env_backend == "envpool" or gives_tensors:
@@ -173,7 +174,8 @@ def _answers(
         elif env_backend == "gym" and isinstance(env, SingleEnv):
             raise UsageError(f"{env_id} exists only as a vectorized environment: give --env_backend=gym_vector.")
         elif env_backend != "gym":
-            obstacle, resets = check_vectorized(env_id, env_kwargs, env, atari_preprocessing)
+            takes_tensors = env_backend == "gym_vector"
+            obstacle, resets = check_vectorized(env_id, env_kwargs, env, atari_preprocessing, takes_tensors)
             if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None, resets_within_step=resets)

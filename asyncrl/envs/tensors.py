@@ -1,16 +1,16 @@
 """Observations and actions of vectorized environments of tensors (`--env_backend=tensor`).
 
-Other modules of `asyncrl.envs` use arrays in host memory and do not import torch; here all data stays on the device.
+Other modules of `asyncrl.envs` use arrays in host memory and do not import torch; here all data stays on the device,
+but for the two classes at the end, whose observations and actions are arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import VectorEnv, VectorWrapper
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -20,6 +20,7 @@ from asyncrl.envs.actions import unit_of
 from asyncrl.envs.observations import ObservationMismatch, leaf_of, nest
 from asyncrl.envs.single import SingleEnv
 from asyncrl.envs.spec import BoxAction, EnvSpec, LeafAction, ObservationPart, TreeAction
+from asyncrl.integrations.simulated import map_tree
 
 
 class TensorRows:
@@ -148,18 +149,48 @@ class SingleTensorEnv(SingleEnv):
         self._device = torch.device("cpu")
 
     def _observe(self, observations: Any) -> Any:
-        if isinstance(observations, Mapping):
-            return {key: self._observe(inner) for key, inner in observations.items()}
-        if isinstance(observations, tuple):
-            return tuple(self._observe(inner) for inner in observations)
-        if not isinstance(observations, Tensor):
-            raise UsageError(f"--env_backend=tensor: {self.spec_id} gives {type(observations).__name__}, not tensors.")
-        self._device = observations.device
-        return observations[0].cpu().numpy()
+        def first(values: Any) -> Any:
+            if not isinstance(values, Tensor):
+                raise UsageError(f"--env_backend=tensor: {self.spec_id} gives {type(values).__name__}, not tensors.")
+            self._device = values.device
+            return values[0].cpu().numpy()
+
+        return map_tree(first, observations)
 
     def _batch_of(self, action: Any) -> Any:
-        if isinstance(action, Mapping):
-            return {key: self._batch_of(inner) for key, inner in action.items()}
-        if isinstance(action, tuple):
-            return tuple(self._batch_of(inner) for inner in action)
-        return torch.from_numpy(np.array(action)[np.newaxis]).to(self._device)
+        return map_tree(lambda leaf: torch.from_numpy(np.array(leaf)[np.newaxis]).to(self._device), action)
+
+
+class ArraysOfTensors(VectorWrapper):
+    """A vectorized environment of tensors as one of arrays in host memory (`--env_backend=gym_vector`).
+
+    So a process of its own can step a simulator on one device while the learner trains on another. Each step copies
+    actions to the simulator's device, and observations, rewards and ends from it; `infos` when an episode ends.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        self._device = torch.device("cpu")
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """As the environment's."""
+        obs, infos = self.env.reset(seed=seed, options=map_tree(self._as_tensor, options or {}) or None)
+        map_tree(self._note_device, obs)
+        return map_tree(_as_array, obs), map_tree(_as_array, infos)
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        """As the environment's; `infos` are empty in steps in which no episode ends."""
+        obs, *numbers, infos = self.env.step(map_tree(self._as_tensor, actions))
+        reward, terminated, truncated = map(_as_array, numbers)
+        has_ended = bool(terminated.any() or truncated.any())
+        return map_tree(_as_array, obs), reward, terminated, truncated, map_tree(_as_array, infos if has_ended else {})
+
+    def _note_device(self, values: Tensor) -> None:
+        self._device = values.device
+
+    def _as_tensor(self, values: Any) -> Any:
+        return torch.from_numpy(np.array(values)).to(self._device) if isinstance(values, np.ndarray) else values
+
+
+def _as_array(values: Any) -> Any:
+    return values.cpu().numpy() if isinstance(values, Tensor) else values

@@ -16,9 +16,15 @@ from asyncrl.algorithms import dqn
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import ParameterStore
-from asyncrl.learner.replay_learner import SUM_OF_INPUTS, ReplayLearner, TrainedPart
+from asyncrl.learner.replay_learner import (
+    SUM_OF_INPUTS,
+    ReplayLearner,
+    TargetNetwork,
+    TrainedNetwork,
+    TrainedPart,
+    perceptron_of,
+)
 from asyncrl.learner.replay_sampler import Transitions
-from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork, perceptron_of
 from asyncrl.learner.update_runner import Figures
 from asyncrl.models.dqn import QNetwork
 from asyncrl.models.encoders import Inputs
@@ -45,7 +51,6 @@ class DqnLearner(ReplayLearner):
         """Starts with the weights of the model, on `device`; `storage` allocates their memory."""
         super().__init__(model, config, device, storage := storage or ParameterStore())
         self.target_model = copy.deepcopy(self.model)
-        self._epsilon = config.exploration_initial_eps
         # Hand-written passes through a perceptron are faster than autograd and compute the same.
         has_passes = self.model.encoder is None and config.precision != "bf16"
         mlp = perceptron_of(self.model.mlp) if has_passes else None
@@ -54,6 +59,7 @@ class DqnLearner(ReplayLearner):
         self._pass, self._target_pass = MlpPass(config.nonlinearity), MlpPass(config.nonlinearity)
         self._set_up(
             self._update_by_autograd if mlp is None else self._update_by_passes,
+            DqnMetrics,
             acting=self._network,
             trained={_MODEL: TrainedPart(self._network, _FIGURES, "weights")},
             targets={_TARGET: self._target},
@@ -61,14 +67,11 @@ class DqnLearner(ReplayLearner):
 
     def train(self, batches: Sequence[Transitions], env_steps_before: int = 0) -> UpdateMetrics | None:
         """See `ReplayLearner.train`; also sets the probability of a choice at random."""
-        self._epsilon = exploration_rate(self._config, env_steps_before)
-        self.model.epsilon.fill_(self._epsilon)
+        epsilon = self._reported["exploration_rate"] = exploration_rate(self._config, env_steps_before)
+        self.model.epsilon.fill_(epsilon)
         metrics = super().train(batches, env_steps_before)
-        self.model.epsilon.fill_(self._epsilon)  # weight decay changes all parameters
+        self.model.epsilon.fill_(epsilon)  # weight decay changes all parameters
         return metrics
-
-    def _metrics_of(self, figures: dict[str, float]) -> DqnMetrics:
-        return DqnMetrics(**figures, learning_rate=self._learning_rate.value, exploration_rate=self._epsilon)
 
     def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """One update of any network."""

@@ -6,28 +6,192 @@ An update is a function of a batch of transitions, which each algorithm has: no 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
-from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork, matmul_dtype
 from asyncrl.learner.update_runner import Figures, Update, UpdateRunner, makes_graphs
+from asyncrl.models.block_network import BatchRenorm, UnitLinear
 from asyncrl.models.encoders import split_tensor
-from asyncrl.models.flat import block_size, write_block
+from asyncrl.models.flat import FlatParameters, block_size, write_block
 from asyncrl.models.sac import SacActor
+from asyncrl.models.stacked_mlp import StackedLayer, StackedMlp
 from asyncrl.monitoring.reports import UpdateMetrics
 from asyncrl.runtime.seeding import Stream, derive_seed, rank_seed
 
 SUM_OF_INPUTS = "sum of inputs"
 """A figure that is checked, because a rectifier may hide NaN, and is not a metric."""
+
+
+def matmul_dtype(precision: Literal["auto", "float32", "bf16"], device: torch.device) -> torch.dtype:
+    """The dtype of matrix products: auto is bfloat16 where the hardware has instructions for it; others are slower."""
+    if precision != "auto":
+        return torch.bfloat16 if precision == "bf16" else torch.float32
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float32
+    # AVX512-BF16 and AMX. A version of PyTorch that cannot check for one of them does not use it.
+    checks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    has_instructions = device.type == "cpu" and any(check() for check in checks if check is not None)
+    return torch.bfloat16 if has_instructions else torch.float32
+
+
+class LayerCopy:
+    """Layers of a flat tensor `[N]` for matrix products.
+
+    Attributes:
+        layers: views of the tensor; hidden layers of a copy if the products have another dtype.
+        hidden: the parts of tensor and copy that have the hidden layers; None without a copy.
+    """
+
+    def __init__(self, mlp: StackedMlp, flat: Tensor, dtype: torch.dtype) -> None:
+        size = mlp.num_hidden_parameters
+        copied = flat if flat.dtype == dtype else flat.to(dtype)
+        self.layers = (*mlp.layers_in(copied)[:-1], mlp.layers_in(flat)[-1])
+        self.hidden = None if copied is flat else (flat[:size], copied[:size])
+
+    def refresh(self) -> None:
+        """Updates the copy from the flat tensor."""
+        if self.hidden is not None:
+            flat, copied = self.hidden
+            copied.copy_(flat)
+
+
+class TrainedNetwork:
+    """A module with its gradient and optimizer.
+
+    Attributes:
+        flat: all parameters and their gradients.
+        weights: the layers for the products; None without passes.
+        layers: weights for hand-written passes; empty without passes.
+        gradients: where passes write gradients.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        mlp: StackedMlp | None,
+        config: TrainConfig,
+        dtype: torch.dtype,
+        storage: ParameterStore,
+        others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        """Makes the parameters of the module flat, under `name` in `storage`.
+
+        `mlp` has all layers of a module with hand-written passes, whose matrix products of hidden layers have `dtype`;
+        None if autograd trains the module. `others` are further tensors of the same optimizer and their gradients,
+        which are never clipped, by name in `storage`.
+        """
+        others = others or {}
+        self.flat = FlatParameters(module, hold=lambda initial: storage.allocate(name, initial))
+        self._gradient = self.flat.require_grad()
+        self.weights: LayerCopy | None = None
+        self._weight_gradients: LayerCopy | None = None
+        self.layers: tuple[StackedLayer, ...] = ()
+        self.gradients: tuple[StackedLayer, ...] = ()
+        if mlp is not None:
+            self.weights, self._weight_gradients = (
+                LayerCopy(mlp, flat, dtype) for flat in (self.flat.data, self._gradient)
+            )
+            self.layers, self.gradients = self.weights.layers, self._weight_gradients.layers
+        self.max_grad_norm = config.max_grad_norm
+        self._unit_layers = [layer for layer in module.modules() if isinstance(layer, UnitLinear)]
+        self._renorms = [layer for layer in module.modules() if isinstance(layer, BatchRenorm)]
+        self._weight_decay = config.weight_decay
+        statistics = {id(each) for layer in self._renorms for each in layer.statistics}
+        self._decayed = [each.data for each in module.parameters() if self._weight_decay and id(each) not in statistics]
+        self._ranks = storage.ranks
+        tensors, gradients = zip((self.flat.data, self._gradient), *others.values(), strict=True)
+        self._gradients = list(gradients)
+        self._optimizer = storage.optimizer([name, *others], tensors, gradients, config)
+
+    def step(self, learning_rate: float | Tensor, figures: Tensor) -> Tensor:
+        """Takes one step down the gradients, or skips it if a figure or the gradients' norm is not finite.
+
+        Returns the figures and the norm before clipping, [K + 1].
+
+        Args:
+            learning_rate: a scalar tensor on the parameters' device may change between replays of a CUDA graph.
+            figures: [K], means over the batch that must be finite; means over all ranks afterwards.
+        """
+        if self._weight_gradients is not None and self._weight_gradients.hidden is not None:
+            flat, copied = self._weight_gradients.hidden
+            flat.copy_(copied)
+        if self._ranks.num_ranks > 1:
+            moments = [each for layer in self._renorms for each in layer.batch_moments]
+            self._ranks.average([*self._gradients, *moments, figures])
+        norm = clip_gradient(self._gradient, self.max_grad_norm)
+        figures = torch.cat((figures, norm.unsqueeze(0)))
+        is_skipped = torch.isfinite(figures).all().logical_not()
+        if self._decayed:  # decoupled (Loshchilov and Hutter 2019, arXiv:1711.05101)
+            factor = 1.0 - is_skipped.logical_not() * (learning_rate * self._weight_decay)
+            torch._foreach_mul_(self._decayed, factor.to(figures.dtype))
+        self._optimizer.step(learning_rate, is_skipped.float())
+        for unit_layer in self._unit_layers:
+            unit_layer.project()
+        for renorm in self._renorms:
+            renorm.update_statistics(is_skipped)
+        if self.weights is not None:
+            self.weights.refresh()
+        return figures
+
+    @contextlib.contextmanager
+    def normalizing_by_batch(self) -> Iterator[None]:
+        """Inside, batch renormalization takes the batch's statistics; the next `step` moves the running ones."""
+        for layer in self._renorms:
+            layer.uses_batch = True
+        yield
+        for layer in self._renorms:
+            layer.uses_batch = False
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that continue the training; after writing to them call `weights.refresh`."""
+        kinds = {
+            "value": self._optimizer.parameters,
+            "exp_avg": self._optimizer.exp_avgs,
+            "exp_avg_sq": self._optimizer.exp_avg_sqs,
+            "step": self._optimizer.steps,
+        }
+        return {f"{name}.{number}": tensor for name, kind in kinds.items() for number, tensor in enumerate(kind)}
+
+
+class TargetNetwork:
+    """A module that follows a trained network of the same shape.
+
+    Attributes:
+        flat: [N], all parameters.
+        weights: the layers for the products; None without passes.
+        layers: weights for hand-written passes; empty without passes.
+    """
+
+    def __init__(
+        self, name: str, module: nn.Module, mlp: StackedMlp | None, dtype: torch.dtype, storage: ParameterStore
+    ) -> None:
+        """As `TrainedNetwork`; `mlp` is any with the layers of the module."""
+        self._storage = storage
+        self.flat = FlatParameters(module, with_grad=False, hold=lambda initial: storage.allocate(name, initial)).data
+        self.weights = None if mlp is None else LayerCopy(mlp, self.flat, dtype)
+        self.layers = () if self.weights is None else self.weights.layers
+
+    def follow(self, trained: TrainedNetwork, share: float) -> None:
+        """Moves towards the trained network by a share of the difference."""
+        self._storage.polyak_update(self.flat, trained.flat.data, share)
+        if self.weights is not None:
+            self.weights.refresh()
+
+
+def perceptron_of(network: nn.Module) -> StackedMlp | None:
+    """The network, if hand-written passes know it."""
+    return network if isinstance(network, StackedMlp) else None
 
 
 @dataclass
@@ -45,7 +209,7 @@ class TrainedPart:
     weights: str
 
 
-class ReplayLearner(ABC):
+class ReplayLearner:
     """Owns the networks, their optimizers, and the running statistics of observations.
 
     Attributes:
@@ -78,10 +242,12 @@ class ReplayLearner(ABC):
         own_seed = derive_seed(rank_seed(config.seed, self.ranks.rank), Stream.LEARNER)
         self._generator = torch.Generator(device).manual_seed(own_seed)
         self._graphs: UpdateRunner | None = None
+        self._reported: dict[str, float] = {}  # metrics that are no figures of steps
 
     def _set_up(
         self,
         update: Update,
+        metrics_type: Callable[..., UpdateMetrics],
         acting: TrainedNetwork,
         trained: Mapping[str, TrainedPart],
         targets: Mapping[str, TargetNetwork],
@@ -91,12 +257,14 @@ class ReplayLearner(ABC):
 
         Args:
             update: returns the figures of each part, in the order of `trained`, and perhaps errors `[B]`.
+            metrics_type: what `train` returns, made from the means of all figures and what is reported beside them.
             acting: the network of the policy.
             trained: first the one without whose step an update counts as skipped.
             targets: target networks.
             others: further tensors of the state.
         """
         self._update = update
+        self._metrics_type = metrics_type
         self._acting = acting
         self._trained = dict(trained)
         self._targets = dict(targets)
@@ -168,6 +336,7 @@ class ReplayLearner(ABC):
         """
         self._learning_rate.start_dataset(env_steps_before)
         self._rate.fill_(self._learning_rate.value)
+        self._reported["learning_rate"] = self._learning_rate.value
         figures = []
         if batches[0].obs.device != self.device:
             batches = [batch.to(self.device) for batch in batches]  # all of them first: a transfer waits for updates
@@ -189,10 +358,6 @@ class ReplayLearner(ABC):
     def _inputs_of(self, batch: Transitions, trains_actor: bool) -> Sequence[Tensor]:
         """The tensors that an update reads: the batch, and what is drawn for it."""
         return batch
-
-    @abstractmethod
-    def _metrics_of(self, figures: dict[str, float]) -> UpdateMetrics:
-        """The metrics with these means of the parts' figures."""
 
     def _metrics(self, figures_of_parts: Sequence[Figures], last_batch: Transitions) -> UpdateMetrics | None:
         """Means over the steps that were taken, in one transfer to the host."""
@@ -221,7 +386,7 @@ class ReplayLearner(ABC):
             return None
         means = dict(zip(names, numbers, strict=False))  # the rest are flags
         del means[SUM_OF_INPUTS]
-        return self._metrics_of(means)
+        return self._metrics_type(**means, **self._reported)
 
     def state_dict(self) -> LearnerState:
         """Copies the complete state of the learner; the copies share no memory with it or with one another.

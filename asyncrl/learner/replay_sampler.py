@@ -78,7 +78,7 @@ class ReplaySampler:
                 whole[torch.from_numpy(lost)] = part
         else:
             raise RuntimeError("the replay is overwritten faster than it can be read: raise --replay_size")
-        tensors = to_device(drawn, self._device)
+        tensors = drawn if drawn.obs.device == self._device else to_device(drawn, self._device)
         parts = (tensor.view(num_batches, batch_size, *tensor.shape[1:]) for tensor in tensors)
         return [Transitions(*own) for own in zip(*parts, strict=True)]
 

@@ -18,10 +18,16 @@ from asyncrl.algorithms import sac
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import ParameterStore
-from asyncrl.learner.replay_learner import SUM_OF_INPUTS, ReplayLearner, TrainedPart
+from asyncrl.learner.replay_learner import (
+    SUM_OF_INPUTS,
+    ReplayLearner,
+    TargetNetwork,
+    TrainedNetwork,
+    TrainedPart,
+    perceptron_of,
+)
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.state import LearnerState
-from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork, perceptron_of
 from asyncrl.learner.update_runner import Figures
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.mlp_pass import MlpPass
@@ -81,6 +87,7 @@ class SacLearner(ReplayLearner):
         self._inputs = torch.empty(0)
         self._set_up(
             self._update_by_passes if has_passes else self._update_by_autograd,
+            SacMetrics,
             acting=self._actor,
             trained={
                 CRITIC: TrainedPart(self._critic, _CRITIC_FIGURES, "critics' weights"),
@@ -98,14 +105,11 @@ class SacLearner(ReplayLearner):
         return set() if adapted <= state.optimizer.keys() else adapted
 
     def _inputs_of(self, batch: Transitions, trains_actor: bool) -> Sequence[Tensor]:
-        return *batch, self._noise(batch, trains_actor)
-
-    def _noise(self, batch: Transitions, trains_actor: bool) -> Tensor:
-        """Noise of continuous actions at all observations, without the first ones if the policy is not trained."""
+        """The batch, and noise for actions at all observations, the first ones only if the policy is trained."""
         rows, num_between = batch.between_discount.shape
         shape = ((num_between + (2 if trains_actor else 1)) * rows, self._parts.num_continuous)
         own = self.model.statistics
-        return torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
+        return *batch, torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
 
     def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """One update of any networks; returns figures of the critics `[C]`, and `[A]` of the policy if trained."""
@@ -264,7 +268,8 @@ class SacLearner(ReplayLearner):
 
     def _target_of(self, batch: Transitions, next_value: Tensor, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
         """The critics' targets; `log_prob` is of actions at the observations between and the next ones."""
-        return sac.soft_target(self._reward_of(batch, log_prob, ent_coef), batch.discount, next_value)
+        reward = self._reward_of(batch, log_prob, ent_coef) if batch.between_discount.numel() else batch.reward
+        return sac.soft_target(reward, batch.discount, next_value)
 
     def _reward_of(self, batch: Transitions, log_prob: Tensor, ent_coef: Tensor) -> Tensor:
         """The rewards `[B]` of the steps, with the entropy terms between them."""
@@ -285,13 +290,16 @@ class SacLearner(ReplayLearner):
 
     def _step_actor(self, loss: Tensor, entropy: Tensor, ent_coef: Tensor, obs: Inputs | None) -> Tensor:
         """Takes a step of the policy down its gradient, and of the entropy coefficient; returns figures."""
-        target: Tensor | float | None = self._target_entropy
-        if target is None:
-            assert obs is not None
-            target = -float(self._parts.num_continuous) + 0.5 * self._max_entropy_of_choices(obs)
-        adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, target)
-        self._ent_coef_gradient.copy_(adapting.gradient)
-        return self._actor.step(self._rate, torch.stack((loss, ent_coef, adapting.value, entropy)))
+        ent_coef_loss = torch.zeros_like(loss)
+        if self._config.ent_coef == "auto":
+            target: Tensor | float | None = self._target_entropy
+            if target is None:
+                assert obs is not None
+                target = -float(self._parts.num_continuous) + 0.5 * self._max_entropy_of_choices(obs)
+            adapting = sac.ent_coef_loss(self._log_ent_coef[0], entropy, target)
+            self._ent_coef_gradient.copy_(adapting.gradient)
+            ent_coef_loss = adapting.value
+        return self._actor.step(self._rate, torch.stack((loss, ent_coef, ent_coef_loss, entropy)))
 
     def _max_entropy_of_choices(self, obs: Inputs) -> Tensor:
         """The largest possible entropy of choices that masks allow, as a mean over observations."""
@@ -299,11 +307,6 @@ class SacLearner(ReplayLearner):
         counts = torch.stack([part.sum(1) for part in torch.split(allowed, self._parts.sizes, dim=1)], 1)
         sizes = torch.tensor(self._parts.sizes, device=counts.device)
         return torch.where(counts > 0, counts, sizes).log().sum(1).mean()  # a mask that forbids all is ignored
-
-    def _metrics_of(self, figures: dict[str, float]) -> SacMetrics:
-        if self._config.ent_coef != "auto":
-            figures["ent_coef_loss"] = 0.0
-        return SacMetrics(**figures, learning_rate=self._learning_rate.value)
 
 
 def _expected(log_probs: Tensor, values: Tensor) -> Tensor:

@@ -17,9 +17,15 @@ from asyncrl.algorithms.sac import critic_loss
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.optimizer import ParameterStore
-from asyncrl.learner.replay_learner import SUM_OF_INPUTS, ReplayLearner, TrainedPart
+from asyncrl.learner.replay_learner import (
+    SUM_OF_INPUTS,
+    ReplayLearner,
+    TargetNetwork,
+    TrainedNetwork,
+    TrainedPart,
+    perceptron_of,
+)
 from asyncrl.learner.replay_sampler import Transitions
-from asyncrl.learner.trained_network import TargetNetwork, TrainedNetwork, perceptron_of
 from asyncrl.learner.update_runner import Figures
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.mlp_pass import MlpPass
@@ -69,6 +75,7 @@ class Td3Learner(ReplayLearner):
         self._first_pass = MlpPass(config.nonlinearity)
         self._set_up(
             self._update_by_passes if has_passes else self._update_by_autograd,
+            Td3Metrics,
             acting=self._actor,
             trained={
                 _CRITIC: TrainedPart(self._critic, _CRITIC_FIGURES, "critics' weights"),
@@ -81,9 +88,6 @@ class Td3Learner(ReplayLearner):
         own = self.model.statistics
         shape = (len(batch.reward), self.model.distribution.num_actions)
         return *batch, torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
-
-    def _metrics_of(self, figures: dict[str, float]) -> Td3Metrics:
-        return Td3Metrics(**figures, learning_rate=self._learning_rate.value)
 
     def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """One update of any networks."""

@@ -151,11 +151,16 @@ def run(
 
 
 def _with_backend_of(spec: EnvSpec, config: TrainConfig, given: Collection[str]) -> TrainConfig:
-    """The settings for an environment of tensors if `env_backend` is auto; those that the user gave stay."""
-    if not spec.gives_tensors or config.env_backend != "auto":
+    """The settings for an environment of tensors; those that the user gave stay.
+
+    One that is stepped as arrays is one simulator in one worker, unless the user asks for more.
+    """
+    if not spec.gives_tensors or config.env_backend == "tensor":
         return config
-    needed = {name: value for name, value in NEEDED_BY_TENSORS.items() if name not in given}
-    return config.model_copy(update={"env_backend": "tensor", **needed})
+    is_tensor = config.env_backend == "auto"
+    wanted = NEEDED_BY_TENSORS if is_tensor else {"num_workers": 1, "worker_num_splits": 1}
+    changes = {name: value for name, value in wanted.items() if name not in given}
+    return config.model_copy(update={**changes, "env_backend": "tensor" if is_tensor else config.env_backend})
 
 
 def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfig, list[Problem]]:

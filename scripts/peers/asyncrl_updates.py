@@ -1,12 +1,14 @@
-"""Times asyncrl's updates alone: SAC, TD3 or DQN with a replay, or A2C on one rollout, which is always the same.
+"""Times asyncrl's updates alone: SAC, TD3 or DQN with a replay, A2C or PPO on one rollout, which is always the same.
 
-Usage: asyncrl_updates.py OPTIONS, JSON: env, algo ("sac", "td3", "dqn" or "a2c"), storage, precision, threads,
-seconds, warm_up_s, seed. Prints one line of JSON: {"per_s": ...}, updates a second.
+Usage: asyncrl_updates.py OPTIONS, JSON: env, algo ("sac", "td3", "dqn", "a2c" or "ppo"), storage, precision, threads,
+seconds, warm_up_s, seed, perhaps device and compile. Prints one line of JSON: {"per_s": ...}, updates a second; of PPO
+samples a second, each of which is used in ten passes over 2,048 of them in minibatches of 64.
 
 The storage "own" means the learner of the actor/learner backend, "shared" that of a single Hogwild worker. An update of
 A2C includes the exchange of weights in its backend: the learner publishes after it, the worker pulls before it.
 """
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -47,6 +49,11 @@ from asyncrl.rollout.worker import Split
 NUM_RANDOM_STEPS = 5000
 UPDATES_AT_ONCE = 16
 CPU = torch.device("cpu")
+REPLAY = ["--encoder_mlp_layers=[256,256]", "--batch_size=256"]
+PPO = [
+    *("--num_envs_per_worker=1", "--rollout=2048", "--batch_size=64", "--num_batches_per_epoch=32", "--num_epochs=10"),
+    *("--encoder_mlp_layers=[64,64]", "--target_kl=none", "--preset=none"),
+]
 
 
 def main() -> int:
@@ -55,11 +62,11 @@ def main() -> int:
     algo, is_shared = options["algo"], options["storage"] == "shared"
     # Both use the preset of Hogwild, so that the rollout and the work are the same.
     flags = [f"--env={options['env']}", f"--algo={'a3c' if algo == 'a2c' else algo}", "--num_workers=1"]
-    if algo != "a2c":
-        flags += ["--encoder_mlp_layers=[256,256]", "--batch_size=256"]
+    flags += [f"--device={options.get('device', 'cpu')}", f"--compile={options.get('compile', 'auto')}"]
+    flags += {"a2c": [], "ppo": PPO}.get(algo, REPLAY)
     config = load([*flags, f"--precision={options['precision']}", f"--seed={options['seed']}"]).config
     spec = read_spec(gymnasium.make(config.env), config.env)
-    make = make_a2c_updates if algo == "a2c" else make_replay_updates
+    make = {"a2c": make_a2c_updates, "ppo": make_ppo_updates}.get(algo, make_replay_updates)
     update, at_once = make(config, spec, is_shared)
     print(json.dumps({"per_s": at_once * calls_per_s(update, options["warm_up_s"], options["seconds"])}))
     return 0
@@ -79,8 +86,9 @@ def make_replay_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> 
     if is_shared:
         arena = shared_arena(spec, config, lambda begun: make_learner(model, config, spec, CPU, begun))
         storage = SharedStorage(arena, owner=1)
-    learner = make_learner(model, config, spec, CPU, storage)
-    sampler = ReplaySampler(stripes, config.n_step, config.gamma, config.reward_scale, None, config.seed)
+    device = torch.device(config.device)
+    learner = make_learner(model, config, spec, device, storage)
+    sampler = ReplaySampler(stripes, config.n_step, config.gamma, config.reward_scale, None, config.seed, device)
     return lambda: learner.train(sampler.sample(UPDATES_AT_ONCE, config.batch_size)), UPDATES_AT_ONCE
 
 
@@ -113,6 +121,26 @@ def make_a2c_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tup
                 learner.publication(block)
 
     return update, 1
+
+
+def make_ppo_updates(config: TrainConfig, spec: EnvSpec, is_shared: bool) -> tuple[Callable[[], Any], int]:
+    """Returns a function that trains on one dataset, and the number of its samples."""
+    device = torch.device(config.device)
+    collected = collect(config, spec)
+    fields = {field.name: getattr(collected, field.name) for field in dataclasses.fields(collected)}
+    dataset = Dataset(**{name: each.to(device) if torch.is_tensor(each) else each for name, each in fields.items()})
+    # No sample is older than the last publication, so no older policy is kept.
+    learner = OnPolicyLearner(ActorCritic(spec, config), config.model_copy(update={"max_policy_lag": 0}), device)
+    block = learner.publication()
+
+    def update() -> None:
+        dataset.policy_version.fill_(learner.policy_version)
+        for _ in learner.updates(dataset, 0):
+            pass
+        learner.publication(block)
+        learner.take_metrics()
+
+    return update, config.batch_size * config.num_batches_per_epoch
 
 
 def collect(config: TrainConfig, spec: EnvSpec) -> Dataset:

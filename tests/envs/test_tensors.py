@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array
+from probe_envs import EndlessReward
+from tensor_envs import AsTensors
 
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ActionMapping
@@ -17,7 +19,7 @@ from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.probe import probe
 from asyncrl.envs.spaces import spec_of_spaces
-from asyncrl.envs.tensors import TensorActions, TensorRows
+from asyncrl.envs.tensors import ArraysOfTensors, TensorActions, TensorRows
 
 CPU = torch.device("cpu")
 VECTOR = Box(-1, 1, (3,), np.float64)
@@ -125,9 +127,30 @@ def test_an_environment_of_tensors_is_recognized() -> None:
     made = probe("tensor_envs:make_cart_pole", {"max_episode_steps": 20}, env_backend="auto")
     assert made.gives_tensors and made.observation == spec.observation
     assert not probe("tensor_envs:ArrayCartPole-v0", env_backend="auto").gives_tensors
-    for backend in ("gym", "gym_vector"):
-        with pytest.raises(UsageError, match="gives tensors: --env_backend is auto or tensor for it, not gym"):
-            probe("tensor_envs:TensorCartPole-v0", env_backend=backend)
+    assert probe("tensor_envs:TensorCartPole-v0", env_backend="gym_vector") == spec
+    with pytest.raises(UsageError, match="gives tensors: --env_backend is auto, tensor or gym_vector for it, not gym"):
+        probe("tensor_envs:TensorCartPole-v0", env_backend="gym")
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_what_gives_tensors_can_be_stepped_with_arrays(mode: AutoresetMode) -> None:
+    def make() -> VectorEnv[Any, Any, Any]:
+        return SyncVectorEnv([lambda: EndlessReward(False), lambda: EndlessReward(True, 7)], autoreset_mode=mode)
+
+    arrays, converted = make(), ArraysOfTensors(AsTensors(make()))
+    expected, found = arrays.reset(seed=3)[0], converted.reset(seed=3)[0]
+    for step in range(30):
+        actions = np.array([step % 2, 0])
+        np.testing.assert_array_equal(found, expected)
+        (expected, *numbers, infos), (found, *own_numbers, own_infos) = arrays.step(actions), converted.step(actions)
+        for number, own in zip(numbers, own_numbers, strict=True):
+            np.testing.assert_array_equal(own, number)
+        has_ended = np.logical_or(*numbers[1:])
+        assert bool(own_infos) == (has_ended.any() and mode == AutoresetMode.SAME_STEP)
+        for env in np.flatnonzero(has_ended) if mode == AutoresetMode.SAME_STEP else ():
+            np.testing.assert_array_equal(own_infos["final_obs"][env], infos["final_obs"][env])
+        if mode == AutoresetMode.DISABLED and has_ended.any():
+            expected, found = (env.reset(options={"reset_mask": has_ended})[0] for env in (arrays, converted))
 
 
 def test_masks_are_refused_where_an_action_may_be_chosen_with_another_ones_mask() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 from types import SimpleNamespace
 from typing import Any
@@ -239,8 +240,8 @@ class GivenNoise(SacLearner):
 
     given: list[Tensor]
 
-    def _noise(self, batch: Transitions, trains_actor: bool) -> Tensor:
-        return self.given[self.policy_version - 1]
+    def _inputs_of(self, batch: Transitions, trains_actor: bool) -> Sequence[Tensor]:
+        return *batch, self.given[self.policy_version - 1]
 
 
 def off_policy(spec: EnvSpec, ranks: Ranks, noise: list[Tensor]) -> GivenNoise:

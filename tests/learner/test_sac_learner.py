@@ -21,9 +21,9 @@ from unavoidable import needs_cuda
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
+from asyncrl.learner.replay_learner import matmul_dtype
 from asyncrl.learner.replay_sampler import Transitions
 from asyncrl.learner.sac import SacLearner
-from asyncrl.learner.trained_network import matmul_dtype
 from asyncrl.models.distributions import SquashedGaussian
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.flat import FlatParameters, read_block

@@ -45,6 +45,14 @@ def test_values_are_right_in_each_mode(autoreset_mode: str, terminates: bool, tm
     assert trained.values(*observations) == pytest.approx(expected, abs=0.25)
 
 
+@pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
+def test_values_are_right_if_a_worker_of_its_own_steps_the_simulator(autoreset_mode: str, tmp_path: Path) -> None:
+    kwargs = {"autoreset_mode": autoreset_mode, "terminates": False}
+    settings = {"env_backend": "gym_vector", "num_workers": 1, "env_kwargs": kwargs, "gamma": 0.8}
+    trained = run(tmp_path, "async-local", "tensor_envs:TensorEndlessReward-v0", **settings, train_for_env_steps=16_000)
+    assert trained.values([0.0, 0.0], [1.0, 0.0]) == pytest.approx([5.0, -1.0], abs=0.25)
+
+
 def test_a_recurrent_policy_is_trained_on_the_device(tmp_path: Path) -> None:
     settings = {"use_rnn": True, "rnn_size": 8, "rollout": 8, "recurrence": 4, "batch_size": 128}
     settings |= {"eval_every_env_steps": 500, "eval_episodes": 4}
