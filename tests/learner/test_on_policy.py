@@ -544,10 +544,8 @@ def test_reduced_products_give_nearly_the_same_gradients(spec: EnvSpec, memory: 
     settings: dict[str, Any] = {"encoder_mlp_layers": [64, 64], "num_batches_per_epoch": 1, "num_epochs": 1, **memory}
     settings["rollout"] = 8
     (exact, actor), (reduced, _) = make(spec, **settings), make(spec, precision="bf16", **settings)
-    dtypes, core_dtypes = set(), set()
+    dtypes = set()
     reduced.model.actor.register_forward_hook(lambda module, given, features: dtypes.add(features.dtype))
-    if (core := reduced.model.actor_core) is not None:
-        core.rnn.register_forward_hook(lambda module, given, result: core_dtypes.add(result[0][0].dtype))
     for _ in range(5):
         dataset = actor.collect(actor.receive(exact))
         reduced.load_state_dict(exact.state_dict())
@@ -557,7 +555,6 @@ def test_reduced_products_give_nearly_the_same_gradients(spec: EnvSpec, memory: 
         cosine = torch.nn.functional.cosine_similarity(exact._gradient, reduced._gradient, dim=0)
         assert cosine > 0.99
     assert dtypes == {torch.bfloat16}
-    assert core_dtypes <= {torch.float32}, "rounding errors of a recurrent core would add up"
     assert all(tensor.dtype == torch.float32 for tensor in reduced.model.parameters())
 
 
