@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if result.spec is not None:
             print(f"{'environment:':<15} {result.spec}")
         print(format_plan(result.plan, result.arena_bytes, result.free_bytes))
+        if result.traffic is not None:
+            print(f"{'network:':<15} {result.traffic.describe(loaded.config.cluster_bandwidth_mbit)}")
         if options.print_config:
             print(format_settings(loaded, result.plan))
         sys.stdout.flush()
@@ -85,6 +87,7 @@ def _as_data(loaded: LoadedConfig, result: preflight.Preflight, with_config: boo
         "warnings": [dataclasses.asdict(warning) for warning in result.warnings],
         "environment_failure": result.environment_failure,
         "environment": None if result.spec is None else result.spec.to_data(),
+        "traffic": None if result.traffic is None else dataclasses.asdict(result.traffic),
         "plan": None if result.problems else plan_as_data(result.plan, result.arena_bytes, result.free_bytes),
     }
     if with_config and not result.problems:

@@ -97,6 +97,10 @@ def raise_run_failed(reports: ReportSender) -> None:
     raise RunFailed("environment 7 failed", "only what matters")
 
 
+def lose_a_machine(reports: ReportSender) -> None:
+    raise RunFailed("its actor has ended", is_death=True)
+
+
 def sleep(reports: ReportSender) -> None:
     time.sleep(300.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -76,7 +77,21 @@ def context() -> BaseContext:
 
 @pytest.fixture
 def leaves_nothing() -> Iterator[None]:
-    """Fails the test if it leaves a child process, an open descriptor, or an entry in /dev/shm.
+    """Fails the test if it leaves a child process, an open descriptor, or an entry in /dev/shm."""
+    with nothing_is_left():
+        yield
+
+
+@pytest.fixture(scope="module")
+def module_leaves_nothing() -> Iterator[None]:
+    """Fails if the tests of a module together leave something, where they share what takes long to start."""
+    with nothing_is_left():
+        yield
+
+
+@contextlib.contextmanager
+def nothing_is_left() -> Iterator[None]:
+    """Fails if what is done meanwhile leaves a child process, an open descriptor, or an entry in /dev/shm.
 
     Fork server and resource tracker are started before, with their pipes, so that none of theirs is new.
     """

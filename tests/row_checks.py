@@ -107,7 +107,9 @@ class Counts:
     rest: int
 
 
-def check_on_policy(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | None, deaths: int = 0) -> Counts:
+def check_on_policy(
+    finished: FinishedRun, ledgers: Path, mode: AutoresetMode | None, deaths: int = 0, lost_with_machines: int = 0
+) -> Counts:
     """Checks all that an on-policy run trained on.
 
     Args:
@@ -115,6 +117,7 @@ def check_on_policy(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | 
         ledgers: folder of the ledgers.
         mode: see `ExpectedRows`.
         deaths: rollout workers that were killed.
+        lost_with_machines: samples that may have been lost with pools of workers, which nobody can count.
     """
     lives, plan = read_ledgers(ledgers), finished.plan
     expected = {number: ExpectedRows(life, mode) for number, life in lives.items()}
@@ -139,7 +142,7 @@ def check_on_policy(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | 
     else:
         interrupted = trained + gaps + rest - finished.outcome.env_steps
         assert 0 <= interrupted <= num_dead, "the run counts the steps that were made"
-    reported = finished.learner_reports[-1].dropped_samples
+    reported = finished.learner_reports[-1].dropped_samples + finished.dropped_by_workers
     assert gaps <= reported, f"{gaps} samples were lost, {reported} were reported as dropped"
     assert reported <= gaps + rest, "what was reported as dropped was not trained on"
     if plan.hogwild is None:
@@ -147,7 +150,7 @@ def check_on_policy(finished: FinishedRun, ledgers: Path, mode: AutoresetMode | 
     else:  # a Hogwild worker's rollout goes with it
         in_hand = (plan.num_envs + num_dead) * plan.rollout
     unreported = gaps + rest - reported
-    assert unreported <= in_hand + num_dead, f"{unreported} samples were lost without a report"
+    assert unreported <= in_hand + num_dead + lost_with_machines, f"{unreported} samples were lost without a report"
     return Counts(num_lives, trained, gaps, rest)
 
 

@@ -37,9 +37,9 @@ from asyncrl.learner.replay_sampler import ReplaySampler, Transitions
 from asyncrl.learner.worker import LearnerOutcome
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.flat import write_block
-from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report
+from asyncrl.monitoring.reports import InferenceReport, LearnerReport, Report, RolloutReport
 from asyncrl.policy import load_policy
-from asyncrl.run import runner
+from asyncrl.run import rollout_process, runner
 from asyncrl.run.setup import RunSetup
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.checkpoint import Checkpoint
@@ -98,6 +98,11 @@ class FinishedRun:
     def learner_reports(self) -> list[LearnerReport]:
         """One for each dataset, or a few a second for learning from a replay."""
         return [report for report in self.reports if isinstance(report, LearnerReport)]
+
+    @property
+    def dropped_by_workers(self) -> int:
+        """Samples that workers reported as dropped, or the pool of workers that died."""
+        return sum(report.failures.num_dropped for report in self.reports if isinstance(report, RolloutReport))
 
     @property
     def inference_reports(self) -> list[InferenceReport]:
@@ -199,7 +204,7 @@ def _run(setup: RunSetup, recorded: bool, folder: Path, reports: list[Report]) -
     start_loading_modules(context)
     mains: dict[str, Any] = {"_learner_main": recording_learner_main, "_inference_main": recording_inference_main}
     if setup.plan.hogwild is not None:
-        mains = {"_rollout_main": recording_rollout_main}
+        mains = {"rollout_main": recording_rollout_main}
     with mock.patch.multiple(runner, **mains) if recorded else contextlib.nullcontext():
         return runner.run_parallel(setup, context, lambda role: folder / f"{role}.log", reports.append, steer)
 
@@ -213,7 +218,7 @@ def recording_learner_main(setup: RunSetup, *args: Any) -> LearnerOutcome:
 def recording_rollout_main(setup: RunSetup, *args: Any) -> None:
     """The process of a Hogwild worker, recorded."""
     with recording(setup.checkpoints.parent):
-        runner._rollout_main(setup, *args)
+        rollout_process.rollout_main(setup, *args)
 
 
 def recording_inference_main(setup: RunSetup, server_idx: int, *args: Any) -> None:

@@ -200,3 +200,22 @@ def test_keys_that_only_the_critic_sees_are_there_and_leave_the_actor_something(
     assert checked("--env=Keys-v0", "--critic_only_keys=hidden").problems == ()
     (problem,) = checked("--env=Choice-v0", "--critic_only_keys=hidden").problems
     assert "there are none" in str(problem)
+
+
+def test_other_goals_need_single_environments_with_goals(probed: dict[str, EnvSpec]) -> None:
+    parts = [ObservationPart((name,), "numbers", (3,), "float64") for name in ("achieved_goal", "desired_goal")]
+    goals = EnvSpec("Goals-v0", ObservationLayout(tuple(parts)), DiscreteAction(2, 0), None, computes_reward=True)
+    other = dataclasses.replace(parts[1], shape=(4,))
+    kinds = {
+        "": goals,
+        "needs observations with arrays of numbers achieved_goal": probed["Choice-v0"],
+        "of the same shape, not (3,) and (4,)": dataclasses.replace(
+            goals, observation=ObservationLayout((parts[0], other))
+        ),
+        "a method compute_reward(achieved_goal": dataclasses.replace(goals, computes_reward=False),
+        "needs single environments": dataclasses.replace(goals, is_vectorized=True),
+    }
+    for words, probed["Goals-v0"] in kinds.items():
+        for algo in ("dqn", "sac"):
+            found = checked("--env=Goals-v0", f"--algo={algo}", "--her_goals=2").problems
+            assert [words in problem.text for problem in found] == [True] * bool(words)

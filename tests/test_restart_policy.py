@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from asyncrl.run.restart_policy import CLEAN_UP_TIMEOUT_S, RestartPolicy, Worker
 from asyncrl.runtime.processes import ChildFailure, ChildResult, LearnerDied, RunFailed
 
 WORKERS = ("rollout-0", "rollout-1")
+WORKERS_OF = {name: (worker_idx,) for worker_idx, name in enumerate(WORKERS)}
 
 
 class FakeProcessManager:
@@ -54,7 +55,9 @@ class FakeProcessManager:
 class Run:
     """Two rollout workers of asynchronous PPO with local inference, whose clock the test moves."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, workers: Mapping[str, Sequence[int]] = WORKERS_OF, **settings: Any
+    ) -> None:
         self.now = 1000.0
         clock = types.SimpleNamespace(monotonic=self._read_clock)
         monkeypatch.setattr(restart_policy, "time", clock)
@@ -67,7 +70,7 @@ class Run:
         setup = types.SimpleNamespace(config=config, control=self.control, worker_deaths=self.worker_deaths)
         setup.for_restart = lambda: setup
         self.manager, self.reports = FakeProcessManager(), []
-        specs = [WorkerSpec(name, print, (), worker_idx) for worker_idx, name in enumerate(WORKERS)]
+        specs = [WorkerSpec(name, print, (), indices) for name, indices in workers.items()]
         self.restarts = RestartPolicy(self.manager, setup, specs, wake_all=self._settle, send=self.reports.append)
         self.settles = True
 
@@ -115,6 +118,21 @@ def test_a_death_before_an_episode_was_finished_may_be_the_machines_doing(run: R
     run.restarts.handle_failures([died("rollout-0")])
     run.look_after(1.0)
     assert run.manager.started == [*WORKERS, "rollout-0"]
+
+
+def test_a_pool_that_dies_is_started_again_when_the_slots_of_all_its_workers_are_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, {"pool-0": (0, 1)}, max_restarts=2)
+    run.settles = False
+    run.restarts.handle_failures([died("pool-0")])
+    assert run.worker_deaths.pending_for_learner() == [0, 1]
+    for worker_idx in (0, 1):
+        run.look_after(1.0)
+        assert run.manager.started == ["pool-0"]
+        run.worker_deaths.acknowledge_as_learner(worker_idx)
+    run.look_after(1.0)
+    assert run.manager.started == ["pool-0", "pool-0"]
 
 
 def test_who_raises_later_is_started_again_after_a_while_that_grows(run: Run) -> None:

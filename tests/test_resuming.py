@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import pickle
 from pathlib import Path
@@ -14,11 +15,13 @@ from layouts import vector_observation
 
 from asyncrl.cli.console import Console
 from asyncrl.config.errors import ConfigError, UsageError
+from asyncrl.config.fixed_settings import changes
 from asyncrl.config.loading import LoadedConfig, load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import Action, BoxAction, Channels, DiscreteAction, EnvSpec, ObservationLayout, ObservationPart
+from asyncrl.models.factory import make_acting_model
 from asyncrl.monitoring.summary import ResumedTotals
 from asyncrl.observers.observer import Run, StartPoint
 from asyncrl.run import resuming
@@ -48,7 +51,7 @@ def test_saved_settings_stand_for_the_preset_and_flags_stand_above_them(folder: 
     assert loaded.preset is None
     assert (loaded.config.env, loaded.config.learning_rate, loaded.config.seed) == ("CartPole-v1", 0.5, 4)
     assert (loaded.origins["learning_rate"], loaded.origins["seed"]) == ("saved run", "flag")
-    assert [str(change) for change in resuming.changes(loaded.saved, loaded.config)] == ["seed: 3 -> 4"]
+    assert [str(change) for change in changes(loaded.saved, loaded.config)] == ["seed: 3 -> 4"]
 
 
 def test_what_a_command_says_of_the_folder_is_never_taken_from_the_saved_run(folder: RunFolder) -> None:
@@ -194,19 +197,16 @@ def test_a_run_in_whose_folder_somebody_put_a_pickle_does_not_go_on(tmp_path: Pa
         resuming.find_checkpoint(tmp_path, SPEC, PLAN)
 
 
-def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environments_is_refused(tmp_path: Path) -> None:
-    layout = {"replay_splits": 1, "replay_envs": 4, "updates_due": 3}
-    state = {"env_steps": 1, "elapsed_s": 0.0, "spec": SPEC.to_data(), **layout}
+def test_a_damaged_replay_makes_a_checkpoint_damaged_and_one_of_other_environments_is_taken(tmp_path: Path) -> None:
+    state = {"env_steps": 1, "elapsed_s": 0.0, "spec": SPEC.to_data(), "updates_due": 3}
     replay = checkpoint.SavedReplay({"reward.0": [np.ones(9, np.float32)]}, lambda: [0])
     content = checkpoint.Checkpoint({"w": torch.ones(1)}, {"m": torch.ones(1)}, state, replay)
     older, newer = (checkpoint.save(tmp_path, content, steps, keep=5) for steps in (1, 2))
     (newer / checkpoint.REPLAY_FILE).write_bytes(b"cut short")
-    sac = TrainConfig(algo="sac", num_workers=1, num_envs_per_worker=4)
+    sac = TrainConfig(algo="sac", num_workers=2, num_envs_per_worker=4)
     found = resuming.find_checkpoint(tmp_path, SPEC, resolve(sac))
     assert found is not None
     assert (found.checkpoint, len(found.skipped), found.updates_due) == (older, 1, 3)
-    with pytest.raises(UsageError, match="1 groups of 4 environments, but the run has 2 of 4"):
-        resuming.find_checkpoint(tmp_path, SPEC, resolve(sac.model_copy(update={"num_workers": 2})))
 
 
 def test_an_environment_with_other_spaces_is_refused(tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_run_from_a_replay_starts_only_from_one_with_the_same_kind_of_model(tm
         assert f"made with algo={before}; this run has {now}." in problems(before, now)
 
 
-def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_from(tmp_path: Path) -> None:
+def test_what_gives_numbers_another_meaning_cannot_be_started_from(tmp_path: Path) -> None:
     def problems(path: Path, **settings: Any) -> str:
         config = TrainConfig(env="CartPole-v1", init_from=str(path), train_dir=str(tmp_path), **settings)
         return " ".join(map(str, resuming.find_problems_of_source(config, SPEC)))
@@ -273,15 +273,55 @@ def test_only_a_checkpoint_that_training_saved_of_the_same_model_can_be_started_
     folder = tmp_path / "run" / "checkpoints"
     weights = {"weight": torch.zeros(3)}
     trained = checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, state), 100, keep=9)
-    evaluated = checkpoint.save(folder, checkpoint.Checkpoint(weights, {}, state), 200, keep=9)
     assert problems(trained, experiment="other") == ""
     assert problems(trained, experiment="run") == ""
     assert "removes" in problems(trained, experiment="run", restart_behavior="overwrite")
-    assert "without an optimizer" in problems(evaluated)
     assert "made with nonlinearity=tanh; this run has relu" in problems(trained, nonlinearity="relu")
+    assert "made with normalize_input=True; this run has False" in problems(trained, normalize_input=False)
+    assert problems(trained, encoder_mlp_layers=[8]) == ""
     assert "no such folder" in problems(tmp_path / "missing")
-    other = {**state, "spec": EnvSpec("X", vector_observation(9), SPEC.action, None).to_data()}
-    assert "numbers (9,)" in problems(checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, other), 300, 9))
+    image = ObservationPart((), "image", (9, 9, 9), "uint8", channels="first")
+    seen = {**state, "spec": dataclasses.replace(SPEC, observation=ObservationLayout((image,))).to_data()}
+    path = checkpoint.save(folder, checkpoint.Checkpoint(weights, weights, seen), 300, 9)
+    config = TrainConfig(env="CartPole-v1", init_from=str(path), train_dir=str(tmp_path))
+    other = dataclasses.replace(SPEC, observation=ObservationLayout((dataclasses.replace(image, channels="last"),)))
+    (problem,) = resuming.find_problems_of_source(config, other)
+    assert "--image_channels=first" in problem.text
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac", "dqn"])
+def test_one_sentence_says_which_tensors_begin_new(algo: str, tmp_path: Path) -> None:
+    before = TrainConfig(env="Acrobot-v1", algo=algo, encoder_mlp_layers=[16, 8])
+    state = {"spec": SPEC.to_data(), "config": before.model_dump(mode="json")}
+    policy = make_acting_model(SPEC, before).state_dict()
+    paths = {}
+    for number, (kind, optimizer) in enumerate({"trained": {"m": torch.ones(1)}, "best": {}}.items()):
+        content = checkpoint.Checkpoint(policy, optimizer, state)
+        paths[kind] = checkpoint.save(tmp_path, content, 100 + number, keep=9)
+
+    def said(kind: str, spec: EnvSpec = SPEC, **settings: Any) -> tuple[str, str]:
+        given = {"encoder_mlp_layers": [16, 8], **settings}
+        config = TrainConfig(env="CartPole-v1", algo=algo, init_from=str(paths[kind]), **given)
+        assert resuming.find_problems_of_source(config, spec) == []
+        problems, warnings = resuming.find_misfits_of_source(config, spec)
+        return " ".join(map(str, problems)), " ".join(map(str, warnings))
+
+    rest = "the critics, the optimizer's state" if algo == "sac" else "the optimizer's state"
+    assert said("trained") == ("", "")
+    everything = f"{len(policy)} of {len(policy)} tensors of the policy are taken; what begins new: {rest}."
+    assert said("best") == ("", f"--init_from={paths['best']}: {everything}")
+    _, wider = said("trained", encoder_mlp_layers=[16, 9])
+    assert "of the policy" in wider and wider.endswith("the optimizer's state.")
+    assert ("the critics" in wider) == (algo == "sac")
+    changed = [name for name in policy if name in wider]
+    assert 0 < len(changed) < len(policy)
+    assert f"{len(policy) - len(changed)} of {len(policy)} tensors" in wider
+    _, other = said("trained", EnvSpec("X", vector_observation(9), SPEC.action, None))
+    assert "begins new: statistics, " in other and "of the policy, the" in other
+    nothing, _ = said(
+        "trained", EnvSpec("X", vector_observation(9), DiscreteAction(3, 0), None), encoder_mlp_layers=[4]
+    )
+    assert ("no tensor of its policy fits" in nothing) == (algo == "sac")  # others have a parameter of size 1
 
 
 def test_a_resumed_run_keeps_its_algorithm_and_says_what_may_change(folder: RunFolder) -> None:
@@ -299,9 +339,9 @@ def test_changed_settings_are_shown_as_lasting(folder: RunFolder, capsys: pytest
     run = Run([])
     run.config, run.folder = loaded.config, folder.path
     run.plan = resolve(loaded.config, Machine(cores=2))
-    changes = tuple(map(str, resuming.changes(loaded.saved, loaded.config)))
+    found = tuple(map(str, changes(loaded.saved, loaded.config)))
     for path, before in ((None, None), (Path("somewhere"), ResumedTotals(12_000))):
-        run.start = StartPoint(path, before, True, changes)
+        run.start = StartPoint(path, before, True, found)
         Console().on_start(run)
     assert capsys.readouterr().out.splitlines() == [
         "No checkpoint yet: starting at step 0 with the settings in config.yaml.",

@@ -81,6 +81,11 @@ class Arena:
             os.close(fd)
             raise
 
+    @property
+    def specs(self) -> tuple[ArraySpec, ...]:
+        """The arrays, with which another arena of the same layout can be created."""
+        return self._specs
+
     def array(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name]
 

@@ -167,7 +167,8 @@ def arena_specs(
         specs = replay_limit_specs(plan.num_splits)
     else:
         replay = plan.replay
-        specs = replay_specs(spec, plan.num_splits, plan.envs_per_split, replay.size, replay.is_prioritized)
+        layout = (plan.num_splits, plan.envs_per_split, replay.size)
+        specs = replay_specs(spec, *layout, replay.is_prioritized, replay.her_goals)
     specs.extend(
         ArraySpec(f"splits.{word}", "int64", (plan.num_splits,))
         for word in ("request_seq", "response_seq", "request_slot", "request_row")

@@ -20,13 +20,16 @@ import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.inference_buffer import ActorOutput
+from asyncrl.buffers.replay_blocks import deal_blocks, rows_of
 from asyncrl.config.plan import ReplayPlan
+from asyncrl.envs.goals import desired_goal_place
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.runtime.checkpoint import SavedReplay
 
 _UNLIMITED = 2**62
 _SPARE_ROWS = 2  # the row that is being written, and the one whose observation is being written
 _FIELDS = ("obs", "action", "reward", "terminated", "truncated", "valid")
+_GOAL_FIELDS = ("goal_reward", "goal", "goal_terminated")  # in the order in which they are read
 
 
 UNKNOWN_VERSION = -1
@@ -58,7 +61,12 @@ def replay_limit_specs(num_splits: int) -> list[ArraySpec]:
 
 
 def replay_specs(
-    spec: EnvSpec, num_splits: int, envs_per_split: int, replay_size: int, is_prioritized: bool = False
+    spec: EnvSpec,
+    num_splits: int,
+    envs_per_split: int,
+    replay_size: int,
+    is_prioritized: bool = False,
+    her_goals: int = 0,
 ) -> list[ArraySpec]:
     """Arrays of a replay of `replay_size` environment steps, of the mailbox for actions, and of `ReplayLimits`."""
     envs = (num_splits, envs_per_split)
@@ -69,11 +77,21 @@ def replay_specs(
         ArraySpec("replay.action", action_dtype, (*rows, *action_shape)),
         ArraySpec("replay.reward", "float32", rows),
         *([ArraySpec("replay.priority", "float32", rows)] if is_prioritized else ()),
+        *(_goal_specs(spec, rows, her_goals) if her_goals > 0 else ()),
         *(ArraySpec(f"replay.{name}", "bool", rows) for name in ("terminated", "truncated", "valid")),
         ArraySpec("replay.policy_version", "int32", rows[:2]),
         *(ArraySpec(f"replay.{name}", "int64", (num_splits,)) for name in ("rows", "env_steps")),
         ArraySpec("mailbox.action", action_dtype, (*envs, *action_shape)),
         *replay_limit_specs(num_splits),
+    ]
+
+
+def _goal_specs(spec: EnvSpec, rows: tuple[int, ...], her_goals: int) -> list[ArraySpec]:
+    place = desired_goal_place(spec.observation)
+    return [
+        ArraySpec("replay.goal_reward", "float32", (*rows, her_goals)),
+        ArraySpec("replay.goal", "float32", (*rows, her_goals, place.stop - place.start)),
+        ArraySpec("replay.goal_terminated", "bool", (*rows, her_goals)),
     ]
 
 
@@ -85,6 +103,8 @@ class ReplayStripes:
         num_rows: [K], the cursors: complete rows of each stripe. They never fall; only this class writes them.
         priority: with prioritized replay, what the learner draws by, 0 where it draws nothing; only the learner
             writes it.
+        goal_reward, goal, goal_terminated: `[K, R, E, k]` and `goal [K, R, E, k, G]`, with HER: k other goals of each
+            step, and its results if they had been desired. While a reward is NaN, the other two mean nothing.
         policy_version: [K, R] int32, of the policy that acted; `UNKNOWN_VERSION` in rows of a saved replay.
         obs, action, reward, terminated, truncated, valid: arrays `[K, R, E, ...]`; of a replay on a device all but
             `valid` are tensors (`asyncrl.on_device.replay`).
@@ -106,6 +126,9 @@ class ReplayStripes:
         self.priority = arena.find_array("replay.priority")
         if self.priority is not None:
             self._fields["priority"] = self.priority
+        goals = {name: arena.find_array(f"replay.{name}") for name in _GOAL_FIELDS}
+        self.goal_reward, self.goal, self.goal_terminated = goals.values()
+        self._fields |= {name: array for name, array in goals.items() if array is not None}
         self.policy_version: npt.NDArray[np.int32] = arena.array("replay.policy_version")
         self.num_rows = arena.words("replay.rows")
         self._env_steps = arena.words("replay.env_steps")
@@ -205,36 +228,66 @@ class ReplayStripes:
         """Fills an empty replay with what `content` returned, before any worker starts.
 
         Open episodes are closed: the row after the last holds their last observation and starts no transition, so no
-        transition leads into new episodes.
-
-        Raises:
-            ValueError: it has another number of splits or environments.
+        transition leads into new episodes. If the saved replay has another number of splits or environments, its rows
+        are dealt to the stripes (`asyncrl.buffers.replay_blocks`). Of more rows than fit the newest are kept.
         """
         self.policy_version.fill(UNKNOWN_VERSION)
-        columns, (counts,) = kept.columns, kept.columns["env_steps"]
-        found = (len(counts), *columns["reward.0"][0].shape[1:])
-        if found != (self.num_splits, self.num_envs):
-            raise ValueError(
-                f"the saved replay is of {found[0]} splits of {found[1]} environments, "
-                f"the run has {self.num_splits} of {self.num_envs}"
-            )
-        for split_idx, lost in enumerate(kept.count_lost()):
-            saved = sum(map(len, columns[f"reward.{split_idx}"])) - lost
+        if "goal_reward" in self._fields:
+            self._fields["goal_reward"].fill(np.nan)
+        (counts,) = kept.columns["env_steps"]
+        # Priorities and goals may not have been saved, or another number of goals.
+        shapes = {name: field.shape[3:] for name, field in self._fields.items()}
+        columns = {
+            name: parts
+            for name, parts in kept.columns.items()
+            if shapes.get(name.rpartition(".")[0]) == parts[0].shape[2:]
+        }
+        lost = kept.count_lost()
+        lengths = [sum(map(len, columns[f"reward.{split_idx}"])) - lost[split_idx] for split_idx in range(len(counts))]
+        num_envs = columns["reward.0"][0].shape[1]
+        if (len(counts), num_envs) != (self.num_splits, self.num_envs):
+            self._deal(columns, lengths, num_envs)
+            self._env_steps[0] = int(counts.sum())
+            return
+        for split_idx, saved in enumerate(lengths):
             num_rows = min(saved, self.capacity - _SPARE_ROWS - 1)
             for name, field in self._fields.items():
-                if f"{name}.{split_idx}" in columns:  # priorities may not have been saved
+                if f"{name}.{split_idx}" in columns:
                     _copy_newest(columns[f"{name}.{split_idx}"], field[split_idx, : num_rows + (name == "obs")])
             if num_rows > 0:
                 self._close_after(split_idx, num_rows)
             self._env_steps[split_idx] = int(counts[split_idx])
             self.num_rows[split_idx] = num_rows + (num_rows > 0)
 
-    def _close_after(self, split_idx: int, num_rows: int) -> None:
+    def _deal(self, columns: Mapping[str, Sequence[npt.NDArray[Any]]], lengths: Sequence[int], num_envs: int) -> None:
+        """Fills the stripes from those of another layout, of which the last `lengths` rows count.
+
+        Columns of a stripe end at the same row; the first rows of shorter ones stay invalid.
+        """
+        dealt = deal_blocks(lengths, num_envs, self.num_splits * self.num_envs, self.capacity - _SPARE_ROWS)
+        saved = {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in columns.items()}
+        for split_idx in range(self.num_splits):
+            of_stripe = dealt[split_idx * self.num_envs : (split_idx + 1) * self.num_envs]
+            num_rows = self.num_rows[split_idx] = max(map(rows_of, of_stripe))
+            for env, blocks in enumerate(of_stripe):
+                row = num_rows - rows_of(blocks)
+                for block in blocks:
+                    for name, field in self._fields.items():
+                        if (column := saved.get(f"{name}.{block.split}")) is None:
+                            continue
+                        is_obs = name == "obs"
+                        found = column[len(column) - lengths[block.split] - is_obs :, block.env]
+                        part = found[block.start : block.stop + is_obs]
+                        field[split_idx, row : row + len(part), env] = part
+                    row += block.stop - block.start + 1
+                    self._close_after(split_idx, row - 1, env)
+
+    def _close_after(self, split_idx: int, num_rows: int, envs: int | slice = slice(None)) -> None:
         """Truncates the episodes that are open after `num_rows` rows; the next row starts no transition."""
         last, after = (num_rows - 1) % self.capacity, num_rows % self.capacity
-        was_open = self.valid[split_idx, last] & ~self.terminated[split_idx, last]
-        self.truncated[split_idx, last] |= was_open
-        self.valid[split_idx, after] = False
+        was_open = self.valid[split_idx, last, envs] & ~self.terminated[split_idx, last, envs]
+        self.truncated[split_idx, last, envs] |= was_open
+        self.valid[split_idx, after, envs] = False
 
 
 def _unwrap(column: npt.NDArray[Any], start: int, stop: int) -> list[npt.NDArray[Any]]:

@@ -111,6 +111,13 @@ class Algorithm:
     sets_priorities: bool = False
     actions: Literal["any", "choice", "continuous"] = "any"
 
+    @property
+    def has_other_learner_than_sac(self) -> bool:
+        """Whether the learner is one of the package's, but not that of SAC."""
+        function = self.make_learner
+        module = function.partition(":")[0] if isinstance(function, str) else getattr(function, "__module__", "")
+        return module.startswith("asyncrl.") and module != _SAC_LEARNER.partition(":")[0]
+
     def __post_init__(self) -> None:
         """Raises ValueError if a function or the default of a setting is missing, or if parts do not fit together."""
         needed = "loss" if self.collects == "trajectories" else "make_learner"

@@ -8,8 +8,8 @@ import platform
 import re
 from collections.abc import Iterable, Iterator
 
-from asyncrl.config.algorithms import BUILT_IN
 from asyncrl.config.dependencies import missing_for
+from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.flags import refused_value, unknown_name
 from asyncrl.config.machine import Machine
@@ -48,6 +48,7 @@ def find_problems(config: TrainConfig, plan: ResourcePlan, machine: Machine | No
         *_policies(config, plan),
         *(_self_play(config, plan) if config.self_play else ()),
         *(_population(config, plan) if config.with_pbt else ()),
+        *(_cluster(config, plan) if plan.num_remote_hosts > 0 else ()),
     ]
 
 
@@ -111,10 +112,10 @@ def _processor(plan: ResourcePlan, machine: Machine) -> Iterator[Problem]:
 
 
 def _workers(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
-    count = plan.num_workers + plan.num_inference_workers
+    count = plan.num_local_workers + plan.num_inference_workers
     if count > MOST_PROCESSES and not plan.serial_mode:
         text = (
-            f"num_workers + num_inference_workers = {plan.num_workers} + {plan.num_inference_workers} = {count}: "
+            f"num_workers + num_inference_workers = {plan.num_local_workers} + {plan.num_inference_workers} = {count}: "
             f"at most {MOST_PROCESSES} worker processes (limit on file descriptors)."
         )
         yield _problem("num_workers", text, f"--num_workers={MOST_PROCESSES - plan.num_inference_workers}")
@@ -212,13 +213,34 @@ def _replay(config: TrainConfig, replay: ReplayPlan, plan: ResourcePlan) -> Iter
     if config.checkpoint_resets and not config.save_replay:
         text = "--checkpoint_resets=True needs the replay in each checkpoint (--save_replay=True)."
         yield _problem("checkpoint_resets save_replay", text, "--save_replay=True")
+    if config.her_goals > 0:
+        yield from _goals(config, replay)
     yield from _blocks(config)
     if config.debug_forced_lag or config.debug_skip_training or config.with_vtrace:
         text = f"--debug_forced_lag, --debug_skip_training and --with_vtrace cannot be used with --algo={config.algo}."
         yield _problem("debug_forced_lag debug_skip_training with_vtrace algo", text)
 
 
-_BLOCKS = ("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics")
+def _goals(config: TrainConfig, replay: ReplayPlan) -> Iterator[Problem]:
+    """What hindsight experience replay cannot be combined with."""
+    given, off = f"--her_goals={config.her_goals}", "--her_goals=0"
+    if config.n_step > 1:
+        text = f"{given} stores other goals for single steps, but a target of --n_step={config.n_step} has several."
+        yield _problem("her_goals n_step", text, "--n_step=1", off)
+    if replay.is_prioritized:
+        text = f"{given} cannot be used with --prioritized_replay=True: priorities are of steps, not of their goals."
+        yield _problem("her_goals prioritized_replay", text, "--prioritized_replay=False", off)
+    if config.normalize_rewards:
+        text = f"{given} cannot be used with --normalize_rewards=True, whose statistics lack rewards of other goals."
+        yield _problem("her_goals normalize_rewards", text, "--normalize_rewards=False", off)
+    if config.backend == "hogwild":
+        yield _problem("her_goals backend", f"{given} cannot be used with --backend=hogwild.", off)
+
+
+_BLOCKS = (
+    *("residual_blocks", "hyperspherical_weights", "batch_renorm", "value_bins", "use_target_critics"),
+    "num_critics",
+)
 _OF_ANY_REPLAY = ("normalize_rewards", "weight_decay")
 
 
@@ -226,11 +248,11 @@ def _blocks(config: TrainConfig) -> Iterator[Problem]:
     """SAC's networks of blocks, and what belongs to them."""
     fields = TrainConfig.model_fields
     used = [name for name in _BLOCKS if getattr(config, name) != fields[name].default]
-    if used and config.algo in BUILT_IN and not config.algorithm.critics:
+    if used and config.algorithm.has_other_learner_than_sac:
         yield Problem((*used, "algo"), f"--{', --'.join(used)}: only SAC has these.", ("--algo=sac",))
     used += [name for name in _OF_ANY_REPLAY if getattr(config, name) != fields[name].default]
     if used and config.backend == "hogwild":
-        text = f"--{', --'.join(used)}: Hogwild workers train perceptrons without these."
+        text = f"--{', --'.join(used)}: Hogwild workers train plain perceptrons without these."
         yield Problem((*used, "backend"), text, ("--critic=mlp", "--backend=actor_learner"))
     if config.hyperspherical_weights and config.batch_renorm:
         text = (
@@ -396,8 +418,8 @@ def _warn_resources(plan: ResourcePlan) -> Iterator[Problem]:
     if plan.serial_mode and plan.async_rl and collects_in_turn:
         text = "--async_rl=True has no effect in serial mode, which collects and trains in turn."
         yield _problem("async_rl serial_mode", text, "--async_rl=False")
-    if not plan.serial_mode and plan.num_workers > plan.cores:
-        collecting = plan.num_workers + plan.num_inference_workers
+    if not plan.serial_mode and plan.num_local_workers > plan.cores:
+        collecting = plan.num_local_workers + plan.num_inference_workers
         text = f"{collecting} rollout and inference workers share {plan.cores} cores."
         yield _problem("num_workers", text, f"--num_workers={plan.cores}")
     if plan.learner_threads > plan.cores:
@@ -565,3 +587,29 @@ def _population(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
                     "another's weights have the same model."
                 )
                 yield _problem("policies with_pbt", text, f"--{name} for all policies")
+
+
+def _cluster(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
+    """What pools of rollout workers on other machines cannot do."""
+    given, off = "--cluster=ray", "--cluster=none"
+    others = {
+        "algo": (config.is_off_policy, f"--algo={config.algo}", "--algo=ppo"),
+        "backend": (config.backend == "hogwild", "--backend=hogwild", "--backend=actor_learner"),
+        "serial_mode": (config.serial_mode, "--serial_mode=True", "--serial_mode=False"),
+        "env_backend": (plan.steps_tensors, "--env_backend=tensor", "--env_backend=gym"),
+        "num_policies": (plan.num_policies > 1, f"--num_policies={plan.num_policies}", "--num_policies=1"),
+        "self_play": (config.self_play, "--self_play=True", "--self_play=False"),
+        "inference_mode": (config.inference_mode == "central", "--inference_mode=central", "--inference_mode=local"),
+    }
+    for name, (is_given, value, instead) in others.items():
+        if is_given:
+            yield _problem(f"cluster {name}", f"{given} cannot be used with {value}.", off, instead)
+    if plan.num_remote_hosts > MOST_PROCESSES:
+        text = f"--num_remote_hosts={plan.num_remote_hosts}: at most {MOST_PROCESSES} pools, each has a process here."
+        yield _problem("num_remote_hosts", text, f"--num_remote_hosts={MOST_PROCESSES}")
+    if config.ray_address.startswith("ray://"):
+        text = f"--ray_address={config.ray_address}: the learner's machine must be a node of the cluster, not a client."
+        yield _problem("ray_address", text, "--ray_address=HOST:6379", "--ray_address=auto")
+    if isinstance(config.env, EnvMaker):
+        text = f"{given} needs an environment that other machines can import; {config.env} is none."
+        yield _problem("cluster env", text, "--env=MODULE:function", off)

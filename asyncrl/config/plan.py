@@ -46,6 +46,7 @@ class ReplayPlan:
         updates_per_env_step: updates for each environment step after that.
         tolerance: updates by which the learner may fall behind, in addition to two steps of every environment.
         is_prioritized: whether transitions are drawn by priority.
+        her_goals: other goals that are stored with each step.
     """
 
     size: int
@@ -53,6 +54,7 @@ class ReplayPlan:
     updates_per_env_step: float
     tolerance: float
     is_prioritized: bool = False
+    her_goals: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class ResourcePlan:
     Attributes:
         device: the learner's device: cpu, cuda or cuda:N.
         inference_devices: devices of the inference workers, assigned in turn; empty with local inference.
+        num_workers: rollout workers, those of other machines included, which have the last indices.
         num_envs_per_worker: environments of each rollout worker.
         worker_num_splits: groups of a worker's environments that step in turn, K.
         num_inference_workers: 0 with local inference.
@@ -110,6 +113,9 @@ class ResourcePlan:
         num_agents: agents of each environment.
         num_policies: policies that train in one run, P. With several, a dataset is that of one policy.
         num_opponents: frozen policies that play and never train, at most; 0 without self-play.
+        num_remote_hosts: pools of rollout workers on other machines.
+        num_workers_per_remote_host: rollout workers of each pool.
+        remote_slots_in_flight: slots that each split of a pool holds at a time in async.
     """
 
     device: str
@@ -143,6 +149,27 @@ class ResourcePlan:
     num_agents: int = 1
     num_policies: int = 1
     num_opponents: int = 0
+    num_remote_hosts: int = 0
+    num_workers_per_remote_host: int = 0
+    remote_slots_in_flight: int = 1
+
+    @property
+    def num_local_workers(self) -> int:
+        """Rollout workers on the learner's machine."""
+        return self.num_workers - self.num_remote_hosts * self.num_workers_per_remote_host
+
+    def workers_of_host(self, host_idx: int) -> range:
+        """Indices of the rollout workers of one pool."""
+        first = self.num_local_workers + host_idx * self.num_workers_per_remote_host
+        return range(first, first + self.num_workers_per_remote_host)
+
+    @property
+    def num_slots_ahead(self) -> int:
+        """Async: slots that remote splits are granted in addition to the one that each split fills."""
+        if not self.async_rl or self.fixed_lag:
+            return 0
+        num_remote_splits = (self.num_workers - self.num_local_workers) * self.worker_num_splits
+        return num_remote_splits * (self.remote_slots_in_flight - 1)
 
     @property
     def has_slot_pools(self) -> bool:
@@ -200,6 +227,8 @@ class ResourcePlan:
     def num_slots(self) -> int:
         """Slots in the arena: D in sync, 2 D with a fixed lag, ceil(A * D) + W * K in async; 0 where none are used.
 
+        In async remote splits have more than one, so that they do not wait while slots travel.
+
         Where several policies play, each split owns `slots_per_split` of them.
         """
         if self.replay is not None or self.hogwild is not None or self.steps_tensors:
@@ -210,7 +239,9 @@ class ResourcePlan:
             return math.ceil(self.slots_per_dataset)
         if self.fixed_lag:  # one dataset is trained while the other is collected
             return 2 * math.ceil(self.slots_per_dataset)
-        return math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + self.num_splits
+        return (
+            math.ceil(self.num_batches_to_accumulate * self.slots_per_dataset) + self.num_splits + self.num_slots_ahead
+        )
 
     @property
     def updates_per_dataset(self) -> int:
@@ -291,17 +322,17 @@ class ResourcePlan:
 
     @property
     def num_processes(self) -> int:
-        """Processes that compute, including the runner."""
+        """Processes of this machine that compute, including the runner; each pool has one here."""
         if self.serial_mode:
             return 1
-        return 2 + self.num_workers + self.num_inference_workers
+        return 2 + self.num_local_workers + self.num_inference_workers + self.num_remote_hosts
 
     @property
     def num_threads(self) -> int:
-        """Largest number of threads that compute at the same time: one for each worker, and the learner's."""
+        """Largest number of threads of this machine that compute at the same time: of workers and the learner."""
         if self.serial_mode:
             return self.learner_threads
-        collecting = self.num_workers + self.num_inference_workers
+        collecting = self.num_local_workers + self.num_inference_workers
         return collecting + self.learner_threads if self.async_rl else max(collecting, self.learner_threads)
 
 
@@ -330,7 +361,9 @@ def resolve(
         num_inference_workers = len(inference_devices)
     num_cores = 1 if config.actor_critic_share_weights else 2
     prefer_even = inference_mode == "central" and config.worker_num_splits == "auto"
-    num_workers, num_envs = _workers_and_envs(config, cores, prefer_even, num_agents)
+    num_remote_hosts = 0 if config.cluster == "none" else config.num_remote_hosts
+    num_remote = num_remote_hosts * config.num_workers_per_remote_host
+    num_workers, num_envs = _workers_and_envs(config, cores, prefer_even, num_agents, num_remote)
     if config.worker_num_splits != "auto":
         num_splits = min(config.worker_num_splits, num_envs)
     else:
@@ -346,7 +379,7 @@ def resolve(
         worker_num_splits=num_splits,
         num_inference_workers=num_inference_workers if inference_mode == "central" else 0,
         inference_devices=inference_devices if inference_mode == "central" else (),
-        learner_threads=_learner_threads(config, cores, num_workers, observes_images),
+        learner_threads=_learner_threads(config, cores, num_workers - num_remote, observes_images),
         cores=cores,
         num_ranks=machine.num_ranks,
         num_local_ranks=machine.num_local_ranks,
@@ -367,6 +400,9 @@ def resolve(
         num_agents=num_agents,
         num_policies=config.num_policies,
         num_opponents=config.self_play_pool_size if config.self_play else 0,
+        num_remote_hosts=num_remote_hosts,
+        num_workers_per_remote_host=config.num_workers_per_remote_host if num_remote_hosts > 0 else 0,
+        remote_slots_in_flight=config.remote_slots_in_flight if num_remote_hosts > 0 else 1,
     )
 
 
@@ -410,11 +446,16 @@ def _replay(config: TrainConfig) -> ReplayPlan | None:
         config.updates_per_env_step,
         tolerance,
         is_prioritized=config.prioritized_replay and config.algorithm.sets_priorities,
+        her_goals=config.her_goals,
     )
 
 
 def _inference_mode(config: TrainConfig, devices: Sequence[str]) -> InferenceMode:
-    if config.serial_mode or config.backend == "hogwild":
+    if (
+        config.serial_mode
+        or config.backend == "hogwild"
+        or (config.cluster != "none" and config.inference_mode == "auto")
+    ):
         return "local"
     if config.inference_mode == "auto":
         return "central" if any(device.startswith("cuda") for device in devices) else "local"
@@ -457,12 +498,17 @@ def _useful_threads(config: TrainConfig, observes_images: bool) -> int:
     return round(passes * config.batch_size * of_one_pass / flops)
 
 
-def _workers_and_envs(config: TrainConfig, cores: int, prefer_even: bool, num_agents: int) -> tuple[int, int]:
+def _workers_and_envs(
+    config: TrainConfig, cores: int, prefer_even: bool, num_agents: int, num_remote: int
+) -> tuple[int, int]:
     """Workers and environments of each, chosen so that one rollout of all environments fills one dataset.
 
-    In off-policy learning the learner needs the time, so only a quarter of the cores get workers.
+    In off-policy learning the learner needs the time, so only a quarter of the cores get workers. With `num_remote`
+    workers on other machines this machine has those that the user asks for.
     """
     num_workers, num_envs = config.num_workers, config.num_envs_per_worker
+    if num_remote > 0:
+        num_workers = num_remote + (0 if num_workers == "auto" else num_workers)
     most = 1 if config.serial_mode else cores
     if config.backend == "hogwild":
         auto_envs = _HOGWILD_SAC_ENVS if config.is_off_policy else _HOGWILD_ENVS

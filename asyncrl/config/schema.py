@@ -90,7 +90,7 @@ def _section(name: str) -> Callable[[Any, str], Any]:
 _run, _folder, _evaluation, _roles = map(_section, ("run", "folder", "evaluation", "roles"))
 _samples, _learning, _replay, _hogwild = map(_section, ("samples", "learning", "replay", "hogwild"))
 _model, _policies, _failures, _output = map(_section, ("model", "policies", "supervision", "watching"))
-_self_play = _section("self_play")
+_self_play, _cluster = map(_section, ("self_play", "cluster"))
 
 
 class TrainConfig(BaseModel):
@@ -251,7 +251,7 @@ class TrainConfig(BaseModel):
         "async: every sample is exactly one dataset old; all workers collect a dataset while the one before is "
         "trained, with weights that do not change meanwhile, and the faster side waits",
     )
-    num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes")
+    num_workers: AutoPositiveInt = _roles("auto", "rollout worker processes on this machine")
     num_envs_per_worker: AutoPositiveInt = _roles("auto", "environments in each rollout worker")
     worker_num_splits: AutoPositiveInt = _roles(
         "auto", "groups of a worker's environments that take turns: one steps while another waits for actions"
@@ -282,6 +282,24 @@ class TrainConfig(BaseModel):
     )
     debug_forced_lag: NonNegativeInt = _roles(0, "publish weights this many optimizer steps late, for tests")
     debug_skip_training: bool = _roles(False, "collect trajectories without training, to measure the speed of sampling")
+
+    cluster: Literal["none", "ray"] = _cluster("none", "whether rollout workers run on other machines too, by Ray")
+    ray_address: str = _cluster(
+        "auto", "HOST:PORT of the Ray cluster; auto is RAY_ADDRESS, or the cluster that this machine joined last"
+    )
+    num_remote_hosts: PositiveInt = _cluster(1, "pools of rollout workers, which Ray spreads over the machines")
+    num_workers_per_remote_host: PositiveInt = _cluster(
+        1, "rollout workers of a pool, for each of which Ray keeps a CPU"
+    )
+    remote_slots_in_flight: PositiveInt = _cluster(
+        2, "async: slots that a remote worker holds at a time; it fills one while the others travel"
+    )
+    ray_resources: dict[str, float] = _cluster({}, "custom resources of Ray that a pool takes, as JSON")
+    ray_runtime_env: dict[str, Any] = _cluster({}, "Ray's runtime environment for the pools, as JSON")
+    remote_start_timeout: PositiveFloat = _cluster(600.0, "seconds in which Ray must have placed and started a pool")
+    cluster_bandwidth_mbit: PositiveFloat | None = _cluster(
+        None, "Mbit/s of this machine's network each way, for which asyncrl.validate counts what it can carry"
+    )
 
     rollout: PositiveInt = _samples(32, "steps of each environment in one trajectory")
     batch_size: PositiveInt = _samples(128, "samples in a minibatch")
@@ -386,6 +404,11 @@ class TrainConfig(BaseModel):
         "SAC: a named set of values for the settings from critic_mlp_layers to use_target_critics and for those of "
         "learning that its paper changes, each of which may also be given alone; docs/algorithms.md has the table",
     )
+    num_critics: Annotated[int, Field(ge=2)] = _replay(
+        2,
+        "SAC: critics. Of more than two, each target is the smaller value of two that are drawn, and the policy is "
+        "trained with the mean of all (REDQ, whose paper has 10 critics and 20 updates for each environment step)",
+    )
     critic_layer_norm: bool = _replay(False, "layer normalization in the critics")
     exploration_noise: Literal["white", "pink", "ou"] = _replay(
         "white",
@@ -402,6 +425,12 @@ class TrainConfig(BaseModel):
         0.2, "TD3: deviation of the noise on the target policy's actions in [-1, 1]"
     )
     target_noise_clip: NonNegativeFloat = _replay(0.5, "TD3: largest noise on an action of the target policy")
+    her_goals: NonNegativeInt = _replay(
+        0,
+        "environments with goals (GoalEnv of Gymnasium-Robotics): other goals that are stored with each step, which "
+        "the same episode achieved later; a transition is drawn with its own goal or with one of these, all equally "
+        "likely (hindsight experience replay; its paper has 4)",
+    )
     prioritized_replay: bool = _replay(
         False, "DQN: draw transitions whose errors were large more often, and weight them less (proportional variant)"
     )

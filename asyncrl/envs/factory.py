@@ -189,12 +189,12 @@ def make_vector_env(
         )
 
 
-def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, Any, Any]:
-    """Makes a vectorized environment of a run; it gives tensors only with `--env_backend=tensor`."""
+def make_run_vector_env(config: TrainConfig, num_envs: int, of_tensors: bool = False) -> VectorEnv[Any, Any, Any]:
+    """Makes a vectorized environment of a run; one `of_tensors` takes and gives arrays, but for that of `tensor`."""
     if config.env_backend == "envpool":
         return PooledVectorEnv(config.env_id, config.env_kwargs, num_envs)
     env = make_vector_env(config.env_id, config.env_kwargs, num_envs, config.preprocesses_atari)
-    if config.env_backend == "tensor" or not gives_tensors(env):
+    if not of_tensors or config.env_backend == "tensor":
         return env
     from asyncrl.envs.tensors import ArraysOfTensors  # imports torch
 
@@ -202,16 +202,9 @@ def make_run_vector_env(config: TrainConfig, num_envs: int) -> VectorEnv[Any, An
 
 
 def check_vectorized(
-    env_id: str,
-    env_kwargs: Mapping[str, Any] | None,
-    env: gymnasium.Env[Any, Any],
-    atari_preprocessing: bool = True,
-    takes_tensors: bool = False,
+    env_id: str, env_kwargs: Mapping[str, Any] | None, env: gymnasium.Env[Any, Any], atari_preprocessing: bool = True
 ) -> tuple[str | None, bool]:
-    """Why the id's vectorized implementation cannot replace `env`, or None; and whether it resets within a step.
-
-    One of tensors can if `takes_tensors`.
-    """
+    """Why the id's vectorized implementation cannot replace `env`, or None; and whether it resets within a step."""
     if not isinstance(env, SingleEnv) and (env.spec is None or env.spec.vector_entry_point is None):
         return "none is registered", False
     try:
@@ -224,7 +217,7 @@ def check_vectorized(
             return "its spaces differ from those of the single environment", False
         if (problem := _problem_of_mode(vector_env)) is not None:
             return problem, False
-        if not takes_tensors and gives_tensors(vector_env):
+        if gives_tensors(vector_env):
             return "it gives tensors, for which there is --env_backend=tensor", False
         return problem_of_mask(vector_env), resets_within_step(vector_env)
     finally:

@@ -41,7 +41,7 @@ def without_bookkeeping(env: gymnasium.Env[Any, Any]) -> tuple[gymnasium.Env[Any
 
 def give_training_info(env: Any, info: Mapping[str, Any]) -> None:
     """Calls `set_training_info` of a single or vectorized environment, if it or one of its wrappers has this method."""
-    if (method := _find_method(env, _TAKES_INFO)) is not None:
+    if (method := find_method(env, _TAKES_INFO)) is not None:
         method(dict(info))
 
 
@@ -51,7 +51,7 @@ def give_reward_shaping(env: Any, shaping: Mapping[str, float], agent: int) -> N
     Raises:
         TypeError: it has no method for them: a vectorized implementation of an environment that has one.
     """
-    method = _find_method(env, _TAKES_SHAPING)
+    method = find_method(env, _TAKES_SHAPING)
     if method is None:
         raise TypeError(f"{type(env).__name__} has no {_TAKES_SHAPING}(), which its single environments have")
     method(dict(shaping), agent)
@@ -63,8 +63,8 @@ def default_reward_shaping(env: Any, env_id: str) -> tuple[tuple[str, float], ..
     Raises:
         UsageError: `get_default_reward_shaping` did not return numbers by name.
     """
-    method = _find_method(env, _DEFAULT_SHAPING)
-    found = None if method is None or _find_method(env, _TAKES_SHAPING) is None else method()
+    method = find_method(env, _DEFAULT_SHAPING)
+    found = None if method is None or find_method(env, _TAKES_SHAPING) is None else method()
     if found is None:
         return ()
     if not isinstance(found, Mapping) or not all(isinstance(each, (int, float)) for each in found.values()):
@@ -72,12 +72,12 @@ def default_reward_shaping(env: Any, env_id: str) -> tuple[tuple[str, float], ..
     return tuple((str(name), float(value)) for name, value in found.items())
 
 
-def _find_method(env: Any, name: str) -> Any:
+def find_method(env: Any, name: str) -> Any:
     """A method of an environment of any kind, or of one of its wrappers; None if there is none."""
     if isinstance(env, gymnasium.Env):
         if env.has_wrapper_attr(name):
             return env.get_wrapper_attr(name)
-        return _find_method(env.unwrapped.env, name) if isinstance(env.unwrapped, AgentsEnv) else None
+        return find_method(env.unwrapped.env, name) if isinstance(env.unwrapped, AgentsEnv) else None
     return getattr(env, name, None) or getattr(getattr(env, "unwrapped", None), name, None)
 
 

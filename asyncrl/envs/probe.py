@@ -174,8 +174,7 @@ def _answers(
         elif env_backend == "gym" and isinstance(env, SingleEnv):
             raise UsageError(f"{env_id} exists only as a vectorized environment: give --env_backend=gym_vector.")
         elif env_backend != "gym":
-            takes_tensors = env_backend == "gym_vector"
-            obstacle, resets = check_vectorized(env_id, env_kwargs, env, atari_preprocessing, takes_tensors)
+            obstacle, resets = check_vectorized(env_id, env_kwargs, env, atari_preprocessing)
             if obstacle is not None and (env_backend == "gym_vector" or isinstance(env, SingleEnv)):
                 raise UsageError(f"{env_id} has no vectorized implementation to use: {obstacle}.")
             spec = dataclasses.replace(spec, is_vectorized=obstacle is None, resets_within_step=resets)

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import ImageChannels
 from asyncrl.envs.agents import AgentsEnv
+from asyncrl.envs.goals import COMPUTE_REWARD
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.spec import (
     Action,
@@ -46,6 +47,7 @@ def read_spec(env: gymnasium.Env[Any, Any], env_id: str, image_channels: ImageCh
     """
     limit = None if env.spec is None else env.spec.max_episode_steps
     spec = spec_of_spaces(env.observation_space, env.action_space, env_id, limit, image_channels)
+    spec = dataclasses.replace(spec, computes_reward=env.has_wrapper_attr(COMPUTE_REWARD))
     return _with_agents(spec, env, image_channels) if isinstance(env, AgentsEnv) else spec
 
 

@@ -333,6 +333,7 @@ class EnvSpec:
         spaces: the different spaces of the agents, in the order in which they first appear; empty if all have the same.
         of_agents: index in `spaces`, for each agent; empty if all have the same.
         reward_shaping: names and default values of the factors of its reward that `set_reward_shaping` changes.
+        computes_reward: whether it has `compute_reward`, with which rewards of other goals are computed.
     """
 
     env_id: str
@@ -346,6 +347,7 @@ class EnvSpec:
     spaces: tuple[AgentSpaces, ...] = ()
     of_agents: tuple[int, ...] = ()
     reward_shaping: tuple[tuple[str, float], ...] = ()
+    computes_reward: bool = False
 
     @cached_property
     def kinds(self) -> tuple[EnvSpec, ...]:
@@ -367,6 +369,15 @@ class EnvSpec:
     def num_agents(self) -> int:
         """Agents of an environment, each with a column of its own."""
         return max(1, len(self.agents))
+
+    @property
+    def shape_of_networks(self) -> tuple[object, ...]:
+        """What networks depend on; the dtypes of numbers are not part of it: all are stored as float32."""
+        parts = [
+            (part.path, part.kind, part.size, part.shape, part.channels if part.has_pixels else None)
+            for part in self.observation.parts
+        ]
+        return parts, self.action
 
     @property
     def observation_size(self) -> int:

@@ -12,13 +12,13 @@ from typing import Any
 from asyncrl.analysis.records import ELAPSED, EVAL_RETURN, STEPS, TRAIN_RETURN
 from asyncrl.config.checks import find_problems
 from asyncrl.config.errors import ConfigError, Problem
+from asyncrl.config.fixed_settings import Change, changes
 from asyncrl.config.loading import load
 from asyncrl.config.machine import Machine
 from asyncrl.config.plan import resolve
 from asyncrl.config.schema import TrainConfig
 from asyncrl.experiments.slots import Command
 from asyncrl.run import preflight
-from asyncrl.run.resuming import Change, changes
 from asyncrl.runtime import checkpoint
 from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.run_folder import MARKER, RunFolder

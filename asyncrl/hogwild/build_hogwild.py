@@ -36,6 +36,7 @@ from asyncrl.learner.on_policy import MODEL, OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.learner.sac import CRITIC, SacLearner
+from asyncrl.learner.transfer import begin_with
 from asyncrl.learner.worker import WeightsPublisher
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
@@ -208,7 +209,7 @@ def _initialize(setup: RunSetup) -> None:
     else:
         learner = OnPolicyLearner(make_model(ActorCritic, setup.spec, config), config, _CPU, storage)
     if saved is not None:
-        learner.load_state_dict(saved)
+        begin_with(learner, saved)
     if isinstance(learner, OnPolicyLearner):
         ReturnUnits(setup.arena).values[:] = learner.model.statistics[-2:].numpy()
     storage.finish()

@@ -200,7 +200,7 @@ def _describe(name: str, values: Tensor) -> str:
     return f"{name}: {span}" + (f", and {lost} of {len(values)} are not finite" if lost else "")
 
 
-_VARIANCE_EPS = 1e-5
+VARIANCE_EPS = 1e-5
 
 
 class RunningMoments:
@@ -229,7 +229,7 @@ class RunningMoments:
     @property
     def std(self) -> Tensor:
         """[D] float64 deviation, at least 0.003, so that normalizing a constant element gives small numbers."""
-        return (self.variance + _VARIANCE_EPS).sqrt()
+        return (self.variance + VARIANCE_EPS).sqrt()
 
     def update(self, batch: Tensor) -> None:
         """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored.
@@ -258,7 +258,7 @@ class RunningMoments:
     def adopt(self, mean: Tensor, std: Tensor) -> None:
         """Replaces the moments by those of other vectors, `[D]` each; they count as much as the vectors before."""
         self.mean.copy_(mean)
-        self.variance.copy_(std.double().square().sub_(_VARIANCE_EPS).clamp_(min=0.0))
+        self.variance.copy_(std.double().square().sub_(VARIANCE_EPS).clamp_(min=0.0))
 
     def merge(self) -> None:
         """Adopts the moments of other processes, where they are shared."""

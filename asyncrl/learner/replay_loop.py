@@ -204,11 +204,7 @@ class ReplayLoop:
         own = {f"limiter_{name}": value for name, value in self._limiter.state_dict().items()}
         if self._return_scale is not None:
             own |= {f"return_{name}": value for name, value in self._return_scale.state_dict().items()}
-        about: dict[str, int | float] = {
-            "replay_splits": self._stripes.num_splits,
-            "replay_envs": self._stripes.num_envs,
-            "updates_due": self._limiter.due,
-        }
+        about: dict[str, int | float] = {"updates_due": self._limiter.due}
         if self._prioritized is not None:
             about["max_priority"] = self._prioritized.max_priority
         return LearnerState(state.model, optimizer, {**state.scalars, **own, **about})

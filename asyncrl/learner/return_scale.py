@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from asyncrl.algorithms.losses import continues
@@ -54,16 +56,14 @@ class ReturnScale:
             start = max(first, self._stripes.first_whole_row(split_idx))
             if start > first:
                 sums[:] = 0.0
-            for row in range(start, stop):
-                step = self._stripes.rows(split_idx, row)
-                # Of a replay on a device the fields are tensors.
-                reward, terminated, truncated = (torch.as_tensor(field).numpy(force=True) for field in step[:3])
+            rows = np.arange(start, stop) % self._stripes.capacity
+            for reward, terminated, truncated, valid in zip(*self._steps(split_idx, rows), strict=True):
                 reward = reward * np.float64(factor)
                 if clip is not None:
                     reward = reward.clip(-clip, clip)
-                sums[step.valid] = gamma * sums[step.valid] + reward[step.valid]
-                found.append(sums[step.valid])
-                sums[~continues(step.valid, terminated, truncated)] = 0.0
+                sums[valid] = gamma * sums[valid] + reward[valid]
+                found.append(sums[valid])
+                sums[~continues(valid, terminated, truncated)] = 0.0
             self._next_row[split_idx] = stop
         returns = np.concatenate(found) if found else np.empty(0)
         self._moments.update(torch.from_numpy(returns).unsqueeze(1))
@@ -71,6 +71,15 @@ class ReturnScale:
         # Positive float64 numbers are ordered as the integers with the same bits.
         bits = self._ranks.gather([int(np.float64(largest).view(np.int64))])
         self._largest = float(np.int64(max(bits)[0]).view(np.float64))
+
+    def _steps(self, split_idx: int, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], ...]:
+        """Rewards, ends and `valid` of rows, given by their places, each `[rows, E]`; from a device in one transfer."""
+        stripes = self._stripes
+        fields = [field[split_idx, rows] for field in (stripes.reward, stripes.terminated, stripes.truncated)]
+        if isinstance(fields[0], torch.Tensor):
+            reward, *ends = torch.stack([field.float() for field in fields]).numpy(force=True)
+            fields = [reward, *(end != 0.0 for end in ends)]
+        return *fields, stripes.valid[split_idx, rows]
 
     def state_dict(self) -> dict[str, int | float]:
         """What continues in a resumed run."""

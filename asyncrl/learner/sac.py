@@ -45,7 +45,7 @@ class SacLearner(ReplayLearner):
     """Owns actor, critics, target critics and the entropy coefficient.
 
     Attributes:
-        critic: the twin critics.
+        critic: the critics.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SacLearner(ReplayLearner):
         # Hand-written passes through perceptrons are faster than autograd and compute the same.
         actor_mlp, critic_mlp = None, None
         has_plain_critics = isinstance(self.critic, TwinCritic) and self._support is None
-        if actor.has_passes and has_plain_critics and self.target_critic is not None:
+        if actor.has_passes and has_plain_critics and self.target_critic is not None and config.num_critics == 2:
             actor_mlp, critic_mlp = perceptron_of(actor.mlp), perceptron_of(self.critic.mlp)
         has_passes = actor_mlp is not None and critic_mlp is not None
         self._actor = TrainedNetwork(ACTOR, self.model, actor_mlp, config, self._dtype, storage, adapted)
@@ -108,16 +108,21 @@ class SacLearner(ReplayLearner):
         """The batch, and noise for actions at all observations, the first ones only if the policy is trained."""
         rows, num_between = batch.between_discount.shape
         shape = ((num_between + (2 if trains_actor else 1)) * rows, self._parts.num_continuous)
-        own = self.model.statistics
-        return *batch, torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
+        own, num_critics = self.model.statistics, self._config.num_critics
+        noise = torch.randn(shape, generator=self._generator, dtype=own.dtype, device=own.device)
+        if num_critics == 2:
+            return *batch, noise
+        # Of more critics two give the target (REDQ, Chen et al. 2021, arXiv:2101.05982, algorithm 1).
+        return *batch, noise, torch.randperm(num_critics, generator=self._generator, device=own.device)[:2]
 
     def _update_by_autograd(self, inputs: Sequence[Tensor], trains_actor: bool) -> Figures:
         """One update of any networks; returns figures of the critics `[C]`, and `[A]` of the policy if trained."""
-        batch, noise = Transitions(*inputs[:-1]), inputs[-1]
+        num_fields = len(Transitions._fields)
+        batch, (noise, *pair) = Transitions(*inputs[:num_fields]), inputs[num_fields:]
         size = len(batch.reward)
         ent_coef = self._log_ent_coef.exp()[0]
         obs = self.model.inputs_of(batch.obs)
-        # Target: the expected return after the transition, by the smaller of the target critics.
+        # Target: the expected return after the transition, by the smaller of two target critics.
         after = torch.cat((batch.between_obs.transpose(0, 1).flatten(0, 1), batch.next_obs))
         later = self.model.inputs_of(after)
         action, log_prob, log_probs = self._draw(later, noise[-len(after) :])
@@ -129,6 +134,7 @@ class SacLearner(ReplayLearner):
             outputs, next_outputs = self._outputs_of_critics(
                 obs, self._parts.continuous_of(batch.action), last, action[-size:]
             )
+            next_outputs = next_outputs[pair[0]] if pair else next_outputs
             if self._support is None:
                 next_value = sac.soft_value_of_parts(next_outputs, log_probs[-size:], log_prob[-size:], ent_coef)
                 values = self._parts.chosen_values(outputs, batch.action)
@@ -157,6 +163,7 @@ class SacLearner(ReplayLearner):
         with torch.enable_grad(), self._actor.normalizing_by_batch():
             action, log_prob, log_probs = self._draw(obs, noise[:size])
             values = self._outputs(self.critic.values, obs, action)
+            values = values.mean(0, keepdim=True) if pair else values
             loss = -sac.soft_value_of_parts(values, log_probs, log_prob, ent_coef).mean()
             self._actor.flat.zero_grad()
             loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
@@ -173,7 +180,7 @@ class SacLearner(ReplayLearner):
     def _outputs_of_critics(
         self, obs: Inputs, action: Tensor, next_obs: Inputs, next_action: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Values `[2, B, N]`, or log-probabilities of bins `[2, B, N, M]`, at both observations.
+        """Values `[K, B, N]`, or log-probabilities of bins `[K, B, N, M]`, at both observations.
 
         The critics' at the first, with gradient, and those of the target critics at the next ones. Without target
         critics the critics take both as one batch, so that both have the same statistics (CrossQ, 1902.05605 v4).

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # a process that only passes settings on needs no torch
+    from torch import Tensor
 
 Scalar = int | float
 
@@ -18,11 +20,13 @@ class LearnerState:
         model: parameters by name and the newest `statistics`, for `ActorCritic.load_state_dict`.
         optimizer: Adam's moments, running moments and the states of random generators.
         scalars: numbers that JSON stores exactly.
+        is_whole: False if the state is of other networks, or of a policy alone (`asyncrl.learner.transfer`).
     """
 
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     scalars: dict[str, Scalar]
+    is_whole: bool = True
 
 
 def copies_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -32,7 +32,6 @@ SAC_LOG_STD_RANGE = (-5.0, 2.0)
 _MIDDLE = sum(SAC_LOG_STD_RANGE) / 2.0
 _HALF_RANGE = (SAC_LOG_STD_RANGE[1] - SAC_LOG_STD_RANGE[0]) / 2.0
 _POLICY_HEAD_GAIN = 0.01
-NUM_CRITICS = 2
 
 
 class SacActResult(NamedTuple):
@@ -203,11 +202,11 @@ class SacActor(NormalizedModel):
 
 
 class TwinCritic(nn.Module):
-    """Two separate action values, computed by one batched network (Haarnoja et al. 2018, section 6).
+    """Separate action values, usually two, computed by one batched network (Haarnoja et al. 2018, section 6).
 
     Their initial weights depend on `config.seed` alone. Continuous actions in [-1, 1] are inputs beside the
     observation; each combination of the choices of a group has an output (`ActionParts`). With an encoder, its features
-    are inputs of both, and one hidden layer of each combines them with the action.
+    are inputs of all, and one hidden layer of each combines them with the action.
 
     Attributes:
         support: [M] float32, returns of the bins, if the critics predict distributions over returns; else None.
@@ -236,16 +235,16 @@ class TwinCritic(nn.Module):
                 num_features, hidden = encoder.output_size, hidden[-1:]
             widths = [num_features + parts.num_continuous, *hidden, parts.num_values * max(1, num_bins)]
             gain = 1.0 if config.policy_initialization == "orthogonal" else None
-            self.mlp = make_network(NUM_CRITICS, widths, config, gain, config.critic_layer_norm)
+            self.mlp = make_network(config.num_critics, widths, config, gain, config.critic_layer_norm)
 
     def values(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """Values `[2, B, N]` of continuous actions `[B, C]` in [-1, 1] with each combination of choices."""
+        """Values `[K, B, N]` of continuous actions `[B, C]` in [-1, 1] with each combination of choices."""
         if self.support is not None:
             return self.log_probs(inputs, action).exp() @ self.support
         return self._outputs(inputs, action)
 
     def log_probs(self, inputs: Inputs, action: Tensor) -> Tensor:
-        """Log-probabilities `[2, B, N, M]` of the bins, for the arguments of `values`."""
+        """Log-probabilities `[K, B, N, M]` of the bins, for the arguments of `values`."""
         assert self.support is not None
         outputs = self._outputs(inputs, action)
         return log_softmax(outputs.view(*outputs.shape[:2], -1, len(self.support)), dim=-1)

@@ -14,6 +14,7 @@ from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.agents_env_group import AgentsEnvGroup
 from asyncrl.rollout.env_group import EnvGroup, HostEnvGroup
 from asyncrl.rollout.failures import FailureLog, Recovery
+from asyncrl.rollout.hindsight import GoalEnvGroup
 from asyncrl.rollout.policy_mapping import SINGLE_AGENT, PolicyMapping, choose_by_name, specs_of_policies
 from asyncrl.rollout.self_play_mapping import SelfPlayMapping
 from asyncrl.rollout.vector_env_group import VectorEnvGroup
@@ -69,7 +70,7 @@ def _build_group(
         return make_seed(run_seed, env_idx, env_steps + steps)
 
     if spec.is_vectorized:
-        make_vectorized = partial(make_run_vector_env, config, plan.envs_per_split)
+        make_vectorized = partial(make_run_vector_env, config, plan.envs_per_split, spec.gives_tensors)
         recovery = Recovery(failures, make_vectorized, seed)
         return VectorEnvGroup(make_vectorized(), seed(first_env, 0), first_env, spec, config.action_mapping, recovery)
     make = partial(make_run_env, config, in_training=True)
@@ -77,4 +78,7 @@ def _build_group(
     recovery = Recovery(failures, make, seed)
     envs: list[Any] = [make() for _ in seeds]
     arguments = (seeds, first_env, spec, config.action_mapping, recovery)
-    return AgentsEnvGroup(envs, *arguments) if spec.agents else EnvGroup(envs, *arguments)
+    if spec.agents:
+        return AgentsEnvGroup(envs, *arguments)
+    stores_goals = plan.replay is not None and plan.replay.her_goals > 0
+    return GoalEnvGroup(envs, *arguments) if stores_goals else EnvGroup(envs, *arguments)

@@ -29,13 +29,14 @@ from asyncrl.buffers.slots import TrajectorySlots
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.config.algorithms import imported
 from asyncrl.config.plan import ReplayPlan
-from asyncrl.envs.factory import acting_seed, make_run_vector_env, vector_env_seed
+from asyncrl.envs.factory import acting_seed, env_seed, make_run_vector_env, vector_env_seed
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import EvaluationWorker, PublishedPolicy, PublishedTeam
 from asyncrl.hogwild.build_hogwild import build_hogwild_worker, build_parameter_server
 from asyncrl.hogwild.worker import HogwildWorker
 from asyncrl.inference.worker import InferenceWorker
 from asyncrl.learner.dataset import Batcher, DeviceSlots
+from asyncrl.learner.hindsight_sampler import HindsightSampler
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.learner.policy_rows import PolicyRows
@@ -50,6 +51,7 @@ from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.learner.state import LearnerState
 from asyncrl.learner.threads import ThreadChoice
 from asyncrl.learner.trajectory_loop import DatasetRoom, DatasetSource, TrajectoryLoop
+from asyncrl.learner.transfer import begin_with
 from asyncrl.learner.worker import LearnerLoop, LearnerWorker, StopCondition, WeightsPublisher
 from asyncrl.models.acting import ActingPolicy
 from asyncrl.models.acting_policies import ActingPolicies
@@ -64,6 +66,7 @@ from asyncrl.on_device.replay import DeviceReplay
 from asyncrl.on_device.worker import DeviceReplayWorker, DeviceWorker
 from asyncrl.rollout.build_env_group import build_env_group
 from asyncrl.rollout.failures import FailureLog
+from asyncrl.rollout.hindsight import GoalEnvGroup, HindsightSplit
 from asyncrl.rollout.worker import (
     ActionSource,
     LocalActions,
@@ -78,6 +81,7 @@ from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime.checkpoint import load
 from asyncrl.runtime.memory import keep_freed_memory
 from asyncrl.runtime.run_folder import VIDEOS
+from asyncrl.runtime.seeding import Stream, derive_seed
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +159,14 @@ def build_rollout_worker(
         if setup.steps_at_restart is not None:
             for split_idx in groups:
                 stripes.close_episodes(split_idx)
-        writers = [ReplaySplit(split_idx, group, stripes, actions, phases) for split_idx, group in groups.items()]
+        writers: list[ReplaySplit] = []
+        for split_idx, group in groups.items():
+            if isinstance(group, GoalEnvGroup):
+                first_env = split_idx * plan.envs_per_split
+                seed = derive_seed(env_seed(setup.seed, first_env, setup.seed_steps), Stream.HINDSIGHT)
+                writers.append(HindsightSplit(split_idx, group, stripes, actions, seed, phases))
+            else:
+                writers.append(ReplaySplit(split_idx, group, stripes, actions, phases))
         return ReplayWorker(worker_idx, writers, stripes, ReplayLimits(arena), learners[0], setup.control, phases)
     slots = TrajectorySlots(arena)
     splits = [Split(split_idx, group, slots, actions, phases) for split_idx, group in groups.items()]
@@ -402,7 +413,7 @@ class _LearnerParts:
         store = ParameterStore(self.agreement.ranks)
         learner = OnPolicyLearner(model, self.setup.learner_config, self.device, store)
         if self.saved is not None:
-            learner.load_state_dict(self.saved)
+            begin_with(learner, self.saved)
         self.take_state_of_first(learner)
         return learner
 
@@ -496,6 +507,8 @@ def _build_replay_loop(
         largest = float(saved.scalars.get("max_priority", 0.0)) if saved is not None and is_restored else 0.0
         powers = config.prioritized_replay_alpha, config.prioritized_replay_beta
         sampler: ReplaySampler = PrioritizedSampler(stripes, *powers, largest, **sampling)
+    elif replay.her_goals > 0:
+        sampler = HindsightSampler(stripes, setup.spec.observation, **sampling)
     else:
         sampler = ReplaySampler(stripes, **sampling)
     chooses_threads = config.learner_threads == "auto" and not plan.serial_mode and plan.device == "cpu"
@@ -506,8 +519,8 @@ def _build_replay_loop(
         return_scale = ReturnScale(stripes, config.value_limit if config.value_bins else None, ranks)
     limiter = ReplayLimiter(ReplayLimits(setup.arena), replay, stripes, plan.async_rl, most_env_steps)
     if saved is not None:
-        learner.load_state_dict(saved)
-        if return_scale is not None:
+        begin_with(learner, saved)
+        if return_scale is not None and saved.is_whole:
             return_scale.load_state_dict({name: saved.scalars[f"return_{name}"] for name in return_scale.state_dict()})
         if is_restored:
             sampler.generator.set_state(saved.optimizer["replay_generator"])

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from asyncrl.buffers.layout import arena_bytes
+from asyncrl.cluster import connection
+from asyncrl.cluster.traffic import Traffic
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import Problem, UsageError
 from asyncrl.config.loading import LoadedConfig
@@ -21,6 +23,7 @@ from asyncrl.config.schema import NEEDED_BY_TENSORS, TrainConfig
 from asyncrl.config.user_modules import import_user_module
 from asyncrl.envs.actions import can_squash
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
+from asyncrl.envs.goals import goal_problem
 from asyncrl.envs.probe import probe
 from asyncrl.envs.showing import require_video_package
 from asyncrl.envs.spec import DiscreteAction, EnvSpec
@@ -50,6 +53,7 @@ class Preflight:
         environment_failure: text with the environment's own traceback, if it raised.
         arena_bytes: shared memory that all ranks of this machine need; None without a spec.
         free_bytes: free memory.
+        traffic: of pools on other machines; None without them or without a spec.
     """
 
     config: TrainConfig
@@ -60,6 +64,7 @@ class Preflight:
     environment_failure: str | None
     arena_bytes: int | None
     free_bytes: int
+    traffic: Traffic | None = None
 
     @property
     def exit_code(self) -> int:
@@ -110,7 +115,7 @@ def run(
     found = [*of_resuming, *of_names, *find_problems(config, plan, machine)]
     problems = [*loaded.problems, *_unaffected(found, loaded.problems), *of_env]
     warnings = [*_unaffected(find_warnings(config, plan, loaded.given), loaded.problems), *findings]
-    needed, free = None, available_bytes()
+    needed, free, traffic = None, available_bytes(), None
     if spec is not None:
         if spec.agents:
             problems += _agents_problems(config, spec)
@@ -121,10 +126,12 @@ def run(
             problems += _mapping_problems(config, spec)
         for kind in spec.kinds:
             problems += [*_action_problems(config, kind), *_key_problems(config, kind)]
+        if config.her_goals > 0 and plan.replay is not None:
+            problems += _goal_problems(config, spec)
         if "init_from" not in _names(of_names):
             problems += resuming.find_problems_of_source(config, spec)
         if not of_resuming:
-            problems += resuming.find_problems_of_checkpoint(config, plan, spec)
+            problems += resuming.find_problems_of_checkpoint(config, spec)
         warnings += _env_warnings(config, plan, spec)
         try:
             shared = None if plan.hogwild is None else shared_sizes(spec, config)
@@ -133,6 +140,8 @@ def run(
             specs = specs_of_policies(spec, config.maps_policies, plan.num_policies)
             sizes = [weights_block_size(own, each) for own, each in zip(specs, policies, strict=True)]
             of_one_rank = arena_bytes(spec, plan, sizes, shared)
+            if plan.num_remote_hosts > 0 and plan.num_slots > 0:
+                traffic = Traffic.of(plan, spec, sizes[0])
         except Exception as error:
             of_the_user = tuple(name for name in ("encoder", "core", "model") if getattr(config, name) != "default")
             if not of_the_user and not isinstance(error, UsageError):
@@ -147,7 +156,10 @@ def run(
                 problems.append(_too_large(plan, needed, free))
             else:
                 warnings += _tight_memory(plan, needed, free)
-    return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free)
+            if "init_from" not in _names([*of_names, *problems]):
+                misfits, notes = resuming.find_misfits_of_source(config, spec)
+                problems, warnings = [*problems, *misfits], [*warnings, *notes]
+    return Preflight(config, plan, spec, tuple(problems), tuple(warnings), failure, needed, free, traffic)
 
 
 def _with_backend_of(spec: EnvSpec, config: TrainConfig, given: Collection[str]) -> TrainConfig:
@@ -191,6 +203,8 @@ def _resolve_names(config: TrainConfig, is_first_rank: bool) -> tuple[TrainConfi
             require_package(name)
         except UsageError as error:
             problems.append(Problem(("track",), str(error)))
+    if config.cluster == "ray" and (reason := connection.find_problem(config)) is not None:
+        problems.append(Problem(("cluster", "ray_address"), reason, ("--cluster=none",)))
     if config.video_every_env_steps is not None:
         try:
             require_video_package()
@@ -253,6 +267,15 @@ def _key_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
         elif any(part.kind == "mask" for part in of_key):
             text = f"--critic_only_keys={key}: the actor needs the mask of its actions."
             yield Problem(("critic_only_keys", "env"), text)
+
+
+def _goal_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:
+    given, off = f"--her_goals={config.her_goals}", "--her_goals=0"
+    if (needed := goal_problem(spec)) is not None:
+        yield Problem(("her_goals", "env"), f"{given} needs {needed}; {spec.env_id} has {spec.observation}.", (off,))
+    elif spec.is_vectorized or spec.gives_tensors:
+        text = f"{given} needs single environments, whose compute_reward it calls; {spec.env_id} is vectorized."
+        yield Problem(("her_goals", "env_backend"), text, ("--env_backend=gym", off))
 
 
 def _agents_problems(config: TrainConfig, spec: EnvSpec) -> Iterator[Problem]:

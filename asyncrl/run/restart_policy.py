@@ -37,13 +37,14 @@ class WorkerSpec:
         name: name of the child and of its log file.
         target: called in the process with the run's setup and `args`.
         args: further arguments of the target.
-        worker_idx: of a rollout worker; None for an inference worker, which leaves no state to clean up.
+        workers: indices of the rollout workers that end with it: one, or those of a pool on another machine. An
+            inference worker has none, and leaves no state to clean up.
     """
 
     name: str
     target: Callable[..., Any]
     args: tuple[Any, ...]
-    worker_idx: int | None = None
+    workers: Sequence[int] = ()
 
 
 class RestartPolicy:
@@ -113,7 +114,7 @@ class RestartPolicy:
         now = time.monotonic()
         for name, due_at in list(self._due_at.items()):
             worker = self._workers[name]
-            is_clean = worker.worker_idx is None or self._worker_deaths.is_acknowledged(worker.worker_idx)
+            is_clean = all(map(self._worker_deaths.is_acknowledged, worker.workers))
             if now >= due_at and is_clean:
                 del self._due_at[name]
                 self._start(worker, self._setup.for_restart())
@@ -124,9 +125,9 @@ class RestartPolicy:
                 )
         running = set(self._processes.running)
         progress = {
-            name: self._control.progress(worker.worker_idx)
+            name: self._control.progress(worker.workers[0])
             for name, worker in self._workers.items()
-            if worker.worker_idx is not None and name in running
+            if worker.workers and name in running
         }
         for name in self._hangs.find_hung(progress, now):
             timeout_s = self._setup.config.env_step_timeout
@@ -137,8 +138,8 @@ class RestartPolicy:
             )
 
     def _start(self, worker: WorkerSpec, setup: RunSetup) -> None:
-        if worker.worker_idx is not None:
-            self._hangs.note_start(worker.name, self._control.progress(worker.worker_idx))
+        if worker.workers:
+            self._hangs.note_start(worker.name, self._control.progress(worker.workers[0]))
         self._processes.start(worker.name, worker.target, setup, *worker.args)
 
     @property
@@ -165,8 +166,9 @@ class RestartPolicy:
             summary = f"the restarts are used up ({limits}); first: {first.summary}; last: {last.summary}"
             parts = [f"{when}: {each.details}" for when, each in (("first", first), ("last", last)) if each.details]
             raise RunFailed(summary, "\n\n".join(parts), EXIT_FAILED_TOO_OFTEN)
-        if worker.worker_idx is not None:
-            self._worker_deaths.announce(worker.worker_idx)
+        for worker_idx in worker.workers:
+            self._worker_deaths.announce(worker_idx)
+        if worker.workers:
             self._wake_all()
         self._due_at[worker.name] = now + delay_s
         allowed = f"restart {self._budget.num_taken} of at most {config.max_restarts} in {config.restart_window_s:g} s"

@@ -6,18 +6,16 @@ Flags override the saved settings, except for those in `FIXED`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from asyncrl.buffers.shared_tensors import saved_worker_steps
-from asyncrl.config.dependencies import missing_for
 from asyncrl.config.errors import Problem, UsageError
+from asyncrl.config.fixed_settings import OF_NETWORKS, Change, as_given, fixed_changes
 from asyncrl.config.flags import format_value
 from asyncrl.config.loading import LoadedConfig
 from asyncrl.config.plan import ResourcePlan
-from asyncrl.config.schema import OF_ONE_START, TrainConfig
+from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.actions import has_own_unit
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.rollout.policy_mapping import specs_of_policies
@@ -26,30 +24,9 @@ from asyncrl.runtime.locating import checkpoint_folders
 from asyncrl.runtime.locating import find_checkpoint as locate_checkpoint
 from asyncrl.runtime.run_folder import run_path
 
-FIXED = (
-    *("env", "algo", "critic", "critic_layer_norm", "dueling", "encoder", "core", "model"),
-    *("critic_mlp_layers", "residual_blocks", "hyperspherical_weights", "batch_renorm", "use_target_critics"),
-    *("value_bins", "value_limit", "normalize_rewards"),
-    *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
-    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
-    *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev", "critic_only_keys"),
-    *("action_unit", "squash_actions", "normalize_input", "normalize_returns", "num_policies"),
-)
-"""Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""
+_MOST_NAMES = 8  # of tensors in a message
 
 _MAY_CHANGE = "Environment, algorithm, network and normalization are fixed; all other settings may change."
-
-
-@dataclass(frozen=True)
-class Change:
-    """A setting with another value than when the run was last started."""
-
-    name: str
-    before: Any
-    now: Any
-
-    def __str__(self) -> str:
-        return f"{self.name}: {_as_given(self.before)} -> {_as_given(self.now)}"
 
 
 @dataclass(frozen=True)
@@ -77,13 +54,6 @@ class Resumption:
     policy_env_steps: int = 0
 
 
-def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
-    """The settings that differ, except for those of one start of the program."""
-    old, new = before.model_dump(), now.model_dump()
-    names = [name for name in old if name in new and name not in OF_ONE_START]
-    return [Change(name, old[name], new[name]) for name in names if old[name] != new[name]]
-
-
 def find_problems(loaded: LoadedConfig) -> list[Problem]:
     """Changed settings with which a run cannot be resumed; without a checkpoint all settings may change."""
     if loaded.saved is None:
@@ -91,7 +61,7 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
     folders = checkpoint_folders(_checkpoints(loaded.config), loaded.saved.num_policies)
     if not checkpoint.newest_first(folders[0]):
         return []
-    forbidden = _fixed_changes(loaded.saved, loaded.config)
+    forbidden = fixed_changes(loaded.saved, loaded.config)
     if not forbidden:
         return []
     text = f"Cannot resume: the checkpoint was made with {_contrast(forbidden, 'you gave')}. {_MAY_CHANGE}"
@@ -99,15 +69,14 @@ def find_problems(loaded: LoadedConfig) -> list[Problem]:
     return [Problem(tuple(change.name for change in forbidden), text, fitting)]
 
 
-def find_problems_of_checkpoint(config: TrainConfig, plan: ResourcePlan, spec: EnvSpec) -> list[Problem]:
-    """Why the run's newest checkpoint cannot be resumed with this environment and plan; loads no weights."""
+def find_problems_of_checkpoint(config: TrainConfig, spec: EnvSpec) -> list[Problem]:
+    """Why the run's newest checkpoint cannot be resumed with this environment; loads no weights."""
     newest = _newest_to_resume(config)
     if newest is None:
         return []
     try:
         state = checkpoint.load_state(newest)
         _check_spaces(EnvSpec.from_data(state["spec"]), spec, newest)
-        _check_replay(newest, state, plan)
     except UsageError as error:
         return [Problem(("experiment",), f"Cannot resume: {error}")]
     except (checkpoint.CheckpointError, KeyError, TypeError, ValueError):
@@ -121,18 +90,18 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan, mappin
     Args:
         checkpoints: the run's folder of checkpoints.
         spec: the environment of the run now.
-        plan: the plan of the run now; a saved replay must have its workers and environments.
+        plan: the plan of the run now.
         mapping: which policy plays which agents.
 
     Raises:
         CheckpointError: there are checkpoints, and none of them can be read.
-        UsageError: the checkpoint has other spaces or another replay, or another program made it.
+        UsageError: the checkpoint has other spaces, or another program made it.
     """
     folders = checkpoint_folders(checkpoints, plan.num_policies)
     if len(folders) == 1:
-        return _find_checkpoint(checkpoints, spec, plan)
+        return _find_checkpoint(checkpoints, spec)
     specs = specs_of_policies(spec, mapping, plan.num_policies)
-    found = [_find_checkpoint(folder, own, plan) for folder, own in zip(folders, specs, strict=True)]
+    found = [_find_checkpoint(folder, own) for folder, own in zip(folders, specs, strict=True)]
     usable = [each for each in found if each is not None]
     if not usable:
         return None
@@ -146,7 +115,7 @@ def find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan, mappin
     )
 
 
-def _find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Resumption | None:
+def _find_checkpoint(checkpoints: Path, spec: EnvSpec) -> Resumption | None:
     skipped: list[str] = []
     for path in checkpoint.newest_first(checkpoints):
         try:
@@ -166,7 +135,6 @@ def _find_checkpoint(checkpoints: Path, spec: EnvSpec, plan: ResourcePlan) -> Re
             skipped.append(f"Checkpoint {path} is damaged: its state is incomplete ({error}).")
             continue
         _check_spaces(saved_spec, spec, path)
-        _check_replay(path, state, plan)
         return found
     if skipped:
         raise checkpoint.CheckpointError("Cannot resume: no checkpoint can be used. " + " ".join(skipped))
@@ -200,18 +168,19 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     try:
         content = checkpoint.load(path)
         before = TrainConfig.from_saved(content.state["config"])
+        saved = EnvSpec.from_data(content.state["spec"])
         for own in spec.kinds:
-            _check_spaces(EnvSpec.from_data(content.state["spec"]), own, path)
+            if _axes_of_images(saved) != _axes_of_images(own):
+                _check_spaces(saved, own, path)
     except (checkpoint.CheckpointError, UsageError) as error:
         return [Problem(("init_from",), f"--init_from: {error}")]
     except (KeyError, TypeError, ValueError) as error:
         text = f"--init_from: Checkpoint {path} is damaged: its state is incomplete ({error})."
         return [Problem(("init_from",), text)]
-    if not content.optimizer:
-        text = f"--init_from={path} was saved by an evaluation, without an optimizer: give one that training saved."
-        return [Problem(("init_from",), text)]
-    irrelevant = {"env", "algo"} if has_own_unit(spec.action) else {"env", "algo", "action_unit"}
-    differing = [change for change in _fixed_changes(before, config) if change.name not in irrelevant]
+    irrelevant = {"env", "algo", *OF_NETWORKS}
+    if not has_own_unit(spec.action):
+        irrelevant.add("action_unit")
+    differing = [change for change in fixed_changes(before, config) if change.name not in irrelevant]
     makes_same_model = not config.is_off_policy or before.algorithm.make_model == config.algorithm.make_model
     if before.is_off_policy != config.is_off_policy or not makes_same_model:
         differing.append(Change("algo", before.algo, config.algo))
@@ -222,18 +191,49 @@ def find_problems_of_source(config: TrainConfig, spec: EnvSpec) -> list[Problem]
     return [Problem(tuple(change.name for change in differing), text, fitting)]
 
 
-def _fixed_changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
-    return [change for change in changes(before, now) if change.name in FIXED and missing_for(change.name, now) is None]
+def find_misfits_of_source(config: TrainConfig, spec: EnvSpec) -> tuple[list[Problem], list[Problem]]:
+    """What a run cannot take from the checkpoint `init_from`, in which `find_problems_of_source` has found nothing.
+
+    Returns:
+        A problem for spaces of which no parameter of the policy fits, and a warning for those of which a part fits.
+    """
+    if config.init_from is None or _newest_to_resume(config) is not None:
+        return [], []
+    from asyncrl.learner.transfer import names_that_fit  # imports torch
+    from asyncrl.models.factory import make_acting_model
+    from asyncrl.run.setup import has_same_networks
+
+    problems, warnings = [], []
+    content = checkpoint.load(Path(config.init_from))
+    for own in spec.kinds:
+        if content.optimizer and has_same_networks(content.state, config, own):
+            continue
+        policy = make_acting_model(own, config).state_dict()
+        fitting = names_that_fit(policy, content.model)
+        missing = [name for name in policy if name not in fitting]
+        start = f"--init_from={config.init_from}"
+        if not set(fitting) - {"statistics"}:
+            observed = EnvSpec.from_data(content.state["spec"])
+            text = f"{start}: no tensor of its policy fits; it was trained on {observed.observation}."
+            problems.append(Problem(("init_from",), text))
+            continue
+        begin_new = []
+        if missing:
+            more = f" and {len(missing) - _MOST_NAMES} more" if len(missing) > _MOST_NAMES else ""
+            begin_new.append(f"{', '.join(missing[:_MOST_NAMES])}{more} of the policy")
+        if config.is_off_policy and config.algorithm.actions != "choice":
+            begin_new.append("the critics")
+        begin_new.append("the optimizer's state")
+        taken = f"{len(fitting)} of {len(policy)} tensors of the policy are taken"
+        text = f"{start}: {taken}; what begins new: {', '.join(begin_new)}."
+        warnings.append(Problem(("init_from",), text))
+    return problems, warnings
 
 
 def _contrast(differing: list[Change], whose: str) -> str:
     """Each setting of the checkpoint beside its value now, as the end of a sentence."""
-    each = (f"{change.name}={_as_given(change.before)}; {whose} {_as_given(change.now)}" for change in differing)
+    each = (f"{change.name}={as_given(change.before)}; {whose} {as_given(change.now)}" for change in differing)
     return ", and with ".join(each)
-
-
-def _as_given(value: Any) -> str:
-    return str(value) if isinstance(value, list) else format_value(value)
 
 
 def _checkpoints(config: TrainConfig) -> Path:
@@ -247,34 +247,19 @@ def _newest_to_resume(config: TrainConfig) -> Path | None:
     return checkpoint.latest(folders[0]) if is_resumed else None
 
 
-def _check_replay(path: Path, state: Mapping[str, Any], plan: ResourcePlan) -> None:
-    if plan.replay is None or not (path / checkpoint.REPLAY_FILE).exists():
-        return
-    saved = int(state["replay_splits"]), int(state["replay_envs"])
-    if saved != (plan.num_splits, plan.envs_per_split):
-        raise UsageError(
-            f"The replay in {path} has {saved[0]} groups of {saved[1]} environments, but the run has "
-            f"{plan.num_splits} of {plan.envs_per_split}. Give --num_workers and --num_envs_per_worker as before."
-        )
+def _axes_of_images(spec: EnvSpec) -> set[str]:
+    """Channel axes, without which convolutions of the same shape see something else."""
+    return {part.channels for part in spec.observation.parts if part.has_pixels}
 
 
 def _check_spaces(saved: EnvSpec, present: EnvSpec, path: Path) -> None:
-    if _shape_of(saved) == _shape_of(present):
+    if saved.shape_of_networks == present.shape_of_networks:
         return
     text = (
         f"Checkpoint {path} was trained on {saved.observation} and {saved.action}, "
         f"but {present.env_id} has {present.observation} and {present.action}."
     )
-    channels = {part.channels for part in saved.observation.parts if part.has_pixels}
-    if len(channels) == 1 and channels != {part.channels for part in present.observation.parts if part.has_pixels}:
+    channels = _axes_of_images(saved)
+    if len(channels) == 1 and channels != _axes_of_images(present):
         text += f" The flag --image_channels={channels.pop()} may be missing."
     raise UsageError(text)
-
-
-def _shape_of(spec: EnvSpec) -> tuple[object, ...]:
-    """The properties on which networks depend; the dtypes of numbers are not among them: all are stored as float32."""
-    parts = [
-        (part.path, part.kind, part.size, part.shape, part.channels if part.has_pixels else None)
-        for part in spec.observation.parts
-    ]
-    return parts, spec.action

@@ -2,8 +2,9 @@
 
     run_serial      one loop: rollout workers, learner, evaluation, one after the other
     run_parallel    starts a process for each role, watches them until the learner has ended, then ends all
-    _rollout_main, _inference_main, _evaluation_main, _learner_main    the loops of these processes; videos have
-                                                                       one of their own, with the evaluation's loop
+    _inference_main, _evaluation_main, _learner_main    the loops of these processes; videos have one of their own,
+                                                        with the evaluation's loop. Those of rollout workers and of
+                                                        pools are in `rollout_process` and `asyncrl.cluster.bridge`
 
 Both modes take the same two callbacks: `send` receives the reports of all roles, and `steer` controls the run between
 two waits: it shows progress, passes on requests of observers, and requests a stop.
@@ -25,6 +26,7 @@ import torch
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.cluster.bridge import pool_main
 from asyncrl.evaluation.videos import VideoWorker
 from asyncrl.evaluation.worker import POLL_S, EvaluationWorker
 from asyncrl.learner.worker import LearnerOutcome, joint_outcome
@@ -34,21 +36,19 @@ from asyncrl.run.build_roles import (
     build_evaluation_workers,
     build_inference_worker,
     build_learner,
-    build_rollout_worker,
     build_serial,
     build_video_workers,
 )
 from asyncrl.run.restart_policy import RestartPolicy, WorkerSpec
+from asyncrl.run.rollout_process import REPORT_EVERY_S, environment_failure, rollout_main
 from asyncrl.run.setup import RunSetup
-from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, ChildFailure, ProcessManager, RunFailed
+from asyncrl.runtime.processes import ChildFailure, ProcessManager, RunFailed
 from asyncrl.runtime.reporting import ReportSender
 from asyncrl.runtime.run_folder import VIDEOS
 from asyncrl.runtime.signals import StopAtOnce
 
-REPORT_EVERY_S = 1.0
 WATCH_S = 0.2
 GRACE_S = 4.0
-ROLLOUT_NICENESS = 10  # if all cores are busy, learner and inference workers come first: all workers wait for them
 EVALUATION_NICENESS = 15  # a third of a worker's share if all cores are busy
 LAST_EVALUATION_S = 900.0
 LEARNER = "learner"
@@ -130,7 +130,7 @@ def _run_serial_part(
                         learner.finish(send)
                     if isinstance(error, RunFailed):
                         raise
-                    raise _environment_failure(worker.worker_idx, error) from error
+                    raise environment_failure(worker.worker_idx, error) from error
                 for learner in active:
                     saved = learner.advance(0.0, send)
                     if config.checkpoint_resets and saved is not None and saved.error is None and not learner.is_over:
@@ -177,9 +177,11 @@ def run_parallel(
     processes = ProcessManager(context, log_path)
     names = [LEARNER] if plan.num_policies == 1 else [f"{LEARNER}-{idx}" for idx in range(plan.num_policies)]
     learner_wakers = {name: Waker() for name in names}
-    worker_wakers = [Waker() for _ in range(plan.num_workers)]
+    local_wakers = [Waker() for _ in range(plan.num_local_workers)]
+    host_wakers = [Waker() for _ in range(plan.num_remote_hosts)]
     server_wakers = [Waker() for _ in range(plan.num_inference_workers)]
-    wakers = [*learner_wakers.values(), *worker_wakers, *server_wakers]
+    wakers = [*learner_wakers.values(), *local_wakers, *host_wakers, *server_wakers]
+    worker_wakers = local_wakers + [waker for waker in host_wakers for _ in range(plan.num_workers_per_remote_host)]
 
     def wake_all() -> None:
         for waker in wakers:
@@ -194,10 +196,13 @@ def run_parallel(
             WorkerSpec(f"inference-{server_idx}", _inference_main, (server_idx, waker, worker_wakers))
             for server_idx, waker in enumerate(server_wakers)
         ]
-        for worker_idx, waker in enumerate(worker_wakers):
+        for worker_idx, waker in enumerate(local_wakers):
             server = server_wakers[setup.server_of(worker_idx)] if server_wakers else None
             args = (worker_idx, waker, list(learner_wakers.values()), server)
-            specs.append(WorkerSpec(f"rollout-{worker_idx}", _rollout_main, args, worker_idx))
+            specs.append(WorkerSpec(f"rollout-{worker_idx}", rollout_main, args, (worker_idx,)))
+        for host_idx, waker in enumerate(host_wakers):
+            workers = plan.workers_of_host(host_idx)
+            specs.append(WorkerSpec(f"pool-{host_idx}", pool_main, (workers, waker, learner_wakers[names[0]]), workers))
         restarts = RestartPolicy(processes, setup, specs, wake_all, send)
         if config.eval_every_env_steps is not None:
             processes.start(EVALUATION, _evaluation_main, setup, build_evaluation_workers)
@@ -285,44 +290,6 @@ def _failure_report(name: str, reason: str, setup: RunSetup) -> EvaluationFailed
         return EvaluationFailed(reason)
     env_steps = WeightsChannel(setup.of_policy(0).arena).newest.env_steps
     return VideoReport(str(setup.checkpoints.parent / VIDEOS), env_steps, error=reason)
-
-
-def _environment_failure(worker_idx: int, error: EnvironmentTrouble | EnvironmentsKeepFailing) -> RunFailed:
-    """The failure of the run for an environment's exception, with the environment's own traceback only."""
-    if isinstance(error, EnvironmentTrouble):
-        return RunFailed(f"rollout worker {worker_idx}: {error}", error.traceback, is_final=True)
-    return RunFailed(str(error), error.tracebacks, EXIT_FAILED_TOO_OFTEN, is_final=True)
-
-
-def _rollout_main(
-    setup: RunSetup,
-    worker_idx: int,
-    waker: Waker,
-    learners: Sequence[Waker],
-    server: Waker | None,
-    reports: ReportSender,
-) -> None:
-    torch.set_num_threads(1)
-    os.nice(ROLLOUT_NICENESS)
-    try:
-        worker, control = build_rollout_worker(setup, worker_idx, learners, server), setup.control
-        log.info("at work")
-        try:
-            worker.phases.restart()
-            while not control.ended:
-                wait_s = worker.poll()
-                control.count_turn(worker_idx)
-                worker.take_training_info()
-                if wait_s > 0.0:
-                    waker.wait(wait_s)
-                    worker.phases.charge(worker.waiting_for)
-                if worker.report_age_s >= REPORT_EVERY_S:
-                    reports.send(worker.report())
-            reports.send(worker.report())
-        finally:
-            worker.close()
-    except (EnvironmentTrouble, EnvironmentsKeepFailing) as error:
-        raise _environment_failure(worker_idx, error) from error
 
 
 def _inference_main(

@@ -22,6 +22,7 @@ from typing import Any
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.config import fixed_settings
 from asyncrl.config.env_maker import EnvMaker
 from asyncrl.config.errors import UsageError
 from asyncrl.config.hyperparameters import Hyperparameters, saved_hyperparameters
@@ -291,7 +292,7 @@ class Session:
         self, config: TrainConfig, folder: RunFolder, resumption: resuming.Resumption | None
     ) -> StartPoint:
         saved = self.loaded.saved
-        changes = () if saved is None else tuple(map(str, resuming.changes(saved, config)))
+        changes = () if saved is None else tuple(map(str, fixed_settings.changes(saved, config)))
         if resumption is None:
             return StartPoint(is_known=saved is not None, changed_settings=changes)
         folders = checkpoint_folders(folder.checkpoints, config.num_policies)

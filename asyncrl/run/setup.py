@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import PoliciesControl, RunControl, WorkerDeaths
 from asyncrl.buffers.layout import arena_specs, opponent_prefix
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.config.fixed_settings import OF_NETWORKS, fixed_changes
 from asyncrl.config.hyperparameters import NO_CHANGES, Hyperparameters, saved_hyperparameters
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.config.schema import TrainConfig
@@ -177,20 +179,28 @@ class RunSetup:
         return [worker for worker in range(self.plan.num_workers) if self.server_of(worker) == server_idx]
 
 
+def has_same_networks(state: Mapping[str, Any], config: TrainConfig, spec: EnvSpec) -> bool:
+    """Whether all networks of a checkpoint with this state have the tensors that the run has."""
+    changed = fixed_changes(TrainConfig.from_saved(state["config"]), config)
+    is_same = not any(change.name in OF_NETWORKS for change in changed)
+    return is_same and EnvSpec.from_data(state["spec"]).shape_of_networks == spec.shape_of_networks
+
+
 def state_to_begin_with(setup: RunSetup) -> LearnerState | None:
     """The learner's state at the start, from a checkpoint of this run or from `init_from`; None without either.
 
     A resumed run keeps its current learning rate, unless the user has changed the rate or the schedule. A new run takes
-    everything except the learning rate.
+    everything except the learning rate; from other networks what fits.
     """
-    config = setup.config
+    config, is_whole = setup.config, True
     if setup.resume_from is not None:
         saved = checkpoint.load(setup.resume_from)
         before = saved.state["config"]
         is_same = (before["learning_rate"], before["lr_schedule"]) == (config.learning_rate, config.lr_schedule)
     elif config.init_from is not None:
         saved, is_same = checkpoint.load(Path(config.init_from)), False
+        is_whole = bool(saved.optimizer) and has_same_networks(saved.state, config, setup.spec)
     else:
         return None
     scalars = dict(saved.state) if is_same else {**saved.state, "learning_rate": setup.learner_config.learning_rate}
-    return LearnerState(dict(saved.model), dict(saved.optimizer), scalars)
+    return LearnerState(dict(saved.model), dict(saved.optimizer), scalars, is_whole)

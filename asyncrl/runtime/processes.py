@@ -54,14 +54,18 @@ class RunFailed(Exception):
         details: a traceback, or "".
         exit_code: exit code of the command.
         is_final: starting the process again would not help.
+        is_death: what failed is no mistake of the user's code: a process or a machine was lost.
     """
 
-    def __init__(self, summary: str, details: str = "", exit_code: int = 1, is_final: bool = False) -> None:
+    def __init__(
+        self, summary: str, details: str = "", exit_code: int = 1, is_final: bool = False, is_death: bool = False
+    ) -> None:
         super().__init__(summary)
         self.summary = summary
         self.details = details
         self.exit_code = exit_code
         self.is_final = is_final
+        self.is_death = is_death
 
 
 class LearnerDied(RunFailed):
@@ -80,7 +84,8 @@ class ChildResult:
 class ChildFailure:
     """The failure of a child: one line, and the traceback as text.
 
-    `exit_code` and `is_final` are those of a `RunFailed` that the child raised. `is_death`: it ended without a message.
+    `exit_code` and `is_final` are those of a `RunFailed` that the child raised. `is_death`: it ended without a message,
+    or says that a process or a machine that it worked for was lost.
     """
 
     child: str
@@ -342,6 +347,8 @@ def title(name: str) -> str:
     role, _, number = name.partition("-")
     if not number.isdigit():
         return name
+    if role == "pool":
+        return f"pool {number} of rollout workers"
     return f"learner of policy {number}" if role == "learner" else f"{role} worker {number}"
 
 
@@ -378,7 +385,8 @@ def _child_main(
         log.exception("failed")
         failure = error if isinstance(error, RunFailed) else explain(name, error)
         with contextlib.suppress(OSError):
-            messages.send(ChildFailure(name, failure.summary, failure.details, failure.exit_code, failure.is_final))
+            ending = failure.exit_code, failure.is_final, failure.is_death
+            messages.send(ChildFailure(name, failure.summary, failure.details, *ending))
         log_file.flush()
         os._exit(1)
     log.info("done")

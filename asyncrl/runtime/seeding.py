@@ -23,6 +23,7 @@ class Stream(enum.IntEnum):
     POLICY_MAPPING = 7
     POPULATION = 8
     EXPLORATION = 9
+    HINDSIGHT = 10
 
 
 def derive_seed(seed: int, stream: Stream, number: int = 0) -> int:

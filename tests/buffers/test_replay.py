@@ -12,6 +12,7 @@ import pytest
 from replays import TaggedWriter, check_one_step, new_replay
 
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes, replay_specs, rows_per_stripe
+from asyncrl.buffers.replay_blocks import Block, deal_blocks
 from asyncrl.envs.spec import BoxAction, EnvSpec, ObservationLayout, ObservationPart
 from asyncrl.learner.replay_sampler import ReplaySampler
 from asyncrl.runtime import checkpoint
@@ -120,12 +121,77 @@ def test_no_transition_leads_from_a_dead_worker_to_the_one_that_follows(written:
         check_one_step(batch, 1.0)
 
 
-def test_a_replay_of_another_layout_is_refused() -> None:
-    _, stripes = new_replay(2, 3, 5)
-    TaggedWriter(stripes, 0, seed=0).write_rows(2)
-    _, other = new_replay(3, 2, 5)
-    with pytest.raises(ValueError, match=r"2 splits of 3 environments, the run has 3 of 2"):
-        other.restore(stripes.content())
+LAYOUTS = [(1, 1), (3, 2), (6, 1), (1, 7), (4, 5)]
+
+
+def kept_steps(stripes: ReplayStripes) -> set[tuple[int, ...]]:
+    """Split, environment, episode and step of all rows from which a transition may start."""
+    found = set()
+    for split in range(stripes.num_splits):
+        for row in range(stripes.first_whole_row(split), stripes.num_rows[split]):
+            at = row % stripes.capacity
+            found |= {tuple(map(int, obs)) for obs in stripes.obs[split, at][stripes.valid[split, at]]}
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("written", [(3, 4), (40, 40), (700, 690)], ids=str)
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_a_replay_of_another_layout_keeps_every_step_and_joins_no_two_episodes(
+    layout: tuple[int, int], written: tuple[int, int], n_step: int
+) -> None:
+    _, stripes = new_replay(2, 3, 600, is_prioritized=True)
+    for split, count in enumerate(written):
+        TaggedWriter(stripes, split, seed=split, end_probability=0.1).write_rows(count)
+    stripes.priority[...] = stripes.obs[..., 3] + 1.0
+    _, other = new_replay(*layout, 5000, is_prioritized=True)
+    other.restore(stripes.content())
+    assert kept_steps(other) == kept_steps(stripes)
+    assert other.total_env_steps() == stripes.total_env_steps()
+    valid = other.valid & (np.arange(other.capacity) < np.array(other.num_rows)[:, None])[..., None]
+    assert valid.sum() == len(kept_steps(stripes)), "no step is there twice"
+    assert np.array_equal(other.priority[valid], other.obs[valid][:, 3] + 1.0)
+    for split in range(other.num_splits):  # workers begin new episodes in the rows after
+        assert not other.valid[split, other.num_rows[split] - 1].all() or other.num_rows[split] == 0
+        TaggedWriter(other, split, seed=9).write_rows(5)
+    batch = ReplaySampler(other, n_step, 1.0, 1.0, None, seed=0).sample(1, 4000)[0]
+    obs, after, goes_on = batch.obs.numpy(), batch.next_obs.numpy(), batch.discount.numpy() > 0
+    assert np.array_equal(after[goes_on, :3], obs[goes_on, :3])
+    steps = after[goes_on, 3] - obs[goes_on, 3]
+    assert ((steps >= 1) & (steps <= n_step)).all()
+    if n_step == 1:
+        check_one_step(batch, 1.0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_of_more_rows_than_another_layout_has_room_for_the_newest_are_kept(layout: tuple[int, int]) -> None:
+    _, stripes = new_replay(2, 3, 600)
+    for split in range(2):
+        TaggedWriter(stripes, split, seed=split, end_probability=0.0).write_rows(600)
+    _, other = new_replay(*layout, 900 // (layout[0] * layout[1]))
+    other.restore(stripes.content())
+    steps = np.array(sorted(kept_steps(other)))
+    assert 0.85 * 900 < len(steps) <= 900
+    kept = [set(steps[(steps[:, :2] == column).all(1), 3]) for column in np.ndindex(2, 3)]
+    # 900 of 3600 rows are a quarter of each column; the last blocks that find room may be those of a few columns.
+    assert all(each == set(range(600 - len(each), 600)) for each in kept)
+    assert max(map(len, kept)) - min(map(len, kept)) <= 224
+    assert max(other.num_rows) <= other.capacity - 2
+
+
+def test_blocks_are_dealt_from_the_newest_on_to_the_shortest_column() -> None:
+    # 2 stripes of 1 environment with 8 and 4 rows for 3 columns: blocks of one row, for which there is much room.
+    # In the order of their ages they are 7, 3', 6, 2', 5, 1', 4, 0', 3, 2, 1, 0, where ' marks the second stripe.
+    assert deal_blocks([8, 4], 1, 3, room=100) == [
+        [Block(0, 0, 2, 3), Block(0, 0, 4, 5), Block(1, 0, 2, 3), Block(0, 0, 7, 8)],
+        [Block(0, 0, 1, 2), Block(1, 0, 0, 1), Block(0, 0, 5, 6), Block(1, 0, 3, 4)],
+        [Block(0, 0, 0, 1), Block(0, 0, 3, 4), Block(1, 0, 1, 2), Block(0, 0, 6, 7)],
+    ]
+    # Room for 12 rows: four blocks of two steps and the observation after them.
+    assert deal_blocks([50], 1, 1, room=12) == [[Block(0, 0, start, start + 2) for start in (42, 44, 46, 48)]]
+    assert deal_blocks([0, 0], 2, 3, room=5) == [[], [], []]
+    (long,) = deal_blocks([10_000], 1, 1, room=10**6)
+    assert {block.stop - block.start for block in long[1:]} == {256}
 
 
 def test_workers_may_step_up_to_both_limits() -> None:

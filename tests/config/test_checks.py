@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from asyncrl.config import algorithms
+from asyncrl.config.algorithms import Algorithm
 from asyncrl.config.checks import find_problems, find_warnings
 from asyncrl.config.errors import Problem
 from asyncrl.config.machine import Machine
@@ -229,12 +231,41 @@ def test_learning_from_a_replay_has_rules_of_its_own(settings: dict[str, Any], w
         ({"value_bins": 51, "backend": "hogwild"}, "--value_bins: Hogwild", "--critic=mlp"),
         ({"normalize_rewards": True, "backend": "hogwild"}, "--normalize_rewards: Hogwild", "--critic=mlp"),
         ({"residual_blocks": True, "algo": "dqn"}, "only SAC", "--algo=sac"),
+        ({"num_critics": 3, "algo": "td3"}, "--num_critics: only SAC", "--algo=sac"),
+        ({"num_critics": 3, "backend": "hogwild"}, "--num_critics: Hogwild", "--critic=mlp"),
     ],
 )
 def test_blocks_of_networks_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
     problem = only(problems(**{"algo": "sac", **settings}))
     assert words in problem.text and fitting in problem.suggestions
     assert problems(algo="dqn", normalize_rewards=True) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "fitting"),
+    [
+        ({"n_step": 3}, "--n_step=3 has several", "--n_step=1"),
+        ({"algo": "dqn", "prioritized_replay": True}, "not of their goals", "--prioritized_replay=False"),
+        ({"normalize_rewards": True}, "rewards of other goals", "--normalize_rewards=False"),
+        ({"backend": "hogwild"}, "--backend=hogwild", "--her_goals=0"),
+    ],
+)
+def test_other_goals_have_rules(settings: dict[str, Any], words: str, fitting: str) -> None:
+    problem = only(problems(**{"algo": "sac", "her_goals": 4, **settings}))
+    assert words in problem.text and fitting in problem.suggestions
+    assert problems(**{"algo": "sac", **settings}) == []
+    assert problems(algo="sac", her_goals=4) == []
+    assert "her_goals" in warned(her_goals=4)
+
+
+def test_records_of_others_that_use_the_learner_of_td3_have_none_of_the_settings_of_sac(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learners = {"plain": "asyncrl.learner.td3:Td3Learner", "soft": "asyncrl.learner.sac:SacLearner", "own": "toy:Own"}
+    records = {name: Algorithm(name, collects="replay", make_learner=learner) for name, learner in learners.items()}
+    monkeypatch.setattr(algorithms, "_algorithms", {**algorithms._algorithms, **records})
+    assert "only SAC has these" in only(problems(algo="plain", num_critics=3)).text
+    assert problems(algo="plain") == problems(algo="soft", num_critics=3) == problems(algo="own", num_critics=3) == []
 
 
 def test_learning_from_a_replay_knows_no_trajectories() -> None:
@@ -316,3 +347,31 @@ def test_priorities_are_those_of_one_learner() -> None:
     on_device: dict[str, Any] = {**settings, "env_backend": "tensor", "serial_mode": True, "async_rl": False}
     assert "one on the device has no priorities" in only(problems(**on_device)).text
     assert problems(**{**on_device, "algo": "sac"}) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "instead"),
+    [
+        ({"algo": "sac"}, "--algo=ppo"),
+        ({"backend": "hogwild", "algo": "a2c"}, "--backend=actor_learner"),
+        ({"serial_mode": True}, "--serial_mode=False"),
+        ({"num_policies": 2}, "--num_policies=1"),
+        ({"self_play": True}, "--self_play=False"),
+        ({"inference_mode": "central"}, "--inference_mode=local"),
+        ({"num_remote_hosts": 241}, "--num_remote_hosts=240"),
+        ({"ray_address": "ray://head:10001"}, "--ray_address=HOST:6379"),
+        ({"env": lambda: None}, "--env=MODULE:function"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else "",
+)
+def test_what_pools_on_other_machines_cannot_do_is_refused(settings: dict[str, Any], instead: str) -> None:
+    assert instead in only(problems(cluster="ray", **settings)).suggestions
+
+
+def test_workers_on_other_machines_take_none_of_this_ones_cores() -> None:
+    settings = {"cluster": "ray", "num_remote_hosts": 10, "num_workers_per_remote_host": 100, "batch_size": 32_000}
+    plan = resolve(TrainConfig(**settings), CPU)
+    assert (plan.num_workers, plan.num_local_workers, plan.num_envs) == (1000, 0, 16_000)
+    assert (plan.num_processes, plan.num_threads) == (12, plan.learner_threads)
+    assert problems(**settings) == []
+    assert "num_workers" not in warned(**settings)

@@ -36,6 +36,7 @@ def unread(*flags: str, machine: Machine = CPU) -> list[str]:
         (["--hogwild_optimizer=rmsprop"], "--hogwild_optimizer (needs backend=hogwild)"),
         (["--algo=a3c", "--batch_size=64"], "--batch_size (needs algo=ppo or a2c or sac or td3 or dqn)"),
         (["--algo=a3c", "--combine_gradients=sum"], "--combine_gradients (needs hogwild_mode=gradients)"),
+        (["--num_remote_hosts=2", "--ray_address=a:1"], "--ray_address, --num_remote_hosts (needs cluster=ray)"),
         (["--num_inference_workers=2"], "--num_inference_workers (needs inference_mode=central)"),
         (["--atari_preprocessing=False"], "--atari_preprocessing (needs env=ALE/*)"),
         (["--eval_episodes=3"], "--eval_episodes (needs eval_every_env_steps)"),

@@ -17,7 +17,9 @@ from asyncrl.buffers.replay import ReplayStripes, replay_specs
 from asyncrl.config.plan import ReplayPlan
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spaces import read_spec
+from asyncrl.learner.ranks import Ranks
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.learner.return_scale import ReturnScale
 from asyncrl.learner.sac import SacLearner
 from asyncrl.models.exploration import Exploration
 from asyncrl.models.factory import make_acting_model
@@ -119,3 +121,21 @@ def test_a_replay_is_saved_and_restored() -> None:
     for name in ("obs", "action", "reward", "terminated"):
         assert torch.equal(getattr(restored, name)[:, :30], getattr(replay, name)[:, :30])
     assert (restored.valid[:, :30] == replay.valid[:, :30]).all() and not restored.valid[:, 30].any()
+
+
+@in_each_mode
+def test_the_deviation_of_returns_is_that_of_a_replay_in_shared_memory_in_one_transfer(
+    mode: AutoresetMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stripes, replay = ordinary(mode)[1], on_device(mode)[1]
+    transfers = []
+    stack = torch.stack
+    monkeypatch.setattr(torch, "stack", lambda tensors: transfers.append(len(tensors)) or stack(tensors))
+    divisors = []
+    for each in (stripes, replay):
+        scale = ReturnScale(each, None, Ranks())
+        scale._next_row = [0]
+        scale.update(0.9)
+        divisors.append(scale.divisor)
+    assert divisors[0] == divisors[1] != 1.0
+    assert transfers == [3], "rewards and ends together"

@@ -250,9 +250,12 @@ def test_a_serial_run_that_is_resumed_with_its_replay_equals_one_that_never_stop
         assert all(np.array_equal(column[0], others[name][0]) for name, column in columns.items())
 
 
-@pytest.mark.parametrize("keeps_replay", [True, False])
+OTHER_LAYOUT = {"num_workers": 1, "num_envs_per_worker": 3, "replay_size": 2800}
+
+
+@pytest.mark.parametrize(("keeps_replay", "layout"), [(True, {}), (True, OTHER_LAYOUT), (False, {})])
 def test_a_resumed_run_counts_on_with_its_replay_and_fills_a_new_one_without(
-    keeps_replay: bool, tmp_path: Path
+    keeps_replay: bool, layout: dict[str, int], tmp_path: Path
 ) -> None:
     settings = {**SAC, "save_replay": keeps_replay}
     first = run(tmp_path / "first", "async-local", "ConstantReward", **settings)
@@ -262,7 +265,7 @@ def test_a_resumed_run_counts_on_with_its_replay_and_fills_a_new_one_without(
         "async-local",
         "ConstantReward",
         resume_from=path,
-        **{**settings, "train_for_env_steps": 2500},
+        **{**settings, "train_for_env_steps": 2500, **layout},
     )
     assert 2500 <= resumed.outcome.env_steps < 2520
     if keeps_replay:
@@ -270,6 +273,18 @@ def test_a_resumed_run_counts_on_with_its_replay_and_fills_a_new_one_without(
     else:
         before = learner_of(first).policy_version
         assert_updates_are_made_when_due(resumed, env_steps=first.outcome.env_steps + 200, updates=before)
+
+
+@pytest.mark.parametrize("mode", ["serial", "async-local"])
+def test_a_run_begins_with_the_best_policy_of_an_evaluation_and_with_a_wider_one(mode: str, tmp_path: Path) -> None:
+    settings = {**SAC, "train_for_env_steps": 300, "normalize_input": True, "normalize_rewards": True}
+    first = run(tmp_path / "first", "serial", "CartPole-v1", **settings, eval_every_env_steps=300, eval_episodes=1)
+    (best,) = checkpoint.newest_first(first.folder / "checkpoints" / "best")
+    before = checkpoint.load(best).state["policy_version"]
+    assert before == 100
+    for name, own in {"again": {}, "wider": {"encoder_mlp_layers": [33]}}.items():
+        finished = run(tmp_path / name, mode, "CartPole-v1", **{**settings, **own, "init_from": str(best)})
+        assert checkpoint.load(Path(finished.outcome.checkpoint)).state["policy_version"] >= before + 100
 
 
 def test_evaluation_changes_nothing_of_a_repeatable_run(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def reports_of(manager: ProcessManager, count: int) -> list[Any]:
     return reports
 
 
+def test_a_child_may_say_that_it_was_a_death_and_no_mistake(manager: ProcessManager) -> None:
+    manager.start("pool-0", child_targets.lose_a_machine)
+    assert outcomes_of(manager, 1) == {"pool-0": ChildFailure("pool-0", "its actor has ended", "", is_death=True)}
+
+
 def test_a_childs_result_and_its_reports_arrive(manager: ProcessManager) -> None:
     manager.start("counter", child_targets.report_and_return, 5)
     assert outcomes_of(manager, 1) == {"counter": ChildResult("counter", "done")}

@@ -1,0 +1,11 @@
+"""Rollout workers on other machines: a pool of them is an actor of a Ray cluster, and a bridge stands for it here.
+
+    learner's machine                                     another machine
+    SlotLedger -- granted slots --> bridge ---- grants (credits) ----> Pool: an arena of the same layout,
+    SlotLedger <-- ready slots ---- bridge <--- parcels of slots ----- its rollout workers, a CreditLedger
+    WeightsPublisher -- weights --> bridge ---- newest weights ------> WeightsChannel of the pool
+
+A bridge is one process for each pool. For learner and runner it takes the place of the pool's rollout workers: it
+consumes their granted slots, writes each slot that arrives into the slot of the same number, finishes it and announces
+it as ready. So grants, order, lag and recovery are those of local workers.
+"""

@@ -1,0 +1,263 @@
+"""The process on the learner's machine that stands for a pool of rollout workers on another one.
+
+consumes  granted slots of the pool's workers (rings from the learner), weights, messages to the environments (arena)
+          parcels of the pool (answers to calls)
+produces  ready slots (slots of the arena, rings to the learner), reports; grants and weights (calls of the pool)
+waits     for the learner or an answer of the pool to wake it, at most WAIT_S
+stops     when the run has ended; it fails if the pool does, or does not answer for `silence_s`
+
+It is all that the learner's machine knows of the pool: if it ends, Ray ends the pool, and the runner starts another
+bridge with another pool, after the learner has cleared the slots that the pool had not sent yet.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from asyncrl.buffers.messages import IndexRing, Waker
+from asyncrl.buffers.slots import TrajectorySlots
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.cluster.connection import NUM_REQUESTS, Connection, RayConnection
+from asyncrl.cluster.parcels import Parcel, SlotCodec
+from asyncrl.cluster.pool import PoolStart
+from asyncrl.monitoring.reports import Report
+from asyncrl.run.setup import RunSetup
+from asyncrl.runtime.processes import RunFailed
+from asyncrl.runtime.reporting import ReportSender
+
+WAIT_S = 0.01
+SILENCE_S = 60.0
+CLOSE_S = 2.5
+_REPORT_EVERY_S = 10.0
+
+log = logging.getLogger(__name__)
+
+
+class ClockOffset:
+    """How far the pool's `time.monotonic` is ahead of this machine's: half of a round trip may be unknown.
+
+    Attributes:
+        offset_s: of the call with the shortest round trip so far.
+    """
+
+    def __init__(self) -> None:
+        self.offset_s = 0.0
+        self._round_trip_s = float("inf")
+
+    def note(self, asked_at: float, pool_time: float, answered_at: float) -> None:
+        """Takes the times of a call and of its answer here, and the pool's time in between."""
+        round_trip_s = answered_at - asked_at
+        if round_trip_s < self._round_trip_s:
+            self._round_trip_s = round_trip_s
+            self.offset_s = pool_time - (asked_at + answered_at) / 2.0
+
+
+@dataclasses.dataclass
+class _Request:
+    """A call of the pool, and when it was answered."""
+
+    future: Future[Any]
+    asked_at: float
+    answered_at: float = 0.0
+
+
+class PoolBridge:
+    """Moves slots between the learner's arena and a pool. `connection` calls the pool, and `learner` is woken by it.
+
+    Attributes:
+        num_bytes, num_parcels: what has arrived so far.
+    """
+
+    def __init__(
+        self,
+        setup: RunSetup,
+        workers: Sequence[int],
+        connection: Connection,
+        waker: Waker,
+        learner: Waker,
+        send: Callable[[Report], None],
+        start_timeout_s: float,
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        arena = setup.arena
+        self._slots = TrajectorySlots(arena)
+        self._codec = SlotCodec(arena)
+        self._control = setup.control
+        self._channel = WeightsChannel(arena)
+        self._block = np.empty(self._channel.num_values, np.float32)
+        self._granted = {worker_idx: IndexRing(arena, f"granted.{worker_idx}") for worker_idx in workers}
+        self._ready = {worker_idx: IndexRing(arena, f"ready.{worker_idx}") for worker_idx in workers}
+        self._worker_num_splits = setup.plan.worker_num_splits
+        self._connection, self._waker, self._learner, self._send = connection, waker, learner, send
+        self._start_timeout_s, self._silence_s = start_timeout_s, silence_s
+        self._made_at, self._heard_at = time.monotonic(), 0.0
+        self._publication, self._num_training_infos = 0, self._control.num_training_infos
+        self._collected = dict.fromkeys(workers, 0)
+        self._clock = ClockOffset()
+        self._publishing: _Request | None = None
+        self._updates: list[_Request] = []
+        self._taking: list[_Request] = []
+        self._parcels: dict[int, Parcel] = {}
+        self._next_parcel = 0
+        self.num_bytes = self.num_parcels = 0
+
+    def poll(self) -> None:
+        """Passes on what is new on both sides.
+
+        Raises:
+            RunFailed: the pool has failed, was lost, or does not answer.
+        """
+        for worker_idx in self._granted:
+            self._control.count_turn(worker_idx)  # the pool watches its workers itself
+        # Grants are read before the number of the weights, which are then at least as new as when they were granted.
+        slots = [slot for ring in self._granted.values() for slot in ring.pop_all()]
+        newest = self._channel.newest
+        if slots:
+            grants = [(self._slots.owner[slot], slot) for slot in slots]
+            self._updates.append(self._call("grant", newest.number, grants))
+        self._publish_newest()
+        if self._control.num_training_infos != self._num_training_infos:
+            self._num_training_infos, info = self._control.read_training_info()
+            self._updates.append(self._call("set_training_info", info))
+        self._updates = [request for request in self._updates if not self._note_time(request)]
+        for request in [request for request in self._taking if request.future.done()]:
+            self._taking.remove(request)
+            parcel: Parcel = self._result(request)
+            self._parcels[parcel.number] = parcel
+        while len(self._taking) < NUM_REQUESTS:
+            self._taking.append(self._call("take"))
+        while (parcel_or_none := self._parcels.pop(self._next_parcel, None)) is not None:
+            self._next_parcel += 1
+            self._unpack(parcel_or_none)
+        self._require_signs_of_life(time.monotonic())
+
+    def close(self) -> None:
+        """Ends the pool, and sends the last reports of its workers. One that has not started is not waited for."""
+        last = [self._connection.call("close"), *(request.future for request in self._taking)]
+        ended, late = futures.wait(last, CLOSE_S if self._heard_at > 0.0 else 0.0)
+        for future in ended:
+            parcel: Parcel | None = None if future.exception() is not None else future.result()
+            for report in () if parcel is None else parcel.reports:
+                self._send(report)
+        if late:
+            log.warning("the pool did not answer at the end")
+        self._connection.close()
+
+    def _publish_newest(self) -> None:
+        if self._publishing is not None:
+            if not self._note_time(self._publishing):
+                return
+            self._publishing = None
+        news = self._channel.read(self._block, self._publication)
+        if news is not None:
+            self._publication = news.number
+            self._publishing = self._call("publish", *news, self._block.copy())
+
+    def _unpack(self, parcel: Parcel) -> None:
+        """Writes the slots of a parcel into the arena, and announces them as a rollout worker would."""
+        self.num_parcels += 1
+        self.num_bytes += parcel.content.nbytes
+        for content, slot in zip(parcel.content, parcel.slots, strict=True):
+            split_idx = self._slots.owner[slot]
+            self._codec.unpack(content, slot)
+            self._slots.chosen_at[slot] -= self._clock.offset_s
+            self._slots.finish(slot, split_idx)
+            self._ready[split_idx // self._worker_num_splits].push(slot)
+        for worker_idx, collected in parcel.collected.items():
+            self._control.count_steps(worker_idx, collected - self._collected[worker_idx])
+            self._collected[worker_idx] = collected
+        if parcel.has_finished_episode:
+            self._control.has_finished_episode = True
+        if parcel.slots:
+            self._learner.wake()
+        for report in parcel.reports:
+            self._send(report)
+        if parcel.failure is not None:
+            raise parcel.failure
+
+    def _call(self, method: str, *args: Any) -> _Request:
+        request = _Request(self._connection.call(method, *args), time.monotonic())
+
+        def answered(_: Future[Any]) -> None:
+            request.answered_at = time.monotonic()
+            self._waker.wake()
+
+        request.future.add_done_callback(answered)
+        return request
+
+    def _note_time(self, request: _Request) -> bool:
+        """Whether a call that returns the pool's time was answered; notes that time."""
+        if not request.future.done():
+            return False
+        pool_time: float = self._result(request)
+        self._clock.note(request.asked_at, pool_time, request.answered_at or time.monotonic())
+        return True
+
+    def _result(self, request: _Request) -> Any:
+        try:
+            answer = request.future.result(0.0)
+        except Exception as error:
+            raise self._connection.explain(error) from error
+        self._heard_at = time.monotonic()
+        return answer
+
+    def _require_signs_of_life(self, now: float) -> None:
+        if self._heard_at == 0.0 and now - self._made_at > self._start_timeout_s:
+            text = f"Ray has not placed and started it within {self._start_timeout_s:g} s (--remote_start_timeout)"
+            raise RunFailed(text, is_death=True)
+        if self._heard_at > 0.0 and now - self._heard_at > self._silence_s:
+            raise RunFailed(f"it has not answered for {now - self._heard_at:.0f} s", is_death=True)
+
+
+def pool_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: Waker, reports: ReportSender) -> None:
+    """The process of a bridge."""
+    config, control = setup.config, setup.control
+    start = PoolStart(
+        config=config,
+        plan=setup.plan,
+        spec=setup.spec,
+        rank=setup.rank,
+        arena=setup.arena.specs,
+        workers=workers,
+        seed_steps=setup.seed_steps,
+        has_finished_episode=control.has_finished_episode,
+        training_info=control.newest_training_info,
+    )
+    connection = RayConnection(config, start)
+    log.info("connected; waiting for a machine with %d CPUs", len(workers))
+    bridge = PoolBridge(
+        setup, workers, connection, waker, learner, reports.send, start_timeout_s=config.remote_start_timeout
+    )
+    reported_at, num_bytes, num_parcels = time.monotonic(), 0, 0
+    try:
+        while not control.ended:
+            bridge.poll()
+            waker.wait(WAIT_S)
+            if (passed_s := time.monotonic() - reported_at) >= _REPORT_EVERY_S:
+                rate, parcels = (bridge.num_bytes - num_bytes) / passed_s, bridge.num_parcels - num_parcels
+                log.info("%.3f MB/s and %.1f messages/s arrive", rate / 1e6, parcels / passed_s)
+                reported_at, num_bytes, num_parcels = time.monotonic(), bridge.num_bytes, bridge.num_parcels
+    except RunFailed as failure:
+        connection.close()
+        raise RunFailed(
+            f"{title_of(workers)}: {failure.summary}",
+            failure.details,
+            failure.exit_code,
+            failure.is_final,
+            failure.is_death,
+        ) from failure
+    bridge.close()
+
+
+def title_of(workers: Sequence[int]) -> str:
+    """A pool in words."""
+    last = f" to {workers[-1]}" if len(workers) > 1 else ""
+    return f"the pool of rollout workers {workers[0]}{last}" if last else f"the pool of rollout worker {workers[0]}"

@@ -1,0 +1,67 @@
+"""The settings that give the tensors of a checkpoint their shapes and their meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.config.dependencies import missing_for
+from asyncrl.config.flags import format_value
+from asyncrl.config.schema import OF_ONE_START, TrainConfig
+
+FIXED = (
+    *("env", "algo", "critic", "num_critics", "critic_layer_norm", "dueling", "encoder", "core", "model"),
+    *("critic_mlp_layers", "residual_blocks", "hyperspherical_weights", "batch_renorm", "use_target_critics"),
+    *("value_bins", "value_limit", "normalize_rewards"),
+    *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
+    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
+    *("nonlinearity", "actor_critic_share_weights", "adaptive_stddev", "critic_only_keys"),
+    *("action_unit", "squash_actions", "normalize_input", "normalize_returns", "num_policies"),
+)
+"""Settings that a resumed run keeps: its task, and those that give the numbers in a checkpoint their meaning."""
+
+OF_NETWORKS = {
+    *(
+        "critic",
+        "num_critics",
+        "critic_layer_norm",
+        "dueling",
+        "critic_mlp_layers",
+        "residual_blocks",
+        "hyperspherical_weights",
+    ),
+    *("batch_renorm", "use_target_critics", "value_bins", "value_limit", "normalize_rewards"),
+    *("encoder_mlp_layers", "encoder_conv_architecture", "encoder_conv_mlp_layers"),
+    *("use_rnn", "rnn_type", "rnn_size", "rnn_num_layers"),
+    *("actor_critic_share_weights", "adaptive_stddev", "critic_only_keys"),
+}
+"""Those of `FIXED` with which a new run takes from a checkpoint the tensors of the policy that fit."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting with another value than when the run was last started."""
+
+    name: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}: {as_given(self.before)} -> {as_given(self.now)}"
+
+
+def changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
+    """The settings that differ, except for those of one start of the program."""
+    old, new = before.model_dump(), now.model_dump()
+    names = [name for name in old if name in new and name not in OF_ONE_START]
+    return [Change(name, old[name], new[name]) for name in names if old[name] != new[name]]
+
+
+def fixed_changes(before: TrainConfig, now: TrainConfig) -> list[Change]:
+    """Changes of settings in `FIXED` that the run reads."""
+    return [change for change in changes(before, now) if change.name in FIXED and missing_for(change.name, now) is None]
+
+
+def as_given(value: Any) -> str:
+    """A value as a user gives it."""
+    return str(value) if isinstance(value, list) else format_value(value)

@@ -1,0 +1,59 @@
+"""The process of a rollout worker, of the learner's machine or of a pool on another one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+import torch
+
+from asyncrl.buffers.messages import Waker
+from asyncrl.rollout.failures import EnvironmentsKeepFailing, EnvironmentTrouble
+from asyncrl.run.build_roles import build_rollout_worker
+from asyncrl.run.setup import RunSetup
+from asyncrl.runtime.processes import EXIT_FAILED_TOO_OFTEN, RunFailed
+from asyncrl.runtime.reporting import ReportSender
+
+REPORT_EVERY_S = 1.0
+ROLLOUT_NICENESS = 10  # if all cores are busy, learner and inference workers come first: all workers wait for them
+
+log = logging.getLogger(__name__)
+
+
+def rollout_main(
+    setup: RunSetup,
+    worker_idx: int,
+    waker: Waker,
+    learners: Sequence[Waker],
+    server: Waker | None,
+    reports: ReportSender,
+) -> None:
+    torch.set_num_threads(1)
+    os.nice(ROLLOUT_NICENESS)
+    try:
+        worker, control = build_rollout_worker(setup, worker_idx, learners, server), setup.control
+        log.info("at work")
+        try:
+            worker.phases.restart()
+            while not control.ended:
+                wait_s = worker.poll()
+                control.count_turn(worker_idx)
+                worker.take_training_info()
+                if wait_s > 0.0:
+                    waker.wait(wait_s)
+                    worker.phases.charge(worker.waiting_for)
+                if worker.report_age_s >= REPORT_EVERY_S:
+                    reports.send(worker.report())
+            reports.send(worker.report())
+        finally:
+            worker.close()
+    except (EnvironmentTrouble, EnvironmentsKeepFailing) as error:
+        raise environment_failure(worker_idx, error) from error
+
+
+def environment_failure(worker_idx: int, error: EnvironmentTrouble | EnvironmentsKeepFailing) -> RunFailed:
+    """The failure of the run for an environment's exception, with the environment's own traceback only."""
+    if isinstance(error, EnvironmentTrouble):
+        return RunFailed(f"rollout worker {worker_idx}: {error}", error.traceback, is_final=True)
+    return RunFailed(str(error), error.tracebacks, EXIT_FAILED_TOO_OFTEN, is_final=True)

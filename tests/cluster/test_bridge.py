@@ -1,0 +1,190 @@
+"""A bridge between an arena and a pool whose answers the test gives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_runs import BOX, CountingWaker, fill, planned, small_arena
+
+from asyncrl.buffers.control import RunControl, TrainingInfo
+from asyncrl.buffers.slots import SlotState
+from asyncrl.buffers.weights import WeightsChannel
+from asyncrl.cluster.bridge import ClockOffset, PoolBridge
+from asyncrl.cluster.connection import NUM_REQUESTS
+from asyncrl.cluster.parcels import Parcel, SlotCodec
+from asyncrl.config.schema import TrainConfig
+from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
+from asyncrl.run.setup import RunSetup
+from asyncrl.runtime.processes import RunFailed
+
+AHEAD_S = 1000.0
+"""How far the clock of the pool's machine is ahead."""
+
+
+class SilentPool:
+    """Keeps the calls, and answers none by itself."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], Future[Any]]] = []
+
+    def call(self, method: str, *args: Any) -> Future[Any]:
+        self.calls.append((method, args, Future()))
+        return self.calls[-1][2]
+
+    def explain(self, error: Exception) -> RunFailed:
+        return RunFailed(f"its actor has ended: {error}", is_death=True)
+
+    def close(self) -> None:
+        pass
+
+    def open(self, method: str) -> list[tuple[tuple[Any, ...], Future[Any]]]:
+        return [(args, future) for name, args, future in self.calls if name == method and not future.done()]
+
+    def answer(self, method: str, number: int = 0, answer: Any = None) -> None:
+        self.open(method)[number][1].set_result(time.monotonic() + AHEAD_S if answer is None else answer)
+
+
+class Link:
+    """The learner's side: a ledger that has granted what it can to two remote workers, and the bridge of both."""
+
+    def __init__(self) -> None:
+        self.plan = planned(
+            cluster="ray", num_workers_per_remote_host=2, num_envs_per_worker=1, batch_size=4, remote_slots_in_flight=1
+        )
+        self.arena, self.slots = small_arena(self.plan)
+        self.setup = RunSetup(TrainConfig(cluster="ray"), self.plan, BOX, self.arena, Path(), None, 0)
+        self.pool, self.learner, self.reports = SilentPool(), CountingWaker(), []
+        rings = {"ready": [], "granted": []}
+        self.bridge = PoolBridge(
+            self.setup, range(2), self.pool, CountingWaker(), self.learner, self.reports.append, 60.0, silence_s=30.0
+        )
+        for worker_idx in range(2):
+            rings["ready"].append(self.bridge._ready[worker_idx])
+            rings["granted"].append(self.bridge._granted[worker_idx])
+        self.exchange = SlotExchange(
+            SlotLedger(self.slots, self.plan),
+            **rings,
+            workers=[CountingWaker()] * 2,
+            splits_per_worker=1,
+            worker_deaths=self.setup.worker_deaths,
+        )
+        self.channel = WeightsChannel(self.arena)
+        self.publish(1)
+        self.exchange.poll()
+
+    def publish(self, version: int) -> None:
+        self.channel.publish(np.full(8, version, np.float32), version, 10 * version)
+
+    def parcel(self, number: int, slots: list[int], collected: int = 0, failure: RunFailed | None = None) -> Parcel:
+        """A parcel of slots whose values are their numbers and whose actions were chosen a second ago."""
+        other_arena, other = small_arena(self.plan)
+        for slot in slots:
+            fill(other, slot, version=1, value=float(slot))
+            other.chosen_at[slot] = time.monotonic() + AHEAD_S - 1.0
+        content = SlotCodec(other_arena).pack(slots)
+        return Parcel(number, slots, content, {0: collected, 1: 0}, False, [f"report {number}"], failure)
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    made = Link()
+    yield made
+    made.arena.close()
+
+
+def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) -> None:
+    link.bridge.poll()
+    ((number, grants), _), *others = link.pool.open("grant")
+    assert (number, grants, others) == (1, [(0, 0), (1, 1)], [])
+    for version in (2, 3):
+        link.publish(version)
+        link.bridge.poll()
+    ((first, version, env_steps, block), _), *others = link.pool.open("publish")
+    assert (first, version, env_steps, others) == (1, 1, 10, []), "the next ones wait until these have arrived"
+    link.pool.answer("publish")
+    link.bridge.poll()
+    (((number, version, env_steps, block), _),) = link.pool.open("publish")
+    assert (number, version, env_steps) == (3, 3, 30)
+    assert (block == 3.0).all()
+
+
+def test_slots_are_written_finished_and_announced_in_the_order_of_the_pool(link: Link) -> None:
+    link.bridge.poll()
+    link.pool.answer("grant")
+    link.bridge.poll()
+    assert len(link.pool.open("take")) == NUM_REQUESTS
+    link.pool.answer("take", 2, link.parcel(1, [0], collected=7))
+    link.bridge.poll()
+    assert link.slots.state(0) == SlotState.FILLING, "the parcel before it has not arrived"
+    link.pool.answer("take", 0, link.parcel(0, [1], collected=3))
+    link.bridge.poll()
+    assert [link.slots.state(slot) for slot in (0, 1)] == [SlotState.READY] * 2
+    assert (link.slots.value[0] == 0.0).all() and (link.slots.value[1] == 1.0).all()
+    age_s = time.monotonic() - link.slots.chosen_at[1]
+    assert np.abs(age_s - 1.0).max() < 0.5, "times are those of this machine's clock"
+    assert link.reports == ["report 0", "report 1"]
+    assert RunControl(link.arena, 2).total_steps == 7, "counts of a worker are its totals"
+    assert link.learner.count == 2
+    link.exchange.poll()
+    assert sorted(link.exchange.ready) == [0, 1]
+    assert len(link.pool.open("take")) == NUM_REQUESTS
+
+
+def test_a_slot_is_accepted_once(link: Link) -> None:
+    link.bridge.poll()
+    link.pool.answer("take", 0, link.parcel(0, [0]))
+    link.pool.answer("take", 0, link.parcel(1, [0]))
+    with pytest.raises(RuntimeError, match="READY, expected FILLING"):
+        link.bridge.poll()
+
+
+def test_what_environments_are_told_is_passed_on_once(link: Link) -> None:
+    link.setup.control.send_training_info(RunControl.pack_training_info(TrainingInfo({"level": 3}, 1)))
+    for _ in range(2):
+        link.bridge.poll()
+    (((info,), _),) = link.pool.open("set_training_info")
+    assert info.of_observers == {"level": 3}
+
+
+def test_the_failure_of_a_pool_and_its_end_are_told_apart(link: Link) -> None:
+    link.bridge.poll()
+    link.pool.answer("take", 0, link.parcel(0, [], failure=RunFailed("rollout worker 0: no", is_final=True)))
+    with pytest.raises(RunFailed, match="rollout worker 0: no") as failed:
+        link.bridge.poll()
+    assert failed.value.is_final and not failed.value.is_death
+    link.pool.open("take")[0][1].set_exception(ConnectionError("gone"))
+    with pytest.raises(RunFailed, match="its actor has ended: gone") as lost:
+        link.bridge.poll()
+    assert lost.value.is_death
+
+
+def test_a_pool_that_does_not_start_or_falls_silent_is_given_up(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
+    link.bridge.poll()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 40.0)
+    link.bridge.poll()  # it has 60 s to start
+    monkeypatch.setattr(time, "monotonic", lambda: now + 61.0)
+    with pytest.raises(RunFailed, match="not placed and started it within 60 s"):
+        link.bridge.poll()
+    link.pool.answer("grant")
+    link.bridge.poll()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 92.0)
+    with pytest.raises(RunFailed, match="has not answered for 31 s") as failed:
+        link.bridge.poll()
+    assert failed.value.is_death
+
+
+def test_the_offset_of_a_clock_is_taken_from_the_quickest_answer() -> None:
+    clock = ClockOffset()
+    clock.note(0.0, 105.0, 9.0)
+    assert clock.offset_s == 100.5
+    clock.note(20.0, 120.1, 20.2)
+    assert clock.offset_s == pytest.approx(100.0)
+    clock.note(30.0, 139.0, 30.4)
+    assert clock.offset_s == pytest.approx(100.0)

@@ -1,0 +1,54 @@
+"""Clusters that cannot be used, each in one sentence; none is started here."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from asyncrl.cluster import connection
+from asyncrl.cluster.connection import RayConnection, find_problem
+from asyncrl.config.schema import TrainConfig
+from asyncrl.runtime.processes import RunFailed
+
+
+def problem(address: str) -> str | None:
+    return find_problem(TrainConfig(cluster="ray", ray_address=address))
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert problem("auto") == "--cluster=ray needs the package ray: pip install 'asyncrl[ray]'."
+
+
+def test_an_address_at_which_nobody_answers_is_refused_at_once(free_port: int) -> None:
+    assert "nobody can be reached there" in str(problem(f"127.0.0.1:{free_port}"))
+    assert problem("head") == "--ray_address=head is not auto or HOST:PORT."
+
+
+def test_what_ray_says_is_passed_on_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "Traceback ...\n  File ...\nConnectionError: Could not find any running Ray instance."
+
+    def look(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 1, "", said)
+
+    monkeypatch.setattr(subprocess, "run", look)
+    expected = "no Ray cluster can be reached there (Could not find any running Ray instance)."
+    assert problem("auto") == f"--ray_address=auto: {expected}"
+
+
+def test_a_cluster_that_has_ended_is_the_end_of_the_run(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(cluster="ray", ray_address=f"127.0.0.1:{free_port}")
+    with pytest.raises(RunFailed, match="nobody can be reached there") as failed:
+        RayConnection(config, None)  # type: ignore[arg-type]
+    assert failed.value.is_final
+    # Behind a port that another program has, Ray tries for minutes and cannot be interrupted.
+    monkeypatch.setattr(connection, "_LOOK_S", 0.01)
+    monkeypatch.setattr(connection, "_refusal", lambda address: None)
+    monkeypatch.setattr("ray.init", lambda *_, **__: time.sleep(1.0))
+    with pytest.raises(RunFailed, match="no answer for") as failed:
+        RayConnection(config, None)  # type: ignore[arg-type]
+    assert failed.value.is_final

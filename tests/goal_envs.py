@@ -1,0 +1,117 @@
+"""Environments with goals and sparse rewards; made as `goal_envs:NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+
+
+class _GoalEnv(gymnasium.Env):
+    """The reward is 0 where the goal is achieved, which ends the episode, and -1 elsewhere."""
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: dict[str, Any]) -> float:
+        return float(self._distance(achieved_goal, desired_goal) == 0) - 1.0
+
+    def compute_terminated(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: dict[str, Any]) -> bool:
+        return bool(self._distance(achieved_goal, desired_goal) == 0)
+
+    def _distance(self, achieved_goal: np.ndarray, desired_goal: np.ndarray) -> float:
+        return np.abs(np.subtract(achieved_goal, desired_goal, dtype=np.float64)).sum()
+
+    def _result(self, state: np.ndarray, goal: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        info = {"is_success": self.compute_terminated(state, goal, {})}
+        return self._observe(state, goal), self.compute_reward(state, goal, info), info["is_success"], False, info
+
+    def _observe(self, state: np.ndarray, goal: np.ndarray) -> dict[str, np.ndarray]:
+        return {"observation": state, "achieved_goal": state, "desired_goal": goal}
+
+
+class BitFlip(_GoalEnv):
+    """Each action flips one bit; the goal is another word (Andrychowicz et al. 2017, section 3.1)."""
+
+    def __init__(self, size: int = 8) -> None:
+        self.observation_space = Dict({name: MultiBinary(size) for name in self._observe(None, None)})
+        self.action_space = Discrete(size)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._bits, self._goal = self.np_random.integers(2, size=(2, self.action_space.n), dtype=np.int8)
+        return self._observe(self._bits, self._goal), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._bits[action] ^= 1  # in place: nobody may keep what was returned before
+        return self._result(self._bits, self._goal)
+
+
+class PointReach(_GoalEnv):
+    """A point in the plane that moves by at most 0.1 in each direction; the goal is a small square."""
+
+    def __init__(self) -> None:
+        self.observation_space = Dict({name: Box(-1.0, 1.0, (2,), np.float64) for name in self._observe(None, None)})
+        self.action_space = Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._goal = self.np_random.uniform(-1.0, 1.0, 2)
+        self._position = np.zeros(2)
+        return self._observe(self._position, self._goal), {}
+
+    def step(self, action: np.ndarray) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._position = np.clip(self._position + 0.1 * action, -1.0, 1.0)
+        return self._result(self._position, self._goal)
+
+    def _distance(self, achieved_goal: np.ndarray, desired_goal: np.ndarray) -> float:
+        return max(0.0, np.abs(achieved_goal - desired_goal).max() - 0.05)
+
+
+class ScriptedGoals(gymnasium.Env):
+    """Achieves a list of numbers, one a step, until None ends the episode; the reward names all its arguments."""
+
+    def __init__(self, achieved: Sequence[float | Exception | None], terminates: bool, size: int = 1) -> None:
+        self.observation_space = Dict(
+            {
+                "achieved_goal": Box(-99.0, 99.0, (size,), np.float64),
+                "desired_goal": Box(-99.0, 99.0, (size,), np.float64),
+                "picture": Box(0, 255, (8, 8), np.uint8),
+            }
+        )
+        self.action_space = Discrete(2)
+        self._achieved, self._terminates = list(achieved), terminates
+        self._state = np.zeros(size)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._state[:] = -50.0
+        self._step = 0
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        number = self._achieved.pop(0)
+        if isinstance(number, Exception):
+            raise number
+        assert number is not None
+        self._state[:], self._step = number, self._step + 1
+        is_over = self._achieved[0] is None
+        if is_over:
+            self._achieved.pop(0)
+        return (
+            self._observe(),
+            0.5,
+            is_over and self._terminates,
+            is_over and not self._terminates,
+            {"step": self._step},
+        )
+
+    def compute_reward(self, achieved_goal: np.ndarray, desired_goal: np.ndarray, info: dict[str, Any]) -> np.ndarray:
+        return 10_000.0 * info["step"] + 100.0 * achieved_goal[:1] + desired_goal[:1]
+
+    def _observe(self) -> dict[str, np.ndarray]:
+        picture = np.full((8, 8), self._step, np.uint8)
+        return {"achieved_goal": self._state, "desired_goal": np.full_like(self._state, 7.0), "picture": picture}
+
+
+for _environment, _limit in ((BitFlip, 8), (PointReach, 15)):
+    gymnasium.register(f"{_environment.__name__}-v0", entry_point=_environment, max_episode_steps=_limit)

@@ -1,0 +1,184 @@
+"""Whole runs whose rollout workers are in pools of a Ray cluster: every row that arrives, and what may die."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray_cluster
+from command import Command
+from ledger_envs import count_started
+from ray_cluster import RayCluster
+from row_cases import ENV, Case
+from row_checks import Counts, check_lag, check_on_policy
+from run_helper import FinishedRun, run
+
+from asyncrl.monitoring.reports import RestartReport
+from asyncrl.runtime.processes import RunFailed
+
+pytestmark = [pytest.mark.usefixtures("module_leaves_nothing"), pytest.mark.timeout(120)]
+
+PATIENCE_S = 60.0
+NUM_ENVS = 16
+REMOTE: dict[str, Any] = {
+    "cluster": "ray",
+    "num_workers": "auto",
+    "num_remote_hosts": 2,
+    "ray_runtime_env": {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[1])}},
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(module_leaves_nothing: None) -> Iterator[RayCluster]:
+    with ray_cluster.started() as made:
+        yield made
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "what the test waits for did not come"
+        time.sleep(0.02)
+
+
+class Killer(threading.Thread):
+    """Kills what `victim` returns, `count` times, each time when its environments are made again; then opens the gate.
+
+    Environments make few steps before the gate is open, so the run needs all of its workers.
+    """
+
+    def __init__(self, ledgers: Path, count: int, victim: Callable[[], psutil.Process]) -> None:
+        super().__init__(daemon=True)
+        self._ledgers, self._count, self._victim = ledgers, count, victim
+        self.num_killed = 0
+
+    def run(self) -> None:
+        try:
+            for killed in range(self._count + 1):
+                self._await_environments(NUM_ENVS + killed * NUM_ENVS // 2)
+                if killed < self._count:
+                    self._victim().kill()
+                    self.num_killed += 1
+        finally:
+            (self._ledgers / "gate").touch()
+
+    def _await_environments(self, count: int) -> None:
+        wait_until(lambda: count_started(self._ledgers) >= count)
+
+
+def run_case(
+    case: Case,
+    folder: Path,
+    cluster: RayCluster,
+    victim: Callable[[], psutil.Process] = psutil.Process,
+    count: int = 0,
+    **more: Any,
+) -> tuple[FinishedRun, Counts]:
+    """A run with two workers, in two pools unless `more` says otherwise, some of which are killed; checks all rows."""
+    ledgers, of_probe = folder / "ledgers", folder / "of_probe"
+    ledgers.mkdir()
+    of_probe.mkdir()
+    settings = {**case.settings(ledgers), **REMOTE, "ray_address": cluster.address, **more}
+    killer = Killer(ledgers, count, victim)
+    killer.start()
+    finished = run(folder, case.mode, ENV, recorded=True, spec=case.spec(of_probe), **settings)
+    killer.join()
+    assert finished.outcome.is_complete and finished.outcome.error is None
+    assert killer.num_killed == count and len(restarts(finished)) <= count
+    assert cluster.pools() == [], "no pool outlives its run"
+    plan = finished.plan
+    in_pools = count * plan.remote_slots_in_flight * plan.rollout * plan.envs_per_split
+    counts = check_on_policy(finished, ledgers, case.autoreset, count, in_pools)
+    check_lag(finished)
+    assert counts.dropped == 0
+    return finished, counts
+
+
+def restarts(finished: FinishedRun) -> list[RestartReport]:
+    return [report for report in finished.reports if isinstance(report, RestartReport)]
+
+
+def test_sync_datasets_of_pools_are_acted_by_the_policy_that_is_trained(cluster: RayCluster, tmp_path: Path) -> None:
+    case = Case("ppo", "sync-local", rnn_type="lstm", killed="rollout")
+    finished, _ = run_case(case, tmp_path, cluster)
+    assert finished.largest_lag == 0
+
+
+def test_local_and_remote_workers_train_together(cluster: RayCluster, tmp_path: Path) -> None:
+    case = Case("ppo", "async-local", killed="rollout")
+    _, counts = run_case(case, tmp_path, cluster, num_workers=1, num_remote_hosts=1)
+    assert counts.lives == NUM_ENVS
+
+
+def test_a_pool_that_dies_is_started_again_and_no_row_is_lost_or_trained_twice(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    case = Case("ppo", "async-local", rnn_type="gru", killed="rollout")
+    finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.pools()[0], 2)
+    assert counts.lives > NUM_ENVS
+    assert len(restarts(finished)) == 2
+    assert all("its actor has ended" in report.text for report in restarts(finished))
+
+
+def test_a_worker_of_a_pool_that_dies_is_started_again_by_the_pool(cluster: RayCluster, tmp_path: Path) -> None:
+    case = Case("ppo", "sync-local", killed="rollout")
+    settings = {"num_remote_hosts": 1, "num_workers_per_remote_host": 2}
+    finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.workers()[0], 1, **settings)
+    assert counts.lives > NUM_ENVS
+    (report,) = restarts(finished)
+    assert report.child.startswith("rollout-") and "died: SIGKILL" in report.text
+
+
+def test_an_environment_that_raises_in_a_pool_ends_the_run_with_its_traceback(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    settings = {**REMOTE, "ray_address": cluster.address, "num_remote_hosts": 1, "num_envs_per_worker": 16}
+    with pytest.raises(
+        RunFailed, match="pool of rollout worker 0: rollout worker 0: environment 0 failed in reset"
+    ) as found:
+        run(tmp_path, "sync-local", "faulty_envs:FailsToReset-v0", env_kwargs={"run_seed": 1}, **settings)
+    assert "the arm is not calibrated" in found.value.details
+    assert cluster.pools() == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_nothing_is_lost_or_trained_twice_under_fifty_random_deaths(cluster: RayCluster, tmp_path: Path) -> None:
+    chosen = random.Random(50)
+
+    def victim() -> psutil.Process:
+        started = [re.findall(r"pool-\d+ INFO started as process (\d+)", log.read_text()) for log in logs()]
+        bridges = [psutil.Process(int(pids[-1])) for pids in started]
+        return chosen.choice([*cluster.pools(), *cluster.workers(), *bridges])
+
+    def logs() -> list[Path]:
+        return sorted(tmp_path.glob("pool-*.log"))
+
+    case = Case("ppo", "async-local", rnn_type="gru", killed="rollout")
+    settings = {"train_for_env_steps": 25_000, "restart_window_s": 5.0}
+    finished, counts = run_case(case, tmp_path, cluster, victim, 50, **settings)
+    assert counts.lives > 15 * NUM_ENVS
+    assert len(restarts(finished)) > 25
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_end_of_the_head_ends_the_run_with_a_checkpoint(
+    start: Callable[..., Command], module_leaves_nothing: None
+) -> None:
+    with ray_cluster.started() as own:
+        flags = ("--env=CartPole-v1", "--cluster=ray", f"--ray_address={own.address}", "--num_remote_hosts=2")
+        training = start("asyncrl.train", *flags, "--rollout=8", "--batch_size=32", "--num_batches_per_epoch=2")
+        training.wait_until_trained()
+        own.head().kill()
+        code, _, stderr = training.finish()
+    assert code == 1
+    assert "nobody can be reached there" in stderr and "To resume from it" in stderr
+    assert training.checkpoint() is not None
