@@ -21,7 +21,7 @@ from asyncrl.runtime import checkpoint as checkpoints
 from asyncrl.runtime.locating import TRAIN_DIR, find_given_checkpoint
 from asyncrl.runtime.reader import run_for_a_reader
 
-_SUFFIXES = {"onnx": ".onnx", "torch_export": ".pt2"}
+_SUFFIXES = {"onnx": ".onnx", "torch_export": ".pt2", "torchscript": ".pt"}
 _DESCRIPTION = "Write a trained policy to one file that runs without asyncrl."
 _EXAMPLES = (
     "python -m asyncrl.export --experiment=my_run --checkpoint=best",
@@ -38,10 +38,10 @@ class _Options(BaseModel):
         "--experiment [default newest]",
     )
     policy: NonNegativeInt = option(0, "which of several policies [default 0]")
-    format: Literal["onnx", "torch_export"] = option(
-        "onnx", "onnx (needs the extra export) or torch_export [default onnx]"
+    format: Literal["onnx", "torch_export", "torchscript"] = option(
+        "onnx", "onnx (needs the extra export), torch_export or torchscript [default onnx]"
     )
-    out: Path | None = option(None, "the file [default policy.onnx or policy.pt2 in the working directory]")
+    out: Path | None = option(None, "the file [default policy.onnx, policy.pt2 or policy.pt in the working directory]")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, checkpoints.CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{policy.config.env}: {path} -> {out}; largest difference of a parameter {difference:.1e}", flush=True)
+    what = "an action" if options.format == "torchscript" else "a parameter"
+    print(f"{policy.config.env}: {path} -> {out}; largest difference of {what} {difference:.1e}", flush=True)
     return 0
 
 

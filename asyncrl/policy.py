@@ -108,10 +108,11 @@ class Policy:
 
         Args:
             path: the file; an existing one is replaced.
-            format: `onnx`, or `torch_export` for `torch.export.load`.
+            format: `onnx`, `torch_export` for `torch.export.load`, or `torchscript` for `torch.jit.load`.
 
         Returns:
-            The largest difference of a parameter of the action distributions, on random observations.
+            The largest difference of a parameter of the action distributions, on random observations; for
+            `torchscript` of an action.
 
         Raises:
             UsageError: a package is missing, the file cannot be written, or the model cannot be exported.

@@ -48,6 +48,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dqn": ("CartPole-v1", {"algo": "dqn", "dueling": True, "exploration_initial_eps": 0.5}),
     "dqn-masks": ("MaskedChoice-v0", {"algo": "dqn", "exploration_initial_eps": 0.5}),
 }
+SCRIPTED = ("ppo-choice", "ppo-squashed", "sac", "sac-crossq", "gru-two-layers-shared", "lstm", "lstm-choices", "dqn")
 
 
 def make_policy(env_id: str, settings: dict[str, Any]) -> Policy:
@@ -156,6 +157,39 @@ def test_torch_loads_the_other_format_without_asyncrl(case: str, tmp_path: Path)
     assert done.stdout.startswith("['parameters', 'action") and done.stdout.endswith("False\n")
 
 
+@pytest.mark.parametrize("case", SCRIPTED)
+def test_torchscript_returns_the_policys_actions_without_asyncrl(case: str, tmp_path: Path) -> None:
+    policy = make_policy(*CASES[case])
+    path = tmp_path / "policy.pt"
+    assert policy.export(path, "torchscript") < 1e-5
+    observations = recorded(policy, 24)
+    steps = [batch_of(observations[start : start + 8]) for start in range(0, 24, 8)]
+    arrays = tmp_path / "steps.npy"
+    np.save(arrays, np.stack(steps).astype(np.float32 if steps[0].dtype.kind == "f" else np.int64))
+    code = (
+        "import sys, numpy, torch\n"
+        f"policy, steps = torch.jit.load({str(path)!r}), torch.from_numpy(numpy.load({str(arrays)!r}))\n"
+        "policy(steps[0][:3])\n"  # another number of environments
+        "first = [policy(step).numpy() for step in steps]\n"
+        "policy.reset()\n"
+        "again = [policy(step).numpy() for step in steps]\n"
+        "assert numpy.array_equal(first, again) and 'asyncrl' not in sys.modules\n"
+        f"numpy.save({str(arrays)!r}, again)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    state = policy.initial_state(8)
+    for step, found in zip(steps, np.load(arrays), strict=True):
+        expected, state = policy.step(policy._rows_of(step), state, deterministic=True)
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_torchscript_takes_one_array_only(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"observation/image, observation/vector.*--format=torch_export"):
+        make_policy(*CASES["dict-tuple-image"]).export(tmp_path / "policy.pt", "torchscript")
+
+
 def test_noise_makes_the_policys_distribution(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -237,6 +271,7 @@ def test_the_command_exports_one_of_several_policies(
         (("--format=onx", "--experiment=x"), "--format=onx"),
         (("--checkpoint=/no/such",), "There is no run"),
         (("--checkpoint={}", "--format=torch_export", "--out=/no/such/folder/x.pt2"), "Cannot write"),
+        (("--checkpoint={}", "--format=torchscript", "--out=/no/such/folder/x.pt"), "Cannot write"),
     ],
 )
 def test_a_mistake_is_one_sentence(

@@ -223,9 +223,14 @@ def effective_sample_size(log_weights: Tensor) -> Tensor:
     return (log_share.exp() / len(log_weights)).clamp(max=1.0)
 
 
+def approximate_kls(log_ratio: Tensor) -> Tensor:
+    """(r - 1) - log r: its mean over samples of old is KL(old || current) (Schulman, joschu.net/blog/kl-approx)."""
+    return log_ratio.expm1() - log_ratio
+
+
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """KL(old || current) from samples of old: mean of (r - 1) - log r (Schulman 2020, joschu.net/blog/kl-approx)."""
-    return (log_ratio.expm1() - log_ratio).mean()
+    """KL(old || current) from samples `[N]` of old, see `approximate_kls`."""
+    return approximate_kls(log_ratio).mean()
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,3 +52,10 @@ def _runtime() -> Any:
 def host_buffer(shape: tuple[int, ...], dtype: Any, device: torch.device) -> torch.Tensor:
     """Returns zeros on the host, page-locked if `device`, to or from which they are copied, is a CUDA device."""
     return torch.zeros(shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def to_device(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """The same tensors on a device; to a CUDA device from page-locked memory, so that the host does not wait."""
+    if device.type != "cuda" or tensors[0].is_cuda:
+        return [tensor.to(device) for tensor in tensors]
+    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]

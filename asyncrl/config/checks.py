@@ -317,6 +317,12 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
     if config.compile == "cuda_graph" and not plan.device.startswith("cuda"):
         text = f"--compile=cuda_graph needs a CUDA device, but updates run on --device={plan.device}."
         yield _problem("compile device", text, "--compile=auto")
+    scheduled = [
+        name for name in ("final_ppo_clip_ratio", "final_entropy_loss_coeff") if getattr(config, name) is not None
+    ]
+    if config.compile == "cuda_graph" and scheduled:
+        text = f"--{scheduled[0]} changes the loss during the run, but --compile=cuda_graph captures it once."
+        yield _problem(f"compile {scheduled[0]}", text, "--compile=auto", f"--{scheduled[0]}=none")
     if config.use_rnn and config.is_off_policy:
         text = f"--use_rnn=True needs trajectories, but --algo={config.algo} trains on single steps from a replay."
         yield _problem("use_rnn algo", text, "--use_rnn=False", "--algo=ppo")
@@ -324,8 +330,6 @@ def _learning(config: TrainConfig, plan: ResourcePlan) -> Iterator[Problem]:
         text = f"--recurrence={plan.recurrence} must divide --rollout={plan.rollout}."
         fitting = next(size for size in range(plan.recurrence, 0, -1) if plan.rollout % size == 0)
         yield _problem("recurrence rollout", text, f"--recurrence={fitting}", "--recurrence=auto")
-    if config.use_rnn and config.precision == "bf16":
-        yield _problem("precision use_rnn", "--precision=bf16 cannot be used with --use_rnn=True.", "--precision=auto")
     low, high, rate = config.lr_adaptive_min, config.lr_adaptive_max, config.learning_rate
     if low > high:
         text = f"--lr_adaptive_min={low:g} is greater than --lr_adaptive_max={high:g}."

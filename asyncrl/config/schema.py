@@ -345,6 +345,9 @@ class TrainConfig(BaseModel):
     )
     behaviour_weight_cap: AtLeastOne = _learning(5.0, "decoupled objective: largest weight of a sample")
     ppo_clip_ratio: PositiveFloat = _learning(0.2, "clip range of PPO's probability ratio")
+    final_ppo_clip_ratio: PositiveFloat | None = _learning(
+        None, "ppo_clip_ratio at train_for_env_steps, to which it changes linearly; none means that it stays"
+    )
     ppo_clip_mode: Literal["symmetric", "reciprocal"] = _learning(
         "symmetric", "clip the ratio to [1-c, 1+c] or to [1/(1+c), 1+c]"
     )
@@ -353,6 +356,9 @@ class TrainConfig(BaseModel):
     )
     value_loss_coeff: NonNegativeFloat = _learning(0.5, "weight of the value loss")
     entropy_loss_coeff: NonNegativeFloat = _learning(0.0, "weight of the entropy bonus")
+    final_entropy_loss_coeff: NonNegativeFloat | None = _learning(
+        None, "entropy_loss_coeff at train_for_env_steps, to which it changes linearly; none means that it stays"
+    )
     final_stddev: PositiveFloat | None = _learning(
         None,
         "continuous actions: a limit of the standard deviation, which falls in the second half of the run from "

@@ -50,6 +50,7 @@ from asyncrl.rollout.failures import FailureLog
 from asyncrl.rollout.worker import ReplaySplit, Split
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime import checkpoint
+from asyncrl.runtime.memory import keep_freed_memory
 
 _POLL_S = 0.01
 _CPU = torch.device("cpu")
@@ -99,6 +100,8 @@ def build_hogwild_worker(setup: RunSetup, hogwild: HogwildPlan, worker_idx: int,
     arena = Arena.create(arena_specs(setup.spec, own, num_weights=1))
     meter = _meter(setup, hogwild, worker_idx)
     device = torch.device(hogwild.device_of(worker_idx))
+    if device.type == "cpu" and setup.spec.observation.has_images:
+        keep_freed_memory()
     parts = WorkerParts(worker_idx, setup.control, _clock(setup), arena, PhaseTimer(), meter, device)
     seed = acting_seed(setup.config.seed, worker_idx, setup.seed_steps)
     failures = FailureLog(worker_idx, setup.config, setup.control)

@@ -5,6 +5,8 @@
     brax, playground     environments in JAX, through DLPack        asyncrl.integrations.jax_envs
     gymnasium.vector     vectorized environments of arrays          asyncrl.integrations.arrays
 
+Besides, `asyncrl.integrations.spark` starts the ranks of a run on a Spark cluster.
+
 A callable with a parameter `num_envs` that returns one of them is an environment (`--env=MODULE:function`); only arrays
 must be wrapped by `wrap`, because they have a backend of their own.
 """

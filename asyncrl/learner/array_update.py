@@ -284,7 +284,7 @@ class ArrayUpdate:
         self._needs_kl = needs_kl(config)
         self._optimizer = optimizer
         self._ranks = ranks
-        self._config = config
+        self.config = config
         self._found_inf = {False: torch.zeros(()), True: torch.ones(())}
 
     @np.errstate(all="ignore")
@@ -301,7 +301,7 @@ class ArrayUpdate:
             figures[:NUM_LOSS_METRICS], log_ratio = self._differentiate(batch)
         if self._ranks.num_ranks > 1:
             self._ranks.average([self._gradient, torch.from_numpy(figures[:NUM_LOSS_METRICS])], num_samples)
-        gradient, limit = self._gradient_array, self._config.max_grad_norm
+        gradient, limit = self._gradient_array, self.config.max_grad_norm
         norm = math.sqrt(np.dot(gradient, gradient))
         if 0.0 < limit < norm + 1e-6:
             gradient *= limit / (norm + 1e-6)
@@ -311,7 +311,7 @@ class ArrayUpdate:
 
     def _differentiate(self, batch: Samples) -> tuple[tuple[float, ...], Tensor]:
         """Writes the gradient of a minibatch; returns the scalars of `LossMetrics`, and the log-ratios."""
-        config, distribution, num_samples = self._config, self._distribution, len(batch.log_prob)
+        config, distribution, num_samples = self.config, self._distribution, len(batch.log_prob)
         # Forward: outputs of the policy [P, B] and normalized values [B].
         floats = batch.floats.numpy()
         features = critic_features = self._actor.forward(floats)

@@ -70,13 +70,54 @@ class Dataset:
         """Steps of environments, which several agents make together."""
         return self.num_valid if self.is_env_step is None else int(self.is_env_step.sum())
 
+    def valid_rows(self) -> Tensor:
+        """[N] int64, ascending: the valid rows, of all rows in the order of `[T, C]`."""
+        return self.valid.flatten().nonzero().squeeze(-1)
+
+    def versions_in(self, rows: Tensor) -> list[int]:
+        """The policy versions, ascending, that acted in rows `[N]`."""
+        versions: list[int] = torch.unique(self.policy_version.flatten().index_select(0, rows)).tolist()
+        return versions
+
     def to(self, device: torch.device) -> Dataset:
         """The same dataset on `device`; fields that are there already are not copied."""
         return Dataset(**{name: value.to(device) for name, value in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:
         """The fields that this dataset has, by name."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+@dataclass(frozen=True)
+class CountedDataset(Dataset):
+    """A dataset of a device with numbers that the host knows; to read them from it, the host would wait for the device.
+
+    Attributes:
+        counted_valid: valid rows.
+        version: policy version of all rows.
+    """
+
+    counted_valid: int = 0
+    version: int = 0
+
+    @property
+    def num_valid(self) -> int:
+        return self.counted_valid
+
+    def valid_rows(self) -> Tensor:
+        return places_of(self.valid.flatten(), self.counted_valid)
+
+    def versions_in(self, rows: Tensor) -> list[int]:
+        return [self.version]
+
+
+def places_of(flags: Tensor, count: int) -> Tensor:
+    """The places `[count]`, ascending, of the True elements of `flags: [N] bool`, whose number is known.
+
+    `nonzero` would make the host wait for the device to learn the number.
+    """
+    return (~flags).to(torch.uint8).argsort(stable=True)[:count]
 
 
 class Batcher:

@@ -11,6 +11,7 @@ publication has the statistics with this dataset in them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from asyncrl.algorithms.losses import (
     VtraceResult,
     advantage_sums,
     approximate_kl,
+    approximate_kls,
     behaviour_weights,
     effective_sample_size,
     explained_variance,
@@ -31,12 +33,13 @@ from asyncrl.algorithms.losses import (
     vtrace,
 )
 from asyncrl.algorithms.ppo import clip_range
+from asyncrl.buffers.pinning import to_device
 from asyncrl.config.algorithms import imported
 from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.array_update import ArrayUpdate
 from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, stddev_limit
+from asyncrl.learner.optimizer import LearningRate, ParameterStore, SkippedSteps, clip_gradient, scheduled, stddev_limit
 from asyncrl.learner.state import LearnerState, Scalar, copies_of
 from asyncrl.learner.update_runner import Figures, UpdateRunner, makes_graphs
 from asyncrl.models.actor_critic import ActorCritic, ForwardResult
@@ -58,6 +61,8 @@ _DATASET_FIGURES = (
     "std",
 )
 LOSS, KL, GRAD_NORM = (FIGURES.index(name) for name in ("loss", "kl", "grad_norm"))
+_IMAGES_AT_ONCE = 256  # in a pass without gradients
+
 MODEL = "model"
 """Name of the trained weights in a `ParameterStore`."""
 
@@ -95,6 +100,7 @@ class _Prepared(NamedTuple):
         log_ratios: [T, C] float32, V-trace's: log-probability before training minus that when the action was chosen;
             None without V-trace.
         rows: [N] int64, the rows of the dataset that became samples.
+        valid: [N] int64, the valid rows of the dataset.
         obs_statistics: [2F] float32, with which the critic sees the whole dataset.
     """
 
@@ -103,15 +109,16 @@ class _Prepared(NamedTuple):
     raw_returns: Tensor
     log_ratios: Tensor | None
     rows: Tensor
+    valid: Tensor
     obs_statistics: Tensor
 
 
 class _Trained(NamedTuple):
-    """What the passes over a dataset leave for its metrics."""
+    """What the passes over a dataset leave for its metrics; `samples` are those of the last pass."""
 
     dataset: Dataset
     prepared: _Prepared
-    weight: Tensor | None
+    samples: Samples
     steps: list[Step]
     learning_rates: list[float]
 
@@ -139,6 +146,7 @@ class OnPolicyLearner:
         self.policy_version = self.skipped_steps = self.versions_left_out = 0
         self.notice: str | None = None
         self._config, self._algorithm = config, config.algorithm
+        self._loss_config = config
         self.device = device
         self._flat = FlatParameters(self.model, hold=lambda initial: storage.allocate(MODEL, initial))
         self._gradient = self._flat.require_grad()
@@ -158,22 +166,25 @@ class OnPolicyLearner:
             self._recurrence = config.rollout if config.recurrence == "auto" else config.recurrence
         self._rate = torch.zeros((), device=device)
         self._graphs: UpdateRunner | None = None
+        self._array_update: ArrayUpdate | None = None
         self._minibatch_fields: tuple[str, ...] = ()
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
         # The shapes inside a packed sequence depend on where episodes end.
         can_capture = self._algorithm.fits_cuda_graph and storage.is_capturable and self._recurrence == 0
+        can_capture &= scheduled(config, 0) is config  # a graph contains the settings of the loss
         self._has_graphs = can_capture and makes_graphs(config.compile, device)
         self._prepare_steps()
 
     def _prepare_steps(self) -> None:
         """Chooses what takes an optimizer step with the present settings; a captured graph contains their values."""
         config, model, device = self._config, self.model, self.device
-        self._loss = imported(self._algorithm.loss)
+        self._loss, self._loss_config = imported(self._algorithm.loss), config
         if self._has_graphs:
             self._graphs = UpdateRunner(self._update_of_fields, device)
             self._take_step = self._step_in_graph
         elif ArrayUpdate.fits(model, config, device):
-            self._take_step = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
+            self._array_update = ArrayUpdate(model, self._flat, self._optimizer, self.ranks, config)
+            self._take_step = self._array_update
 
     def set_hyperparameters(self, new_values: Hyperparameters) -> None:
         """Trains with new values from the next dataset on."""
@@ -231,7 +242,6 @@ class OnPolicyLearner:
             The progress of the update, after each minibatch.
 
         Raises:
-            RunFailed: too many steps in a row were skipped.
             LookupError: a policy version in the dataset was never published.
         """
         config, learning_rate = self._config, self._learning_rate
@@ -241,10 +251,14 @@ class OnPolicyLearner:
         if config.final_stddev is not None:
             progress = env_steps_before / config.train_for_env_steps
             self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, progress))
+        if (loss_config := scheduled(config, env_steps_before)) is not config:
+            self._loss_config = loss_config
+            if self._array_update is not None:
+                self._array_update.config = loss_config
         prepared = self._prepare(dataset)
         samples = prepared.samples
         learning_rate.start_dataset(env_steps_before)
-        steps_taken: list[Step] = []
+        all_steps: list[Step] = []
         learning_rates: list[float] = []
         for epoch in range(1, config.num_epochs + 1):
             if epoch > 1 and config.recompute_advantages:
@@ -262,40 +276,53 @@ class OnPolicyLearner:
                     learning_rate.after_minibatch(steps[-1].figures[KL])
             if learning_rate.is_adaptive:
                 learning_rate.after_epoch([step.figures[KL] for step in steps])
-            # Which steps were taken is read once in a pass, because reading waits for the device.
-            figures = torch.stack([step.figures for step in steps])
-            were_taken: list[bool] = torch.isfinite(figures[:, LOSS] + figures[:, GRAD_NORM]).tolist()
-            has_diverged = self._skipped.note(were_taken)
-            self.skipped_steps = self._skipped.total
-            if has_diverged:
-                named = {"obs": samples.floats, **samples.non_null_fields(), "weights": self._flat.data}
-                trained_on = {name: field for name, field in named.items() if field.is_floating_point()}
-                del trained_on["floats"]
-                of_last = dict(zip(FIGURES, figures[-1].tolist(), strict=True))
-                raise self._skipped.diagnosis(of_last, trained_on)
-            steps = [step for step, was_taken in zip(steps, were_taken, strict=True) if was_taken]
-            steps_taken += steps
-            self._trained = _Trained(dataset, prepared, samples.weight, steps_taken, learning_rates)
+            all_steps += steps
+            self._trained = _Trained(dataset, prepared, samples, all_steps, learning_rates)
             is_last = epoch == config.num_epochs or self._exceeds_target_kl(steps)
             yield Progress(len(learning_rates), num_total, ends_pass=True, is_last=is_last)
             if is_last:
                 break
 
     def _exceeds_target_kl(self, steps: list[Step]) -> bool:
-        """Whether the mean approximate KL divergence of a pass is above `target_kl`; the same answer in all ranks."""
+        """Whether the mean KL divergence of a pass's minibatches is above `target_kl`; the same answer in all ranks."""
         target_kl = self._config.target_kl
-        if target_kl is None or not steps:
+        if target_kl is None:
             return False
-        log_ratio = torch.cat([step.log_ratio for step in steps])
-        kl = approximate_kl(log_ratio) if log_ratio.numel() > 0 else log_ratio.new_zeros(())
+        with_samples = [step for step in steps if step.log_ratio.numel() > 0]  # other ranks may have all samples
+        kl, num_samples = torch.zeros((), device=self.device), 0
+        if with_samples:
+            log_ratio, sizes = (
+                torch.cat([step.log_ratio for step in with_samples]),
+                [len(step.log_ratio) for step in with_samples],
+            )
+            kls = torch.stack([part.mean() for part in torch.split(approximate_kls(log_ratio), sizes)])
+            taken = _were_taken(with_samples)
+            kl, num_samples = kls.where(taken, 0.0).sum() / taken.sum().clamp(min=1), len(log_ratio)
         if self.ranks.num_ranks > 1:
-            self.ranks.average([kl], log_ratio.numel())
+            self.ranks.average([kl], num_samples)
         return not float(kl) <= target_kl  # NaN ends the passes too
 
     def take_metrics(self) -> TrainMetrics | None:
-        """Means over the steps of the last update that were taken, in one transfer to the host; None without any."""
+        """Means over the steps of the last update that were taken; None without any.
+
+        The host reads twice, as reading waits for the device: which steps were taken, and the means.
+
+        Raises:
+            RunFailed: too many steps in a row were skipped.
+        """
         assert self._trained is not None
-        (dataset, prepared, weight, steps, learning_rates), self._trained = self._trained, None
+        (dataset, prepared, samples, all_steps, learning_rates), self._trained = self._trained, None
+        were_taken: list[bool] = _were_taken(all_steps).tolist()
+        weight = samples.weight
+        has_diverged = self._skipped.note(were_taken)
+        self.skipped_steps = self._skipped.total
+        if has_diverged:
+            fields = {"obs": samples.floats, **samples.non_null_fields(), "weights": self._flat.data}
+            trained_on = {name: field for name, field in fields.items() if field.is_floating_point()}
+            del trained_on["floats"]
+            of_last = dict(zip(FIGURES, all_steps[-1].figures.tolist(), strict=True))
+            raise self._skipped.diagnosis(of_last, trained_on)
+        steps = list(itertools.compress(all_steps, were_taken))
         if not steps:
             return None
         means = torch.stack([step.figures for step in steps]).mean(0)
@@ -303,15 +330,15 @@ class OnPolicyLearner:
         log_ratio = torch.cat([step.log_ratio for step in steps])
         own = means.new_zeros(len(_DATASET_FIGURES))
         if log_ratio.numel() > 0:  # other ranks may have all samples
-            clip = clip_range(self._config.ppo_clip_ratio, self._config.ppo_clip_mode)
+            clip = clip_range(self._loss_config.ppo_clip_ratio, self._loss_config.ppo_clip_mode)
             ratio = log_ratio.exp()
             clipped = ((ratio < clip.low) | (ratio > clip.high)).float().mean()
             first = next(step.log_ratio for step in steps if step.log_ratio.numel() > 0)
             log_weight = first
             if weight is not None:
                 log_weight = (weight if prepared.samples.valid is None else weight[prepared.samples.valid]).log()
-            behaviour = dataset.action_parameters.flatten(0, 1)[dataset.valid.flatten()]
-            spaced = behaviour[:: -(-len(behaviour) // _MOST_DISTRIBUTIONS)]
+            spaced_rows = prepared.valid[:: -(-len(prepared.valid) // _MOST_DISTRIBUTIONS)]
+            spaced = dataset.action_parameters.flatten(0, 1).index_select(0, spaced_rows)
             with torch.no_grad():
                 entropy = distribution.entropy(spaced).mean()
             positions = distribution.deviation_positions
@@ -375,7 +402,7 @@ class OnPolicyLearner:
     def _copy_obs_statistics(self) -> Tensor:
         return self.model.statistics[: 2 * self.model.observation_size].clone()
 
-    def _normalize(self, obs: Tensor, versions: Tensor) -> Tensor:
+    def _normalize(self, obs: Tensor, present: Sequence[int], versions: Tensor) -> Tensor:
         """Normalizes the numbers of samples, in place, with the statistics that the policy of each sample used.
 
         So an unchanged policy gives each action the probability that it had, even if the statistics have changed
@@ -384,9 +411,9 @@ class OnPolicyLearner:
 
         Args:
             obs: [N, F] float32, raw.
-            versions: [N] int64, the policy version that acted on each.
+            present: the policy versions that acted on them.
+            versions: [N] int64, the one of each.
         """
-        present = torch.unique(versions).tolist()
         unknown = [version for version in present if version not in self._published_obs_statistics]
         if unknown:
             raise LookupError(
@@ -409,18 +436,20 @@ class OnPolicyLearner:
         """Turns the valid rows of a dataset into samples and updates the statistics with them."""
         config = self._config
         # Drop invalid rows (recurrent policies: after the RNN pass), so that no loss and no statistic reads them.
-        valid = dataset.valid.flatten().nonzero().squeeze(-1)
+        valid = dataset.valid_rows()
         rows = torch.arange(dataset.valid.numel(), device=self.device) if self._recurrence else valid
         raw = split_tensor(self.model.layout, dataset.obs[:-1].flatten(0, 1)).at(rows)
-        versions = dataset.policy_version.flatten().index_select(0, rows)
-        inputs = raw._replace(floats=self._normalize(raw.floats.clone(), versions))
+        versions, present = dataset.policy_version.flatten().index_select(0, rows), dataset.versions_in(rows)
+        inputs = raw._replace(floats=self._normalize(raw.floats.clone(), present, versions))
         action = dataset.action.flatten(0, 1).index_select(0, rows)
         obs_statistics = self._obs_statistics
-        is_old = bool((dataset.policy_version < self.policy_version).any())
-        values = dataset.value
+        is_old = any(version < self.policy_version for version in present)
+        values, parameters = dataset.value, None
         if config.with_vtrace or (config.recompute_values and is_old):
-            values = self._present_values(dataset, obs_statistics)
-        log_ratios = self._log_ratios(dataset, rows, inputs, action) if config.with_vtrace else None
+            present_parameters, values = self._present_outputs(dataset, obs_statistics)
+            if self._has_same_inputs:
+                parameters = present_parameters.index_select(0, rows)
+        log_ratios = self._log_ratios(dataset, rows, inputs, action, parameters) if config.with_vtrace else None
         estimates = self._estimate(dataset, values, log_ratios)
         raw_returns = estimates.returns.flatten().index_select(0, valid)
         self._take_in(raw.floats.index_select(0, valid) if self._recurrence else raw.floats, raw_returns)
@@ -440,9 +469,13 @@ class OnPolicyLearner:
             sequences = self._in_sequences(samples.non_null_fields(), dataset)
             samples = samples._replace(**sequences, rnn_state=dataset.rnn_state.flatten(0, 1))
         if self._algorithm.uses_ratio and config.ppo_objective == "decoupled":
-            samples = self._decoupled(samples) if is_old else samples._replace(weight=torch.ones_like(samples.log_prob))
+            samples = (
+                self._decoupled(samples, parameters)
+                if is_old
+                else samples._replace(weight=torch.ones_like(samples.log_prob))
+            )
         raw_values = values[:-1].flatten().index_select(0, valid)
-        return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, obs_statistics)
+        return _Prepared(samples, raw_values, raw_returns, log_ratios, rows, valid, obs_statistics)
 
     def _estimate(self, dataset: Dataset, values: Tensor, log_ratios: Tensor | None) -> VtraceResult:
         """Advantages and returns by GAE, or by V-trace where there are log-ratios; in units of scaled rewards.
@@ -480,19 +513,25 @@ class OnPolicyLearner:
         V-trace's ratios remain those of the policy before training. Statistics remain, too: they have this dataset
         already, and the critic is trained on inputs normalized with those of the behaviour policies.
         """
-        values = self._present_values(dataset, prepared.obs_statistics)
+        _, values = self._present_outputs(dataset, prepared.obs_statistics)
         fields = self._fields_of(self._estimate(dataset, values, prepared.log_ratios), values, prepared.rows)
         return prepared.samples._replace(**(self._in_sequences(fields, dataset) if self._recurrence else fields))
 
     @torch.no_grad()
-    def _decoupled(self, samples: Samples) -> Samples:
+    def _decoupled(self, samples: Samples, parameters: Tensor | None) -> Samples:
         """Samples that compare with the policy before training, weighted by its difference to the behaviour policy.
 
         The policy is evaluated as in training: with inputs normalized by the statistics of each sample's behaviour,
         and from the stored recurrent states. So the first ratio is 1. If no older policy chose any of the actions, the
         stored log-probabilities are those of this policy, and this is not called.
+
+        Args:
+            samples: all samples of a dataset.
+            parameters: [N, P], of the policy's distributions, if they are known.
         """
-        (parameters, _), rows = self._run_rows(samples)
+        rows = samples
+        if parameters is None:
+            (parameters, _), rows = self._run_rows(samples)
         log_prob = self.model.distribution.log_prob(parameters, rows.action)
         weight = behaviour_weights(log_prob - rows.log_prob, self._config.behaviour_weight_cap)
         fields = {"action_parameters": parameters, "log_prob": log_prob, "weight": weight}
@@ -502,7 +541,9 @@ class OnPolicyLearner:
         return samples._replace(**fields)
 
     @torch.no_grad()
-    def _log_ratios(self, dataset: Dataset, rows: Tensor, inputs: Inputs, action: Tensor) -> Tensor:
+    def _log_ratios(
+        self, dataset: Dataset, rows: Tensor, inputs: Inputs, action: Tensor, parameters: Tensor | None
+    ) -> Tensor:
         """Log-probabilities of actions now minus those when they were chosen `[T, C]`, 0 in other rows.
 
         Args:
@@ -510,16 +551,18 @@ class OnPolicyLearner:
             rows: [N] indices of the rows that `inputs` and `action` belong to.
             inputs: normalized observations.
             action: [N, ...].
+            parameters: [N, P], of the policy's distributions now, if they are known.
         """
-        parameters, _ = self._run(inputs, dataset.rnn_state[0], dataset.begins[:-1])
+        if parameters is None:
+            parameters, _ = self._run_whole(inputs, dataset.rnn_state[0], dataset.begins[:-1])
         log_prob = self.model.distribution.log_prob(parameters, action)
         log_ratios = torch.zeros_like(dataset.log_prob)
         log_ratios.view(-1)[rows] = log_prob - dataset.log_prob.flatten().index_select(0, rows)
         return log_ratios
 
     @torch.no_grad()
-    def _present_values(self, dataset: Dataset, obs_statistics: Tensor) -> Tensor:
-        """Values `[T+1, C]` of all observations by the current critic, in units of rewards.
+    def _present_outputs(self, dataset: Dataset, obs_statistics: Tensor) -> tuple[Tensor, Tensor]:
+        """The model on all observations: parameters `[(T+1) * C, P]`, and values `[T+1, C]` in units of rewards.
 
         Args:
             dataset: raw observations.
@@ -527,12 +570,36 @@ class OnPolicyLearner:
         """
         raw = split_tensor(self.model.layout, dataset.obs.flatten(0, 1))
         inputs = raw._replace(floats=self.model.normalize_obs(raw.floats, statistics=obs_statistics))
-        _, normalized_value = self._run(inputs, dataset.rnn_state[0], dataset.begins)
-        return self.model.denormalize_value(normalized_value).view(dataset.value.shape)
+        parameters, normalized_value = self._run_whole(inputs, dataset.rnn_state[0], dataset.begins)
+        return parameters, self.model.denormalize_value(normalized_value).view(dataset.value.shape)
 
-    def _run(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
+    @property
+    def _has_same_inputs(self) -> bool:
+        """Whether a pass over all observations gives what training computes for each sample.
+
+        That is not so if each sample's numbers are normalized with the statistics of its behaviour policy, if sequences
+        begin with stored states, or if training has another precision.
+        """
+        model = self.model
+        has_numbers = model.normalizes_obs and any(model.layout.normalized)
+        return not has_numbers and not self._recurrence and self._config.precision != "bf16"
+
+    def _run_whole(self, inputs: Inputs, rnn_state: Tensor, begins: Tensor) -> ForwardResult:
+        """As `_run`, of a whole dataset and without gradients: images, which fill much memory, part by part."""
+        if inputs.pixels is None or self._recurrence:
+            return self._run(inputs, rnn_state, begins)
+        parts = zip(
+            torch.split(inputs.floats, _IMAGES_AT_ONCE), torch.split(inputs.pixels, _IMAGES_AT_ONCE), strict=True
+        )
+        results = [self.model.forward(*part) for part in parts]
+        return ForwardResult(*(torch.cat(fields) for fields in zip(*results, strict=True)))
+
+    def _run(self, inputs: Inputs, rnn_state: Tensor | None, begins: Tensor | None) -> ForwardResult:
         """The model's outputs for rows of observations; a recurrent model begins with these states."""
-        return self.model.unroll(inputs, rnn_state, begins) if self._recurrence else self.model(*inputs)
+        if not self._recurrence:
+            return self.model.forward(*inputs)
+        assert rnn_state is not None and begins is not None
+        return self.model.unroll(inputs, rnn_state, begins)
 
     def _take_in(self, raw_obs: Tensor, raw_returns: Tensor) -> None:
         """Adds the dataset to the statistics; the next publication contains them."""
@@ -554,7 +621,8 @@ class OnPolicyLearner:
         if self.ranks.num_ranks == 1:
             num_batches = min(num_batches, samples.floats.shape[0])
         if config.shuffle_minibatches:
-            samples = samples.at(torch.randperm(len(samples.floats), generator=self._generator).to(self.device))
+            order = torch.randperm(len(samples.floats), generator=self._generator)
+            samples = samples.at(to_device([order], self.device)[0])
         if config.normalize_advantage:
             sums = advantage_sums(samples.advantage, num_batches, samples.valid)
             if self.ranks.num_ranks > 1:
@@ -596,7 +664,7 @@ class OnPolicyLearner:
         if num_samples == 0:
             figures, log_ratio = parameters.new_zeros(NUM_LOSS_METRICS), rows.log_prob
         else:
-            *metrics, log_ratio = self._loss(parameters, values, rows, self.model.distribution, self._config)
+            *metrics, log_ratio = self._loss(parameters, values, rows, self.model.distribution, self._loss_config)
             metrics[0].backward()
             figures = torch.stack(metrics).detach()
         self.ranks.average([self._gradient, figures], num_samples)
@@ -605,19 +673,25 @@ class OnPolicyLearner:
 
     def _run_rows(self, batch: Samples) -> tuple[ForwardResult, Samples]:
         """The model's outputs for a minibatch, and the minibatch row by row, sequences transposed to steps first."""
-        if self._recurrence:
-            assert batch.rnn_state is not None and batch.begins is not None
+        rows, begins = batch, batch.begins
+        if begins is not None:
             fields = batch._replace(rnn_state=None, begins=None).non_null_fields()
             rows = batch._replace(**{name: field.transpose(0, 1).flatten(0, 1) for name, field in fields.items()})
-            return self.model.unroll(rows.inputs, batch.rnn_state, batch.begins.t()), rows
+            begins = begins.t()
         if self._config.precision != "bf16":
-            return self.model(*batch.inputs), batch
+            return self._run(rows.inputs, batch.rnn_state, begins), rows
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            parameters, values = self.model(*batch.inputs)
-        return ForwardResult(parameters.float(), values.float()), batch
+            parameters, values = self._run(rows.inputs, batch.rnn_state, begins)
+        return ForwardResult(parameters.float(), values.float()), rows
 
     def _step(self, loss: Tensor, learning_rate: float | Tensor) -> Tensor:
         """Takes one step down the gradient, unless it or `loss` is not finite; returns its norm before clipping."""
         grad_norm = clip_gradient(self._gradient, self._config.max_grad_norm)
         self._optimizer.step(learning_rate, torch.isfinite(loss + grad_norm).logical_not().float())
         return grad_norm
+
+
+def _were_taken(steps: Sequence[Step]) -> Tensor:
+    """Whether each step was taken, [steps] bool."""
+    figures = torch.stack([step.figures for step in steps])
+    return torch.isfinite(figures[:, LOSS] + figures[:, GRAD_NORM])

@@ -143,6 +143,19 @@ def stddev_limit(initial: float, final: float, progress: float) -> float:
     return math.inf if done < 0.0 else initial * (final / initial) ** done
 
 
+def scheduled(config: TrainConfig, env_steps_before: int) -> TrainConfig:
+    """The settings of the loss of a dataset, before which a run has trained on so many environment steps.
+
+    Values for which there is a final one change linearly, and reach it at `train_for_env_steps`.
+    """
+    finals = {"ppo_clip_ratio": config.final_ppo_clip_ratio, "entropy_loss_coeff": config.final_entropy_loss_coeff}
+    done = min(env_steps_before / config.train_for_env_steps, 1.0)
+    changes = {
+        name: (1.0 - done) * getattr(config, name) + done * final for name, final in finals.items() if final is not None
+    }
+    return config.model_copy(update=changes) if changes else config
+
+
 def clip_gradient(gradient: Tensor, max_norm: float) -> Tensor:
     """Scales a gradient `[N]` down to `max_norm` (0: never), in place; returns its norm before."""
     norm: Tensor = torch.linalg.vector_norm(gradient)
@@ -196,14 +209,22 @@ class RunningMoments:
     Attributes:
         mean: [D] float64.
         variance: [D] float64, biased.
-        count: number of vectors.
     """
 
     def __init__(self, size: int, device: torch.device, ranks: Ranks | None = None) -> None:
         self.mean = torch.zeros(size, dtype=torch.float64, device=device)
         self.variance = torch.ones(size, dtype=torch.float64, device=device)
-        self.count = 0
+        self._count = torch.zeros((), dtype=torch.float64, device=device)
         self._ranks = ranks or Ranks()
+
+    @property
+    def count(self) -> int:
+        """Number of vectors. To read it, the host waits for the device."""
+        return int(self._count)
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count.fill_(count)
 
     @property
     def std(self) -> Tensor:
@@ -211,29 +232,28 @@ class RunningMoments:
         return (self.variance + VARIANCE_EPS).sqrt()
 
     def update(self, batch: Tensor) -> None:
-        """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored."""
-        batch_count = batch.shape[0]
-        shift = spread = torch.zeros_like(self.mean)
-        if batch_count > 0:
+        """Adds the vectors `[N, D] float32` of all ranks; a batch that has NaN or infinity is ignored.
+
+        There is no condition on numbers of the device, for which the host would wait.
+        """
+        count, shift = torch.zeros_like(self._count), torch.zeros_like(self.mean)
+        spread = shift
+        if len(batch) > 0:
             # Around the running mean, so that a large offset does not cost float32 sums their precision.
-            center = self.mean.to(batch.dtype) if self.count else batch[0]
+            center = torch.where(self._count > 0.0, self.mean.to(batch.dtype), batch[0])
             centered = batch - center
             offset = centered.mean(0)
             spread = centered.sub_(offset).square_().mean(0).double()
             shift = (center.double() + offset.double()) - self.mean
-            if not bool(torch.isfinite(shift + spread).all()):
-                batch_count, shift, spread = 0, torch.zeros_like(shift), torch.zeros_like(spread)
+            is_finite = torch.isfinite(shift + spread).all()
+            count = is_finite.double() * len(batch)
+            shift, spread = shift.where(is_finite, 0.0), spread.where(is_finite, 0.0)
         if self._ranks.num_ranks > 1:
-            batch_count, shift, spread = self._of_all_ranks(batch_count, shift, spread)
-        if batch_count == 0:
-            return
-        total = self.count + batch_count
-        weight = batch_count / total
-        if self.count == 0:
-            self.variance.zero_()
-        self.mean.add_(shift, alpha=weight)
-        self.variance.lerp_(spread, weight).addcmul_(shift, shift, value=weight * (1.0 - weight))
-        self.count = total
+            count, shift, spread = self._of_all_ranks(count, shift, spread)
+        self._count += count
+        weight = count / self._count.clamp(min=1.0)  # 1 for the first vectors, 0 without new ones
+        self.mean.addcmul_(shift, weight)
+        self.variance.lerp_(spread, weight).addcmul_(shift.square(), weight * (1.0 - weight))
 
     def adopt(self, mean: Tensor, std: Tensor) -> None:
         """Replaces the moments by those of other vectors, `[D]` each; they count as much as the vectors before."""
@@ -243,12 +263,12 @@ class RunningMoments:
     def merge(self) -> None:
         """Adopts the moments of other processes, where they are shared."""
 
-    def _of_all_ranks(self, count: int, shift: Tensor, spread: Tensor) -> tuple[int, Tensor, Tensor]:
+    def _of_all_ranks(self, count: Tensor, shift: Tensor, spread: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Merges the moments of all ranks, in float64 and around the common mean."""
-        sums = self._ranks.sum(torch.cat((shift * count, shift.new_full((1,), count))))
-        total = int(sums[-1])
-        mean = sums[:-1] / max(total, 1)
-        merged = self._ranks.sum(count * (spread + (shift - mean).square())) / max(total, 1)
+        sums = self._ranks.sum(torch.cat((shift * count, count.view(1))))
+        total = sums[-1]
+        mean = sums[:-1] / total.clamp(min=1.0)
+        merged = self._ranks.sum(count * (spread + (shift - mean).square())) / total.clamp(min=1.0)
         return total, mean, merged
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from asyncrl.buffers.pinning import to_device
 from asyncrl.buffers.replay import ReplayStripes
 from asyncrl.config.schema import TrainConfig
-from asyncrl.learner.replay_sampler import IntArray, ReplaySampler, Transitions, to_device
+from asyncrl.learner.replay_sampler import IntArray, ReplaySampler, Transitions
 
 _SMALLEST_ERROR = 1e-6
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from asyncrl.algorithms.losses import continues
+from asyncrl.buffers.pinning import to_device
 from asyncrl.buffers.replay import UNKNOWN_VERSION, ReplayStripes
 from asyncrl.monitoring.reports import SampleAges
 from asyncrl.runtime.seeding import Stream, derive_seed
@@ -140,7 +140,7 @@ class ReplaySampler:
 
     def _gather(self, *where: IntArray) -> Transitions:
         """The transitions that start at (split, row, environment), where the replay is."""
-        split, row, env = (torch.from_numpy(each).to(self._reward.device) for each in where)
+        split, row, env = to_device([torch.from_numpy(each) for each in where], self._reward.device)
         start = self._places(split, row, env)
         reward = torch.zeros(len(row), device=start.device)
         discount = torch.ones_like(reward)
@@ -203,10 +203,3 @@ class Transitions(NamedTuple):
     def to(self, device: torch.device) -> Transitions:
         """The same transitions on `device`; fields that are there already are not copied."""
         return Transitions(*(tensor.to(device) for tensor in self))
-
-
-def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """The same tensors on a device; to a CUDA device from page-locked memory, so that the host does not wait."""
-    if device.type != "cuda" or tensors[0].is_cuda:
-        return [tensor.to(device) for tensor in tensors]
-    return [tensor.pin_memory().to(device, non_blocking=True) for tensor in tensors]

@@ -84,6 +84,7 @@ class TrajectoryLoop:
         policies: TrainedSteps | None = None,
         read_weights: Callable[[int], Tensor | None] | None = None,
         population_turn: int | None = None,
+        publishes_passes: bool = True,
     ) -> None:
         """Publishes the first weights; samples may be collected after that.
 
@@ -91,13 +92,15 @@ class TrajectoryLoop:
         `num_samples` counting each pass. `look` is called a few times a second during an update, for other roles of
         the process. Of several policies, `policies` has the steps of all, and `env_steps` are this policy's own. In
         population-based training, `read_weights` returns the block of a source of `PolicyChange`, None without one,
-        and `population_turn` is the last turn before.
+        and `population_turn` is the last turn before. Without `publishes_passes` weights are published once for each
+        dataset: nobody collects while it is trained on.
         """
         self._control = control
         self._stopping = stopping
         self._look = look
         self._looked_at = time.monotonic()
         self._has_fixed_lag = config.async_rl and config.fixed_lag
+        self._publishes_passes = publishes_passes and not self._has_fixed_lag
         self._agreement = agreement or RankConsensus(Ranks())
         self._changes = self._agreement.hyperparameters.changes()
         self._changed_at = 0  # policy version of the last change
@@ -176,7 +179,7 @@ class TrajectoryLoop:
                     self._looked_at = time.monotonic()
                 if not progress.ends_pass:
                     continue
-                if not self._has_fixed_lag:
+                if self._publishes_passes:
                     self._publish()
                 num_passes += 1
                 if progress.is_last:  # asking the ranks would not change anything
@@ -188,6 +191,8 @@ class TrajectoryLoop:
                 if is_cut_short:
                     self._is_cut_short = True
                     break
+            if not self._publishes_passes and not self._has_fixed_lag:
+                self._publish()
             metrics = learner.take_metrics()
         control.note_minibatch(0, 0)
         phases.charge(Phase.TRAIN)

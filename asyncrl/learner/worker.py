@@ -326,11 +326,13 @@ class WeightsPublisher:
         Raises:
             RunFailed: a number in the block is not finite.
         """
-        if not torch.isfinite(block).all():
+        on_host = block.cpu()  # the only transfer: the host waits for it
+        if not torch.isfinite(on_host).all():
             raise RunFailed(f"weights or statistics of policy version {version} are not finite", is_final=True)
         if self._forced_lag > 0:
             self._held.append((block.clone(), version, env_steps))
             while len(self._held) > 1 and self._held[1][1] <= version - self._forced_lag:
                 self._held.popleft()
             block, version, env_steps = self._held[0]
-        self._channel.publish(block.cpu().numpy(), version, env_steps, on_device=block)
+            on_host = block.cpu()
+        self._channel.publish(on_host.numpy(), version, env_steps, on_device=block)

@@ -44,7 +44,7 @@ class ArrayPolicy:
         self._log_std: FloatArray | None = None
         self._mask: slice | None = None
         if isinstance(model, SacActor):
-            *hidden, self._policy_head = weights_of(model.array_layers)
+            *hidden, self._policy_head = weights_of(model.array_layers())
             self._actor: Encoder = (slice(None), hidden)
             self._is_sac_gaussian = model.is_gaussian
             return

@@ -16,6 +16,9 @@ from asyncrl.config.schema import TrainConfig
 class RecurrentCore(nn.Module):
     """A GRU or LSTM.
 
+    Under autocast it stays in float32: in a narrower format its rounding errors would add up over a sequence, and
+    autocast runs a recurrent layer of cuDNN in float16.
+
     Attributes:
         state_size: numbers of one environment's state.
         output_size: features of one row.
@@ -51,6 +54,9 @@ class RecurrentCore(nn.Module):
             state: [B, S], before the first row.
             begins: [T, B] bool, rows that begin an episode.
         """
+        if torch.is_autocast_enabled(features.device.type):
+            with torch.autocast(features.device.type, enabled=False):
+                return self.unroll(features.float(), state, begins)
         num_rows, num_columns = begins.shape
         if not bool(begins.any()):
             whole, _ = self.rnn(features, self._unpack(state))

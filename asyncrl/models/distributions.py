@@ -479,6 +479,10 @@ class ActionParts:
             return action.new_empty((len(action), 0), dtype=torch.float32)
         return action.index_select(1, self._columns).tanh()
 
+    def with_continuous(self, action: Tensor, numbers: Tensor) -> Tensor:
+        """Stored actions `[B, A]` whose continuous dimensions are `numbers: [B, C]`."""
+        return action.index_copy(1, self._columns, numbers)
+
     def log_probs_of(self, parameters: Tensor) -> Tensor:
         """Log-probabilities `[B, N]` of the combinations of each group, groups concatenated."""
         groups = []

@@ -10,12 +10,15 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from asyncrl.buffers.inference_buffer import ActorOutput
+from asyncrl.buffers.pinning import to_device
 from asyncrl.config.schema import TrainConfig
 from asyncrl.models.distributions import ActionParts, Deterministic
 from asyncrl.models.sac import SacActor
-from asyncrl.models.uniform import raw_of_unit
+from asyncrl.models.uniform import LARGEST_UNIT, raw_of_unit
 from asyncrl.runtime.seeding import Stream, derive_seed
 
 FloatArray = npt.NDArray[np.float32]
@@ -90,3 +93,14 @@ class Exploration:
         parts, action = self._parts, answer.action.copy()
         action[:, parts.columns] = parameters[:, parts.means] + np.exp(parameters[:, parts.log_stds]) * noise
         return answer._replace(action=action)
+
+    def explored(self, action: Tensor, parameters: Tensor) -> Tensor:
+        """As `apply` for the only split, with actions `[E, A]` of a device; only the noise goes there."""
+        noise = self._noise[0].draw()
+        if self._adds:
+            noise *= self._stddevs[0][:, np.newaxis]
+        (sent,) = to_device([torch.from_numpy(noise)], action.device)
+        if self._adds:
+            return (parameters.tanh() + sent).clamp_(-LARGEST_UNIT, LARGEST_UNIT).atanh_()
+        mean, log_std = self._parts.to(action.device).gaussian_of(parameters).chunk(2, dim=1)
+        return self._parts.with_continuous(action, mean + log_std.exp() * sent)

@@ -22,12 +22,13 @@ from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.models.distributions import ActionDistribution, Deterministic, DiagonalGaussian, Joint
 from asyncrl.models.encoders import Inputs
 from asyncrl.models.factory import ActingModel
+from asyncrl.models.scripted import largest_difference, write_scripted
 
-ExportFormat = Literal["onnx", "torch_export"]
+ExportFormat = Literal["onnx", "torch_export", "torchscript"]
 RTOL, ATOL = 1e-5, 1e-5
-"""Largest difference of a distribution's parameters between the policy and its file, in float32."""
+"""Largest difference of a distribution's parameters, or of an action, between the policy and its file, in float32."""
 
-_PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch_export": ()}
+_PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "torch_export": (), "torchscript": ()}
 _NUM_CHECKED_ROWS = (1, 7)
 _INPUT_DTYPES = {"choices": torch.int64, "image": torch.uint8}
 
@@ -148,10 +149,10 @@ def export_model(model: ActingModel, spec: EnvSpec, config: TrainConfig, path: P
         spec: spaces of the environment.
         config: settings of the policy.
         path: the file; an existing one is replaced.
-        format: `onnx`, or `torch_export` for `torch.export.load`.
+        format: `onnx`, `torch_export` for `torch.export.load`, or `torchscript` for `torch.jit.load`.
 
     Returns:
-        The largest difference of a parameter of the action distributions.
+        The largest difference of a parameter of the action distributions; for `torchscript` of an action.
 
     Raises:
         UsageError: a package is missing, the file cannot be written, or the model cannot be exported.
@@ -160,6 +161,15 @@ def export_model(model: ActingModel, spec: EnvSpec, config: TrainConfig, path: P
     _require_packages(format)
     module = ExportedPolicy(model, spec, config).eval()
     generator = np.random.default_rng(0)
+    about = {
+        "env": config.env_id,
+        "inputs": module.input_names,
+        "outputs": module.output_names,
+        "noise": module.noise_kinds,
+        "state_size": model.rnn_state_size,
+    }
+    if format == "torchscript":
+        return _export_scripted(module, path, generator, about)
     batch = torch.export.Dim("batch", min=1)
     arguments = tuple(module.example(3, generator))
     try:
@@ -170,13 +180,6 @@ def export_model(model: ActingModel, spec: EnvSpec, config: TrainConfig, path: P
     except Exception as error:  # of torch.export, for models with code of a user
         text = str(error).strip().partition("\n")[0]
         raise UsageError(f"The model of this policy cannot be exported: {type(error).__name__}: {text}") from error
-    about = {
-        "env": config.env_id,
-        "inputs": module.input_names,
-        "outputs": module.output_names,
-        "noise": module.noise_kinds,
-        "state_size": model.rnn_state_size,
-    }
     try:
         if format == "onnx":
             _write_onnx(program, module, path, about)
@@ -187,6 +190,30 @@ def export_model(model: ActingModel, spec: EnvSpec, config: TrainConfig, path: P
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}.") from error
     return _check(module, path, format, generator)
+
+
+def _export_scripted(module: ExportedPolicy, path: Path, generator: Any, about: dict[str, Any]) -> float:
+    """Writes and checks a TorchScript file; returns the largest difference of an action."""
+    has_state = about["state_size"] > 0
+    if len(module.input_names) != 2 + has_state or len(module.output_names) != 2 + has_state:
+        raise UsageError(
+            "--format=torchscript is for one array of observations and one of actions, but this policy has the inputs "
+            f"{', '.join(module.input_names)} and the outputs {', '.join(module.output_names)}: choose "
+            "--format=torch_export."
+        )
+    try:
+        write_scripted(module, module.example(3, generator), has_state, path, about)
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror or error}.") from error
+    except Exception as error:  # of TorchScript, for models with code of a user, or in a PyTorch without it
+        text = str(error).strip().partition("\n")[0]
+        raise UsageError(f"The model of this policy cannot be exported: {type(error).__name__}: {text}") from error
+    largest = largest_difference(
+        module, [module.example(size, generator) for size in _NUM_CHECKED_ROWS], has_state, path
+    )
+    if not largest <= RTOL:
+        raise ExportDiffers(f"{path} differs from the policy: an action by {largest:.1e}.")
+    return largest
 
 
 def _write_onnx(program: Any, module: ExportedPolicy, path: Path, about: dict[str, Any]) -> None:

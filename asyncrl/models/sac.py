@@ -134,7 +134,6 @@ class SacActor(NormalizedModel):
         """The critics that are trained with this policy; a user's subclass may make others."""
         return TwinCritic(spec, config)
 
-    @property
     def array_layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
         """Weight `[out, in]` and bias `[out]` of each layer, the last one included, as views."""
         assert isinstance(self.mlp, StackedMlp)

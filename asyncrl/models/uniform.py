@@ -13,12 +13,13 @@ from asyncrl.envs.spec import ObservationLayout
 from asyncrl.models.distributions import ActionDistribution, ActionParts, Categorical
 from asyncrl.runtime.seeding import Stream, derive_seed
 
-_LARGEST = np.float32(1.0 - 2.0**-24)  # its arctanh is finite
+LARGEST_UNIT = np.float32(1.0 - 2.0**-24)
+"""The largest squashed number, whose arctanh is finite."""
 
 
 def raw_of_unit(unit: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Stored actions for squashed ones, which are clipped to within [-1, 1]."""
-    raw: npt.NDArray[np.float32] = np.arctanh(np.clip(unit, -_LARGEST, _LARGEST))
+    raw: npt.NDArray[np.float32] = np.arctanh(np.clip(unit, -LARGEST_UNIT, LARGEST_UNIT))
     return raw
 
 
@@ -36,7 +37,9 @@ class UniformPolicy:
         distribution, size = self._distribution, len(obs)
         if isinstance(distribution, Categorical) and self._layout is None:
             return ActorOutput(self._generator.integers(distribution.num_parameters, size=size))
-        unit = self._generator.uniform(-_LARGEST, _LARGEST, size=(size, len(self._continuous))).astype(np.float32)
+        unit = self._generator.uniform(-LARGEST_UNIT, LARGEST_UNIT, size=(size, len(self._continuous))).astype(
+            np.float32
+        )
         raw = raw_of_unit(unit)
         if distribution.num_logits == 0:
             return ActorOutput(raw)

@@ -18,6 +18,7 @@ from asyncrl.config.schema import ActionMapping
 from asyncrl.envs.observations import ObservationMismatch
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.envs.tensors import TensorActions, TensorRows
+from asyncrl.learner.dataset import places_of
 from asyncrl.rollout.env_group import EnvironmentGroup
 from asyncrl.rollout.failures import EnvironmentTrouble, WrongObservation
 from asyncrl.rollout.vector_env_group import RowFlags, row_flags, stats_of_ends
@@ -128,20 +129,23 @@ class TensorEnvGroup(EnvironmentGroup):
         self._holds_final_obs = torch.zeros_like(restarted)
         return torch.where(restarted.unsqueeze(-1), self._reset_rows, last_rows), restarted
 
-    def record_ends(self, ends: Sequence[EpisodeEnds]) -> None:
-        """Records the episodes that ended in consecutive steps. Waits for the device."""
-        ended, returns = torch.stack([each.ended for each in ends]), torch.stack([each.episode_return for each in ends])
-        lengths = torch.stack([each.episode_length for each in ends])
-        missing = torch.full_like(returns[0], torch.nan)
-        extra_stats = {
-            name: torch.stack([each.extra_stats.get(name, missing) for each in ends])[ended].tolist()
-            for name in dict.fromkeys(name for each in ends for name in each.extra_stats)
-        }
-        for idx, (episode_return, length) in enumerate(
-            zip(returns[ended].tolist(), lengths[ended].tolist(), strict=True)
-        ):
-            own = {name: values[idx] for name, values in extra_stats.items() if not math.isnan(values[idx])}
-            self._record_episode(0, episode_return, length, own)
+    def record_ends(self, ends: Sequence[EpisodeEnds], num_ended: int) -> None:
+        """Records the episodes that ended in consecutive steps, `num_ended` in all. Waits for the device once."""
+        if num_ended == 0:
+            return
+        places = places_of(torch.stack([each.ended for each in ends]).flatten(), num_ended)
+        missing = torch.full_like(ends[0].episode_return, torch.nan)
+        names = list(dict.fromkeys(name for each in ends for name in each.extra_stats))
+        columns = [
+            [each.episode_return for each in ends],
+            [each.episode_length for each in ends],
+            *([each.extra_stats.get(name, missing) for each in ends] for name in names),
+        ]
+        table = torch.stack([torch.stack(column).flatten()[places].double() for column in columns], dim=1)
+        for episode_return, length, *extra_stats in table.tolist():
+            named = zip(names, extra_stats, strict=True)
+            own = {name: value for name, value in named if not math.isnan(value)}
+            self._record_episode(0, episode_return, int(length), own)
 
     def not_finite(self) -> EnvironmentTrouble:
         """The error for a trajectory that contains NaN or infinity."""

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from asyncrl.buffers.control import RunControl
-from asyncrl.buffers.inference_buffer import ActorOutput
 from asyncrl.buffers.layout import trajectory_fields
 from asyncrl.buffers.replay import ReplayLimits
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.envs.spec import EnvSpec, ObservationLayout
-from asyncrl.learner.dataset import Dataset
+from asyncrl.learner.dataset import CountedDataset, Dataset
 from asyncrl.learner.on_policy import OnPolicyLearner
 from asyncrl.learner.replay_learner import ReplayLearner
 from asyncrl.learner.slot_ledger import Columns
@@ -61,7 +60,8 @@ class DeviceWorker(RolloutWorkerBase):
         self._recurrence = plan.recurrence or plan.rollout
         self._generator = torch.Generator(device).manual_seed(seed)
         self._dataset = _allocate_dataset(spec, plan, device)
-        self._num_columns, self._is_full = 0, False
+        self._num_columns, self._num_valid, self._is_full = 0, 0, False
+        self._version = learner.policy_version  # of the dataset's rows
         self._last_rows = group.reset()
         self._last_state = torch.zeros((group.num_envs, plan.rnn_state_size), device=device)
 
@@ -88,7 +88,7 @@ class DeviceWorker(RolloutWorkerBase):
         return [] if self._is_full else None
 
     def collect(self, columns: Sequence[Columns]) -> Dataset:
-        return self._dataset
+        return CountedDataset(**self._dataset.tensors(), counted_valid=self._num_valid, version=self._version)
 
     def begin_dataset(self) -> None:
         pass
@@ -99,14 +99,15 @@ class DeviceWorker(RolloutWorkerBase):
 
     def release(self, columns: list[Columns]) -> None:
         """Allows the dataset to be overwritten."""
-        self._num_columns, self._is_full = 0, False
+        self._num_columns, self._num_valid, self._is_full = 0, 0, False
 
     def _collect(self, part: Dataset) -> None:
-        """Fills columns with one trajectory of each environment. Waits for the device only at its end."""
+        """Fills columns with one trajectory of each environment. Waits for the device at its end, at most twice."""
         rollout, ends = len(part.valid), []
         rows, restarted = self._group.start_trajectory(self._last_rows)
         state = self._last_state.masked_fill(restarted.unsqueeze(-1), 0.0)
-        part.policy_version.fill_(self._learner.policy_version)
+        self._version = self._learner.policy_version
+        part.policy_version.fill_(self._version)
         for row in range(rollout):
             part.obs[row].copy_(rows)
             if row % self._recurrence == 0:
@@ -125,10 +126,14 @@ class DeviceWorker(RolloutWorkerBase):
         part.obs[rollout].copy_(rows)
         part.value[rollout].copy_(self._learner.model.act(part.obs[rollout], self._generator, state).value)
         self._last_rows, self._last_state = part.obs[rollout].clone(), state
-        if not bool(_are_finite(self._layout, part.reward, part.obs)):
+        num_ended = torch.stack([each.ended for each in ends]).sum()
+        is_finite = _are_finite(self._layout, part.reward, part.obs)
+        *counts, is_finite = torch.stack((part.valid.sum(), num_ended, is_finite)).tolist()
+        if not is_finite:
             raise self._group.not_finite()
-        self.count_steps(part.num_valid)
-        self._group.record_ends(ends)
+        self._num_valid += counts[0]
+        self.count_steps(counts[0])
+        self._group.record_ends(ends, counts[1])
         self.phases.charge(Phase.OTHER)
 
 
@@ -188,8 +193,7 @@ class DeviceReplayWorker(RolloutWorkerBase):
         num_steps = int(rows.valid.sum())
         replay.publish(0, num_steps)
         self.count_steps(num_steps)
-        if flags[replay.num_envs : -1].any():
-            self._group.record_ends([step.ends])
+        self._group.record_ends([step.ends], int(flags[replay.num_envs : -1].sum()))
         self.phases.charge(Phase.STEP)
         return 0.0
 
@@ -200,9 +204,7 @@ class DeviceReplayWorker(RolloutWorkerBase):
         acted = self._learner.model.act(obs, self._generator)
         if self._exploration is None:
             return acted.action
-        action, parameters = acted.action.cpu().numpy(), acted.action_parameters.cpu().numpy()
-        explored = self._exploration.apply([0], ActorOutput(action, action_parameters=parameters))
-        return torch.from_numpy(explored.action).to(self._device)
+        return self._exploration.explored(acted.action, acted.action_parameters)
 
 
 def _are_finite(layout: ObservationLayout, reward: Tensor, rows: Tensor) -> Tensor:

@@ -79,6 +79,7 @@ from asyncrl.rollout.worker import (
 )
 from asyncrl.run.setup import RunSetup, state_to_begin_with
 from asyncrl.runtime.checkpoint import load
+from asyncrl.runtime.memory import keep_freed_memory
 from asyncrl.runtime.run_folder import VIDEOS
 from asyncrl.runtime.seeding import Stream, derive_seed
 
@@ -309,7 +310,7 @@ def _build_on_device(setup: RunSetup, look: Callable[[], None]) -> SerialRoles:
     if plan.replay is None:
         learner = parts.on_policy_learner()
         worker = DeviceWorker(group, learner, setup.spec, plan, parts.device, seed, setup.control)
-        loop = _build_trajectory_loop(parts, learner, worker, worker, look)
+        loop = _build_trajectory_loop(parts, learner, worker, worker, look, publishes_passes=False)
     else:
         replay = DeviceReplay(setup.spec, plan.num_envs, plan.replay, parts.device)
         saved = None if setup.resume_from is None else load(setup.resume_from, with_replay=True).replay
@@ -368,6 +369,8 @@ class _LearnerParts:
         """Connects to other ranks and loads the checkpoint that the run begins with."""
         torch.manual_seed(setup.seed)
         device = _own_device(setup.plan.device)
+        if device.type == "cpu" and setup.spec.observation.has_images:
+            keep_freed_memory()
         ranks = Ranks() if setup.rank is None else ProcessGroupRanks(setup.rank, device)
         saved = state_to_begin_with(setup)
         is_resumed = setup.resume_from is not None and saved is not None
@@ -436,6 +439,7 @@ def _build_trajectory_loop(
     source: DatasetSource,
     batcher: DatasetRoom,
     look: Callable[[], None] | None,
+    publishes_passes: bool = True,
 ) -> TrajectoryLoop:
     setup, saved = parts.setup, parts.saved
     before = {} if saved is None or setup.resume_from is None else saved.scalars
@@ -461,6 +465,7 @@ def _build_trajectory_loop(
         policies=trained_steps,
         read_weights=_reader_of_weights(setup, learner.block_size) if setup.config.with_pbt else None,
         population_turn=None if turn is None else int(turn),
+        publishes_passes=publishes_passes,
     )
 
 

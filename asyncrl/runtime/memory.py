@@ -1,12 +1,28 @@
-"""The memory that a run can allocate."""
+"""The memory that a run can allocate, and what a process does with memory that is free again."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import psutil
 
 from asyncrl.config import cgroups
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_KEPT_BYTES = 1 << 30
+
+
+def keep_freed_memory() -> None:
+    """Makes this process keep up to 1 GiB of memory that is free again (GNU C library; without effect elsewhere).
+
+    By default a block above 32 MiB goes back to the system whenever it is free, and the system clears its pages when
+    they are touched again. This costs a fifth of the time of an update of convolutions.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def available_bytes() -> int:

@@ -158,8 +158,11 @@ def test_cuda_graphs_need_a_cuda_device(algo: str) -> None:
     assert "needs a CUDA device" in only(problems(algo=algo, compile="cuda_graph")).text
 
 
-def test_bf16_products_are_refused_for_recurrent_policies() -> None:
-    assert only(problems(use_rnn=True, precision="bf16")).suggestions == ("--precision=auto",)
+def test_a_graph_cannot_change_the_loss() -> None:
+    machine, settings = Machine(4, True, 2), {"device": "cuda", "final_ppo_clip_ratio": 0.1}
+    found = only(problems(machine, compile="cuda_graph", **settings))
+    assert found.suggestions == ("--compile=auto", "--final_ppo_clip_ratio=none")
+    assert problems(machine, **settings) == []
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "cpu", "auto"])

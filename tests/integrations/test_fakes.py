@@ -81,7 +81,7 @@ def test_a_time_out_of_isaac_lab_is_bootstrapped_from_the_observation_before(kin
         assert step.truncated.tolist() == [row == LIMIT, False]
         assert step.next_rows[1].tolist() == [0.0] * 3, "a new episode after a termination"
         assert step.next_rows[0].tolist() == [min(row, LIMIT - 1)] * 3, "the observation before the time-out"
-    group.record_ends([step.ends])
+    group.record_ends([step.ends], int(step.ends.ended.sum()))
     first, second = group.take_episodes()
     assert (first.episode_return, first.length, second.length) == (15.0, 5, 1)
     assert first.extra_stats == {"Episode_Reward/steps": 3.0, "Episode_Termination/time_out": 1.5}
@@ -103,7 +103,7 @@ def test_maniskills_final_observation_and_success_are_used() -> None:
         actions = NO_END.clone()
         actions[1] = 1.0 if row == 3 else -1.0
         step = group.step(actions)
-        group.record_ends([step.ends])
+        group.record_ends([step.ends], int(step.ends.ended.sum()))
     assert step.truncated.tolist() == [True, False]
     assert step.next_rows.tolist() == [[LIMIT], [LIMIT - 3]], "the true final observation"
     episodes = group.take_episodes()
@@ -127,5 +127,5 @@ def test_arrays_become_tensors(mode: AutoresetMode) -> None:
     assert group.reset().shape == (NUM_ENVS, 3)
     for _ in range(40):
         step = group.step(torch.zeros(NUM_ENVS, 2))
-        group.record_ends([step.ends])
+        group.record_ends([step.ends], int(step.ends.ended.sum()))
     assert {tuple(each.extra_stats) for each in group.take_episodes()} >= {("number", "is_success")}

@@ -74,7 +74,7 @@ def test_ends_final_observations_and_metrics_are_those_of_the_environment() -> N
         assert step.truncated.tolist() == [row == LENGTH, False]
         expected = starts + counted * torch.tensor([1.0, row != 2])  # terminated: the next episode has begun
         torch.testing.assert_close(step.next_rows, torch.stack((expected, starts, expected), dim=1)[:, [0, 1, 2]])
-        group.record_ends([step.ends])
+        group.record_ends([step.ends], int(step.ends.ended.sum()))
     episodes = group.take_episodes()
     assert [episode.length for episode in episodes] == [2, LENGTH]
     assert episodes[1].extra_stats["counted"] == pytest.approx(10 + 4 * starts[0].item(), rel=1e-5)

@@ -190,7 +190,7 @@ def test_with_vtrace_the_weight_of_an_action_counts_once() -> None:
     parameters = model(*actor.model.inputs_of(dataset.obs[:-1][at])).action_parameters.detach()
     log_ratios = torch.zeros(at.shape)
     log_ratios[at] = model.distribution.log_prob(parameters, dataset.action[at]) - dataset.log_prob[at]
-    values = learner._present_values(dataset, learner._obs_statistics)
+    _, values = learner._present_outputs(dataset, learner._obs_statistics)
     ends = (dataset.terminated, dataset.truncated, at)
     advantage = vtrace(log_ratios, dataset.reward, values, *ends, 0.99, 0.95, max_rho=1.0, max_c=1.0).advantages[at]
     advantage = (advantage - advantage.mean()) / advantage.std(correction=0)

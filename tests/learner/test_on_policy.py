@@ -11,31 +11,36 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from critics import with_values
 from datasets import BOX, CHOICE, CPU, Actor, train_on
 from graph_stand_ins import PlainCall
+from gymnasium import spaces
 from torch import Tensor
 from torch.distributions import Independent, Normal, kl_divergence
 
 from asyncrl.algorithms.losses import Samples, vtrace
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.shared_tensors import shared_tensor_specs
+from asyncrl.config.hyperparameters import Hyperparameters
 from asyncrl.config.schema import TrainConfig
+from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.hogwild.storage import Copies, SharedStorage
-from asyncrl.learner import update_runner
-from asyncrl.learner.dataset import Dataset
-from asyncrl.learner.on_policy import OnPolicyLearner
+from asyncrl.learner import on_policy, update_runner
+from asyncrl.learner.dataset import CountedDataset, Dataset
+from asyncrl.learner.on_policy import FIGURES, OnPolicyLearner
 from asyncrl.learner.optimizer import ParameterStore
 from asyncrl.models.actor_critic import ActorCritic
 from asyncrl.runtime.processes import RunFailed
 
+SMALL: dict[str, Any] = {"batch_size": 64, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": [16]}
+
 
 def make(spec: EnvSpec, **settings: Any) -> tuple[OnPolicyLearner, Actor]:
-    defaults = {"batch_size": 64, "num_batches_per_epoch": 2, "num_epochs": 2, "encoder_mlp_layers": [16]}
-    config = TrainConfig(**{**defaults, **settings})
+    config = TrainConfig(**{**SMALL, **settings})
     return OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU), Actor(spec, config)
 
 
@@ -315,6 +320,31 @@ def test_the_limit_of_the_deviation_falls_in_the_second_half_of_the_run() -> Non
         torch.testing.assert_close(deviations, torch.tensor([expected, min(expected, 0.3)]))
 
 
+@pytest.mark.parametrize("squash_actions", [False, True], ids=["arrays", "autograd"])
+@pytest.mark.parametrize(("env_steps", "clip", "entropy"), [(0, 0.02, 0.0), (500, 0.03, 0.05), (2000, 0.04, 0.1)])
+def test_clip_range_and_entropy_change_linearly(
+    env_steps: int, clip: float, entropy: float, squash_actions: bool
+) -> None:
+    settings: dict[str, Any] = {"train_for_env_steps": 1000, "squash_actions": squash_actions, "target_kl": None}
+    finals = {"ppo_clip_ratio": 0.02, "final_ppo_clip_ratio": 0.04, "final_entropy_loss_coeff": 0.1}
+    scheduled, actor = make(BOX, **settings, **finals)
+    constant, _ = make(BOX, **settings, ppo_clip_ratio=clip, entropy_loss_coeff=entropy)
+    assert (scheduled._array_update is None) == squash_actions
+    dataset = actor.collect(actor.receive(scheduled))
+    constant.publication()
+    found, expected = (dataclasses.astuple(train_on(each, dataset, env_steps)) for each in (scheduled, constant))
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    torch.testing.assert_close(scheduled.publication(), constant.publication(), rtol=1e-4, atol=1e-6)
+    assert expected[FIGURES.index("entropy_loss")] < 0.0 or entropy == 0.0
+
+
+def test_a_change_of_the_clip_range_moves_the_schedule() -> None:
+    learner, actor = make(BOX, final_ppo_clip_ratio=0.4, train_for_env_steps=1000)
+    learner.set_hyperparameters(Hyperparameters(ppo_clip_ratio=0.1))
+    train_on(learner, actor.collect(actor.receive(learner)), 500)
+    assert learner._loss_config.ppo_clip_ratio == pytest.approx(0.25)
+
+
 def test_values_come_out_in_units_of_rewards() -> None:
     learner, actor = make(CHOICE, learning_rate=0.02)
     for _ in range(60):
@@ -357,7 +387,7 @@ def test_recomputed_values_are_those_of_raw_observations_in_units_of_rewards() -
         train_on(learner, actor.collect(actor.receive(learner), shift=shift))
     dataset = actor.collect(actor.receive(learner), shift=30.0)
     torch.testing.assert_close(
-        learner._present_values(dataset, learner._obs_statistics), dataset.value, atol=1e-4, rtol=1e-4
+        learner._present_outputs(dataset, learner._obs_statistics)[1], dataset.value, atol=1e-4, rtol=1e-4
     )
 
 
@@ -377,7 +407,7 @@ def test_vtrace_weighs_with_the_present_policy_and_changes_nothing_without_lag(s
 
     with torch.no_grad():
         corrected.model.policy_head.bias[0] += 1.0
-    values = corrected._present_values(dataset, corrected._obs_statistics)
+    _, values = corrected._present_outputs(dataset, corrected._obs_statistics)
     samples = corrected._prepare(dataset)[0]
     parameters, _ = corrected.model(*samples.inputs)
     log_ratios = torch.zeros(dataset.valid.shape)
@@ -506,9 +536,13 @@ def test_what_does_not_fit_into_a_graph_runs_plainly() -> None:
     assert OnPolicyLearner(ActorCritic(BOX, config), config, CPU)._graphs is not None
 
 
+@pytest.mark.parametrize(
+    "memory", [{}, {"use_rnn": True}, {"use_rnn": True, "rnn_type": "lstm"}], ids=["", "gru", "lstm"]
+)
 @pytest.mark.parametrize("spec", [BOX, CHOICE], ids=["box", "choice"])
-def test_reduced_products_give_nearly_the_same_gradients(spec: EnvSpec) -> None:
-    settings: dict[str, Any] = {"encoder_mlp_layers": [64, 64], "num_batches_per_epoch": 1, "num_epochs": 1}
+def test_reduced_products_give_nearly_the_same_gradients(spec: EnvSpec, memory: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"encoder_mlp_layers": [64, 64], "num_batches_per_epoch": 1, "num_epochs": 1, **memory}
+    settings["rollout"] = 8
     (exact, actor), (reduced, _) = make(spec, **settings), make(spec, precision="bf16", **settings)
     dtypes = set()
     reduced.model.actor.register_forward_hook(lambda module, given, features: dtypes.add(features.dtype))
@@ -522,6 +556,83 @@ def test_reduced_products_give_nearly_the_same_gradients(spec: EnvSpec) -> None:
         assert cosine > 0.99
     assert dtypes == {torch.bfloat16}
     assert all(tensor.dtype == torch.float32 for tensor in reduced.model.parameters())
+
+
+def test_numbers_that_the_host_knows_already_change_nothing() -> None:
+    learners = []
+    for knows in (False, True):
+        learner, actor = make(BOX, normalize_input=True)
+        for _ in range(3):
+            dataset = actor.collect(actor.receive(learner))
+            if knows:
+                known = {"counted_valid": dataset.num_valid, "version": learner.policy_version}
+                dataset = CountedDataset(**dataset.tensors(), **known)
+            train_on(learner, dataset)
+        learners.append(learner)
+    assert torch.equal(*(learner.publication() for learner in learners))
+
+
+@pytest.mark.parametrize("settings", [{}, {"algo": "a2c", "num_epochs": 1, "with_vtrace": True}], ids=["ppo", "vtrace"])
+def test_one_pass_over_images_gives_what_separate_passes_give(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = spaces.Box(0, 255, (12, 12, 1), np.uint8)
+    spec = spec_of_spaces(space, spaces.Discrete(3), "Screen", None)
+    config = TrainConfig(
+        **{
+            "ppo_objective": "decoupled",
+            "encoder_conv_mlp_layers": [8],
+            "normalize_returns": False,
+            **SMALL,
+            **settings,
+        }
+    )
+    learner = OnPolicyLearner(with_values(ActorCritic(spec, config)), config, CPU)
+    generator = torch.Generator().manual_seed(3)
+    rows: list[int] = []
+    learner.model.actor.register_forward_pre_hook(lambda module, given: rows.append(len(given[0].floats)))
+    for _ in range(3):
+        learner.publication()
+        version = learner.policy_version
+        dataset = screens(
+            learner.model, torch.randint(0, 256, (9, 16, 144), dtype=torch.uint8, generator=generator), version
+        )
+        train_on(learner, dataset)
+        prepared, num_rows = [], []
+        for same_inputs, at_once in ((True, 50), (False, 10_000)):
+            monkeypatch.setattr(OnPolicyLearner, "_has_same_inputs", same_inputs)
+            monkeypatch.setattr(on_policy, "_IMAGES_AT_ONCE", at_once)
+            rows.clear()
+            prepared.append(learner._prepare(dataset))
+            num_rows.append(sum(rows))
+        monkeypatch.undo()
+        assert learner._has_same_inputs and num_rows == [9 * 16, 9 * 16 + int(dataset.valid.sum())]
+        for name, found in prepared[0].samples.non_null_fields().items():
+            torch.testing.assert_close(found, getattr(prepared[1].samples, name), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(prepared[0].raw_values, prepared[1].raw_values, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(prepared[0].raw_values, dataset.value[:-1].flatten()), "the dataset is old"
+
+
+def screens(model: ActorCritic, obs: Tensor, version: int) -> Dataset:
+    """A dataset of images that an older policy, with other preferences, has acted on."""
+    with torch.no_grad():
+        acted = model.act(obs.flatten(0, 1), torch.Generator().manual_seed(5))
+    action, log_prob, value, parameters, state = (part.clone().view(*obs.shape[:2], *part.shape[1:]) for part in acted)
+    shape = (len(obs) - 1, obs.shape[1])
+    ended = torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.1
+    return Dataset(
+        obs=obs,
+        rnn_state=state[:1],
+        action=action[:-1],
+        action_parameters=parameters[:-1],
+        log_prob=log_prob[:-1] - 0.1,
+        value=value + 0.3,
+        reward=obs[:-1].float().mean(-1) / 128.0 - 1.0,
+        terminated=ended,
+        truncated=torch.zeros_like(ended),
+        valid=torch.ones_like(ended),
+        policy_version=torch.full(shape, version),
+    )
 
 
 def test_a_restored_learner_continues_to_the_bit() -> None:
@@ -570,7 +681,7 @@ def test_weights_that_are_not_numbers_are_never_published() -> None:
     for name in ("exp_avg", "exp_avg_sq", "step", "return_mean", "return_variance"):
         assert torch.equal(before.optimizer[name], after.optimizer[name]), name
     assert all(torch.isfinite(block).all() for block in published)
-    with pytest.raises(RunFailed, match="training has diverged: 10 optimizer steps in a row") as caught:
+    with pytest.raises(RunFailed, match="training has diverged: 12 optimizer steps in a row") as caught:
         train_on(learner, dataset)
     assert caught.value.is_final
     assert "value_loss inf" in caught.value.details or "value_loss nan" in caught.value.details

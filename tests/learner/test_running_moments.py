@@ -1,5 +1,6 @@
 """Running moments against the moments of everything at once."""
 
+import pytest
 import torch
 
 from asyncrl.learner.optimizer import RunningMoments
@@ -30,3 +31,19 @@ def test_a_constant_element_keeps_a_usable_deviation() -> None:
     moments.update(torch.full((10, 1), 3.0))
     assert float(moments.mean) == 3.0
     assert 1e-3 < float(moments.std) < 1e-2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("num_before", [0, 5])
+def test_a_batch_that_is_not_finite_is_ignored(num_before: int, bad: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    moments, expected = (RunningMoments(3, torch.device("cpu")) for _ in range(2))
+    before, after = torch.randn(num_before, 3, generator=generator), torch.randn(7, 3, generator=generator)
+    spoiled = torch.randn(4, 3, generator=generator)
+    spoiled[0, 1] = bad
+    for batch in (before, spoiled, after):
+        moments.update(batch)
+    for batch in (before, after):
+        expected.update(batch)
+    assert moments.count == expected.count == num_before + 7
+    assert torch.equal(moments.mean, expected.mean) and torch.equal(moments.variance, expected.variance)

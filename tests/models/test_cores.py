@@ -55,3 +55,15 @@ def test_nothing_passes_the_beginning_of_an_episode(kind: str) -> None:
         outputs.append(core.unroll(changed, torch.full((2, core.state_size), past), begins))
     assert torch.equal(outputs[0][3:, 0], outputs[1][3:, 0])
     assert not torch.allclose(outputs[0][3:, 1], outputs[1][3:, 1])
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_a_core_stays_in_float32_under_autocast(kind: str, share: float) -> None:
+    core = make(kind, 1)
+    features, state = torch.randn(NUM_ROWS, NUM_COLUMNS, NUM_FEATURES), torch.randn(NUM_COLUMNS, core.state_size)
+    begins = torch.rand(NUM_ROWS, NUM_COLUMNS) < share
+    of_encoder = features.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = core.unroll(of_encoder, state, begins)
+    assert torch.equal(found, core.unroll(of_encoder.float(), state, begins))

@@ -43,7 +43,7 @@ def test_rows_and_episodes_are_those_of_the_same_environments_as_arrays(mode: Au
                 np.testing.assert_array_equal(getattr(step, name).numpy(), getattr(expected, name))
             last_rows = step.next_rows.clone()
             np.testing.assert_array_equal(last_rows.numpy(), last)
-            tensors.record_ends([step.ends])
+            tensors.record_ends([step.ends], int(step.ends.ended.sum()))
     assert (num_begun > 0) == (mode != AutoresetMode.NEXT_STEP)
     found, wanted = tensors.take_episodes(), arrays.take_episodes()
     assert [episode.length for episode in found] == [episode.length for episode in wanted]

@@ -20,7 +20,7 @@ HOGWILD: dict[str, Any] = {"backend": "hogwild"}
 READ_IN_VAIN = {
     "sac": {"squash_actions"},
     "hogwild-sac": {"squash_actions", "compile"},
-    "a2c": {"ppo_clip_ratio", "ppo_clip_mode"},
+    "a2c": {"ppo_clip_ratio", "final_ppo_clip_ratio", "ppo_clip_mode"},
     "a3c": {
         *("num_epochs", "num_batches_per_epoch", "shuffle_minibatches", "recompute_values", "max_policy_lag"),
         *("normalize_advantage_over", "final_stddev"),

@@ -19,13 +19,12 @@ from unavoidable import needs_cuda
 
 from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.messages import Waker
-from asyncrl.buffers.pinning import pin_arena
+from asyncrl.buffers.pinning import pin_arena, to_device
 from asyncrl.buffers.weights import WeightsChannel, weights_specs
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.learner.dataset import Batcher, Dataset, DeviceSlots
 from asyncrl.learner.on_policy import OnPolicyLearner
-from asyncrl.learner.replay_sampler import to_device
 from asyncrl.learner.slot_ledger import Columns
 from asyncrl.learner.update_runner import UpdateRunner
 from asyncrl.models.actor_critic import ActorCritic

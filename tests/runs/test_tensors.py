@@ -32,6 +32,14 @@ def test_cart_pole_is_learned_on_the_device(tmp_path: Path) -> None:
     assert evaluate(load_policy(finished.outcome.checkpoint or ""), episodes=10).mean_reward > 150
 
 
+def test_a_dataset_may_hold_several_trajectories(tmp_path: Path) -> None:
+    settings = {"rollout": 8, "batch_size": 64, "num_batches_per_epoch": 4, "train_for_env_steps": 1000}
+    finished = run(tmp_path, "serial", "tensor_envs:TensorCartPole-v0", **TENSORS, **settings)
+    collected = sum(report.env_steps for report in finished.reports if isinstance(report, RolloutReport))
+    assert len(finished.learner_reports) == 4 and collected == finished.outcome.env_steps
+    assert max(r.train.max_ratio_deviation_first_batch for r in finished.learner_reports if r.train) < 1e-4
+
+
 @pytest.mark.parametrize("terminates", [False, True])
 @pytest.mark.parametrize("autoreset_mode", [mode.value for mode in AutoresetMode])
 def test_values_are_right_in_each_mode(autoreset_mode: str, terminates: bool, tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from control_groups import make_control_groups
+from unavoidable import PREFIX
 
 from asyncrl.config import cgroups
 from asyncrl.runtime.memory import available_bytes
@@ -81,3 +85,27 @@ def test_without_control_groups_the_machine_counts(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "absent")
     assert available_bytes() == MACHINE
+
+
+def test_freed_memory_is_kept_and_its_pages_are_not_touched_anew() -> None:
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip(f"{PREFIX}no GNU C library")
+    code = """
+import resource, sys
+import numpy as np
+from asyncrl.runtime.memory import keep_freed_memory
+if sys.argv[1] == "keeps":
+    keep_freed_memory()
+def allocate():
+    for _ in range(10):
+        np.ones(10_000_000)
+allocate()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+allocate()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    faults = {
+        how: int(subprocess.run([sys.executable, "-c", code, how], capture_output=True, check=True).stdout)
+        for how in ("keeps", "frees")
+    }
+    assert faults["keeps"] < faults["frees"] / 5, faults
