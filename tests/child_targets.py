@@ -187,7 +187,7 @@ def exchange_once(rank: int, num_ranks: int, port: int, results: Any) -> None:
         ranks.gather([0])  # nobody goes before all have their answers
 
 
-def terminate_a_fork() -> int:
+def terminate_a_fork(_: ReportSender) -> int:
     """Forks a process that sleeps and terminates it, as environments of several processes do; returns how it ended."""
     forked = os.fork()
     if forked == 0:

@@ -106,7 +106,9 @@ def test_signals_that_ask_for_an_end_are_the_runners_business(manager: ProcessMa
 
 def test_a_process_that_a_role_has_forked_can_be_terminated(manager: ProcessManager) -> None:
     manager.start("parent", child_targets.terminate_a_fork)
-    assert outcomes_of(manager, 1)["parent"].value == -signal.SIGTERM
+    outcome = outcomes_of(manager, 1)["parent"]
+    assert isinstance(outcome, ChildResult), outcome
+    assert outcome.value == -signal.SIGTERM
 
 
 def test_a_name_can_be_used_again_once_its_process_is_buried(manager: ProcessManager) -> None:
