@@ -15,6 +15,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import asyncrl
+
+_PACKAGE = str(Path(asyncrl.__file__).parent)
+
 _READS = {Tensor.cpu, Tensor.numpy, Tensor.tolist}
 """Calls that are no operation of PyTorch if a tensor is on the CPU."""
 
@@ -60,7 +64,7 @@ class HostReads:
 
     def note(self) -> None:
         frame = sys._getframe(2)
-        while frame.f_back is not None and "/asyncrl/" not in frame.f_code.co_filename:
+        while frame.f_back is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
             frame = frame.f_back
         self.places[f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"] += 1
 

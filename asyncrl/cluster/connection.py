@@ -46,7 +46,7 @@ class Connection(Protocol):
 def find_problem(config: TrainConfig) -> str | None:
     """Why the cluster of these settings cannot be used, in one sentence; None if it can. Takes a few seconds."""
     if importlib.util.find_spec("ray") is None:
-        return "--cluster=ray needs the package ray: pip install 'asyncrl[ray]'."
+        return '--cluster=ray needs the package ray, which is not installed: pip install -e ".[ray]"'
     if (reason := _refusal(config.ray_address)) is not None:
         return reason
     try:

@@ -21,7 +21,7 @@ def problem(address: str) -> str | None:
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert problem("auto") == "--cluster=ray needs the package ray: pip install 'asyncrl[ray]'."
+    assert problem("auto") == '--cluster=ray needs the package ray, which is not installed: pip install -e ".[ray]"'
 
 
 def test_an_address_at_which_nobody_answers_is_refused_at_once(free_port: int) -> None:

@@ -28,6 +28,7 @@ EXAMPLES = {
     "environments.md": {
         "--env=corridor:Corridor-v0": "policy_head.weight",
         "--env=grid:Grid-v0": "actor.encoders.0.stack.0.weight",
+        "--env=reach:Reach-v0": "mlp._layers.0.0",
     },
     "custom.md": {
         "--encoder=waves": "actor.layer.weight",
