@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import psutil
 
 NUM_NODES = 2
+_START_S = 100.0
 
 _PROGRAM = """
 import sys
@@ -42,8 +44,13 @@ class RayCluster:
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
         assert self._process.stdout is not None
-        self.address = self._process.stdout.readline().decode().strip()
-        assert self.address, "the cluster has not started"
+        try:
+            assert wait([self._process.stdout], _START_S), "the cluster has not started in time"
+            self.address = self._process.stdout.readline().decode().strip()
+            assert self.address, "the cluster has not started"
+        except BaseException:
+            self.close()
+            raise
 
     def pools(self) -> list[psutil.Process]:
         """The actors of pools that live, the oldest first."""

@@ -36,6 +36,8 @@ from asyncrl.runtime.reporting import ReportSender
 WAIT_S = 0.01
 SILENCE_S = 60.0
 CLOSE_S = 2.5
+PAUSE_S = 5.0
+"""A longer time between two polls is no silence of the pool: this process was stopped, or the machine asleep."""
 _REPORT_EVERY_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -98,11 +100,13 @@ class PoolBridge:
         self._worker_num_splits = setup.plan.worker_num_splits
         self._connection, self._waker, self._learner, self._send = connection, waker, learner, send
         self._start_timeout_s, self._silence_s = start_timeout_s, silence_s
-        self._made_at, self._heard_at = time.monotonic(), 0.0
-        self._publication, self._num_training_infos = 0, self._control.num_training_infos
+        self._polled_at, self._silent_s, self._has_answered = time.monotonic(), 0.0, False
+        # The pool has the newest message of before; one that it gets twice changes nothing.
+        self._publication, self._num_training_infos = 0, 0
         self._collected = dict.fromkeys(workers, 0)
         self._clock = ClockOffset()
         self._publishing: _Request | None = None
+        self._telling: _Request | None = None
         self._updates: list[_Request] = []
         self._taking: list[_Request] = []
         self._parcels: dict[int, Parcel] = {}
@@ -122,11 +126,14 @@ class PoolBridge:
         newest = self._channel.newest
         if slots:
             grants = [(self._slots.owner[slot], slot) for slot in slots]
-            self._updates.append(self._call("grant", newest.number, grants))
+            works = self._control.has_finished_episode  # environments have, here or in any pool
+            self._updates.append(self._call("grant", newest.number, grants, works))
         self._publish_newest()
-        if self._control.num_training_infos != self._num_training_infos:
+        if self._telling is not None and self._note_time(self._telling):
+            self._telling = None
+        if self._telling is None and self._control.num_training_infos != self._num_training_infos:
             self._num_training_infos, info = self._control.read_training_info()
-            self._updates.append(self._call("set_training_info", info))
+            self._telling = self._call("set_training_info", info)
         self._updates = [request for request in self._updates if not self._note_time(request)]
         for request in [request for request in self._taking if request.future.done()]:
             self._taking.remove(request)
@@ -142,7 +149,7 @@ class PoolBridge:
     def close(self) -> None:
         """Ends the pool, and sends the last reports of its workers. One that has not started is not waited for."""
         last = [self._connection.call("close"), *(request.future for request in self._taking)]
-        ended, late = futures.wait(last, CLOSE_S if self._heard_at > 0.0 else 0.0)
+        ended, late = futures.wait(last, CLOSE_S if self._has_answered else 0.0)
         for future in ended:
             parcel: Parcel | None = None if future.exception() is not None else future.result()
             for report in () if parcel is None else parcel.reports:
@@ -206,15 +213,17 @@ class PoolBridge:
             answer = request.future.result(0.0)
         except Exception as error:
             raise self._connection.explain(error) from error
-        self._heard_at = time.monotonic()
+        self._silent_s, self._has_answered = 0.0, True
         return answer
 
     def _require_signs_of_life(self, now: float) -> None:
-        if self._heard_at == 0.0 and now - self._made_at > self._start_timeout_s:
+        passed_s, self._polled_at = now - self._polled_at, now
+        self._silent_s += passed_s if passed_s < PAUSE_S else 0.0
+        if not self._has_answered and self._silent_s > self._start_timeout_s:
             text = f"Ray has not placed and started it within {self._start_timeout_s:g} s (--remote_start_timeout)"
             raise RunFailed(text, is_death=True)
-        if self._heard_at > 0.0 and now - self._heard_at > self._silence_s:
-            raise RunFailed(f"it has not answered for {now - self._heard_at:.0f} s", is_death=True)
+        if self._has_answered and self._silent_s > self._silence_s:
+            raise RunFailed(f"it has not answered for {self._silent_s:.0f} s", is_death=True)
 
 
 def pool_main(setup: RunSetup, workers: Sequence[int], waker: Waker, learner: Waker, reports: ReportSender) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import signal
 import socket
 import subprocess
 import sys
@@ -87,9 +88,11 @@ class RayConnection:
         import ray
 
         self._ray = ray
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         if (reason := _refusal(config.ray_address)) is not None:
             raise RunFailed(reason, is_final=True)
         self._connect(config)
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has replaced it
         options = {
             "num_cpus": len(start.workers),
             "resources": config.ray_resources or None,

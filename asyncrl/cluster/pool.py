@@ -169,8 +169,13 @@ class Pool:
         self._waker.wake()
         return time.monotonic()
 
-    def grant(self, publication: int, grants: Sequence[tuple[int, int]]) -> float:
-        """Grants (split, slot) to splits, for these weights or newer ones; returns this machine's time."""
+    def grant(self, publication: int, grants: Sequence[tuple[int, int]], has_finished_episode: bool) -> float:
+        """Grants (split, slot) to splits, for these weights or newer ones; returns this machine's time.
+
+        `has_finished_episode` says whether any environment of the run has.
+        """
+        if has_finished_episode:
+            self._control.has_finished_episode = True
         for split_idx, slot in grants:
             self._ledger.add_credit(publication, split_idx, slot)
         self._waker.wake()

@@ -25,6 +25,7 @@ from multiprocessing import connection, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,8 @@ class ProcessManager:
         self._ended: dict[str, ChildProcess] = {}
         self._closing: list[ReportChannel] = []
         self._num_started = 0
+        # An interpreter that exits while children run sends them SIGTERM, which they ignore, and waits for them.
+        Finalize(self, _kill_all, (self._running, self._ended), exitpriority=10)
 
     def start(self, name: str, target: Callable[..., Any], *args: Any) -> None:
         """Starts `target(*args, reports)` in a child process, where `reports` sends reports to this process.
@@ -275,6 +278,7 @@ class ProcessManager:
         Raises:
             RunFailed: no process could be started.
         """
+        start_loading_modules(self._context)  # a fork server that starts with the process would not ignore SIGTERM
         self._num_started += 1
         channel = ReportChannel(f"{name} #{self._num_started}", self._inbox)
         self._closing.append(channel)  # in case the process cannot be started
@@ -339,8 +343,15 @@ class ProcessManager:
         deadline = time.monotonic() + _CLOSING_S
         for channel in channels:
             channel.close(max(0.0, deadline - time.monotonic()))
-        self._running, self._ended, self._closing = {}, {}, []
+        self._running.clear()
+        self._ended.clear()
+        self._closing = []
         return killed
+
+
+def _kill_all(*groups: dict[str, ChildProcess]) -> None:
+    for child in (child for group in groups for child in group.values()):
+        child.end(0.0)
 
 
 def title(name: str) -> str:
@@ -404,11 +415,13 @@ def _leave_sigterm_to_the_runner() -> None:
     role = os.getpid()
 
     def on_sigterm(number: int, _: object) -> None:
-        if os.getpid() != role:
+        if os.getpid() != role:  # forked by a library that calls no hook of Python
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     signal.signal(signal.SIGTERM, on_sigterm)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _open_log(name: str, log_path: Path) -> Any:

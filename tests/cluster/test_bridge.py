@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ class SilentPool:
 class Link:
     """The learner's side: a ledger that has granted what it can to two remote workers, and the bridge of both."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Callable[[RunControl], None] = lambda control: None) -> None:
+        """`before` is called while the bridge connects."""
         self.plan = planned(
             cluster="ray", num_workers_per_remote_host=2, num_envs_per_worker=1, batch_size=4, remote_slots_in_flight=1
         )
@@ -61,6 +62,7 @@ class Link:
         self.setup = RunSetup(TrainConfig(cluster="ray"), self.plan, BOX, self.arena, Path(), None, 0)
         self.pool, self.learner, self.reports = SilentPool(), CountingWaker(), []
         rings = {"ready": [], "granted": []}
+        before(self.setup.control)
         self.bridge = PoolBridge(
             self.setup, range(2), self.pool, CountingWaker(), self.learner, self.reports.append, 60.0, silence_s=30.0
         )
@@ -100,8 +102,8 @@ def link() -> Iterator[Link]:
 
 def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) -> None:
     link.bridge.poll()
-    ((number, grants), _), *others = link.pool.open("grant")
-    assert (number, grants, others) == (1, [(0, 0), (1, 1)], [])
+    ((number, grants, has_finished_episode), _), *others = link.pool.open("grant")
+    assert (number, grants, has_finished_episode, others) == (1, [(0, 0), (1, 1)], False, [])
     for version in (2, 3):
         link.publish(version)
         link.bridge.poll()
@@ -144,12 +146,35 @@ def test_a_slot_is_accepted_once(link: Link) -> None:
         link.bridge.poll()
 
 
-def test_what_environments_are_told_is_passed_on_once(link: Link) -> None:
+def test_what_environments_are_told_is_passed_on_one_after_the_other(link: Link) -> None:
     link.setup.control.send_training_info(RunControl.pack_training_info(TrainingInfo({"level": 3}, 1)))
+    link.bridge.poll()
+    link.setup.control.send_training_info(RunControl.pack_training_info(TrainingInfo({"level": 4}, 2)))
+    link.bridge.poll()
+    (((info,), _),) = link.pool.open("set_training_info")
+    assert info.of_observers == {"level": 3}
+    link.pool.answer("set_training_info")
     for _ in range(2):
         link.bridge.poll()
     (((info,), _),) = link.pool.open("set_training_info")
+    assert info.of_observers == {"level": 4}
+
+
+def test_what_environments_were_told_while_the_pool_was_connected_is_passed_on() -> None:
+    link = Link(
+        lambda control: control.send_training_info(RunControl.pack_training_info(TrainingInfo({"level": 3}, 1)))
+    )
+    link.bridge.poll()
+    (((info,), _),) = link.pool.open("set_training_info")
     assert info.of_observers == {"level": 3}
+    link.arena.close()
+
+
+def test_a_pool_knows_that_environments_of_others_have_finished_episodes(link: Link) -> None:
+    link.setup.control.has_finished_episode = True
+    link.bridge.poll()
+    (((_, _, has_finished_episode), _),) = link.pool.open("grant")
+    assert has_finished_episode
 
 
 def test_the_failure_of_a_pool_and_its_end_are_told_apart(link: Link) -> None:
@@ -165,18 +190,23 @@ def test_the_failure_of_a_pool_and_its_end_are_told_apart(link: Link) -> None:
 
 
 def test_a_pool_that_does_not_start_or_falls_silent_is_given_up(link: Link, monkeypatch: pytest.MonkeyPatch) -> None:
-    link.bridge.poll()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 40.0)
-    link.bridge.poll()  # it has 60 s to start
-    monkeypatch.setattr(time, "monotonic", lambda: now + 61.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def pass_seconds(count: int) -> None:
+        nonlocal now
+        for _ in range(count):
+            now += 1.0
+            link.bridge.poll()
+
+    pass_seconds(59)  # it has 60 s to start
+    now += 1000.0  # this process is stopped
     with pytest.raises(RunFailed, match="not placed and started it within 60 s"):
-        link.bridge.poll()
+        pass_seconds(3)
     link.pool.answer("grant")
-    link.bridge.poll()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 92.0)
+    pass_seconds(29)
     with pytest.raises(RunFailed, match="has not answered for 31 s") as failed:
-        link.bridge.poll()
+        pass_seconds(3)
     assert failed.value.is_death
 
 

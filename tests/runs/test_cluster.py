@@ -23,7 +23,7 @@ from run_helper import FinishedRun, run
 from asyncrl.monitoring.reports import RestartReport
 from asyncrl.runtime.processes import RunFailed
 
-pytestmark = [pytest.mark.usefixtures("module_leaves_nothing"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.usefixtures("module_leaves_nothing"), pytest.mark.timeout(240)]
 
 PATIENCE_S = 60.0
 NUM_ENVS = 16
@@ -92,7 +92,7 @@ def run_case(
     killer.join()
     assert finished.outcome.is_complete and finished.outcome.error is None
     assert killer.num_killed == count and len(restarts(finished)) <= count
-    assert cluster.pools() == [], "no pool outlives its run"
+    wait_until(lambda: not cluster.pools())  # no pool outlives its run
     plan = finished.plan
     in_pools = count * plan.remote_slots_in_flight * plan.rollout * plan.envs_per_split
     counts = check_on_policy(finished, ledgers, case.autoreset, count, in_pools)
@@ -145,7 +145,7 @@ def test_an_environment_that_raises_in_a_pool_ends_the_run_with_its_traceback(
     ) as found:
         run(tmp_path, "sync-local", "faulty_envs:FailsToReset-v0", env_kwargs={"run_seed": 1}, **settings)
     assert "the arm is not calibrated" in found.value.details
-    assert cluster.pools() == []
+    wait_until(lambda: not cluster.pools())
 
 
 @pytest.mark.long
