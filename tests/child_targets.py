@@ -187,6 +187,17 @@ def exchange_once(rank: int, num_ranks: int, port: int, results: Any) -> None:
         ranks.gather([0])  # nobody goes before all have their answers
 
 
+def exit_while_a_child_sleeps(folder: str) -> None:
+    """Starts a child that sleeps, writes its process id, and returns, as an owner does that forgets its manager."""
+    manager = ProcessManager(process_context(), lambda name: Path(folder) / f"{name}.log")
+    manager.start("sleeper", sleep)
+    print(manager._running["sleeper"].pid, flush=True)
+    _forgotten.append(manager)
+
+
+_forgotten: list[ProcessManager] = []
+
+
 def terminate_a_fork(_: ReportSender) -> int:
     """Forks a process that sleeps and terminates it, as environments of several processes do; returns how it ended."""
     is_alive, tell = os.pipe()

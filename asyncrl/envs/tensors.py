@@ -181,7 +181,8 @@ class ArraysOfTensors(VectorWrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """As the environment's; `infos` are empty in steps in which no episode ends."""
         obs, *numbers, infos = self.env.step(map_tree(self._as_tensor, actions))
-        reward, terminated, truncated = map(_as_array, numbers)
+        # Copies: environments on the CPU may reset their memory before all of it was read.
+        reward, terminated, truncated = (np.array(_as_array(each)) for each in numbers)
         has_ended = bool(terminated.any() or truncated.any())
         return map_tree(_as_array, obs), reward, terminated, truncated, map_tree(_as_array, infos if has_ended else {})
 

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.buffers.replay import ReplayStripes
+from asyncrl.buffers.replay import ReplayStripes, StepRows
 from asyncrl.envs.goals import ACHIEVED_GOAL, COMPUTE_REWARD, COMPUTE_TERMINATED
 from asyncrl.envs.interface import find_method
-from asyncrl.monitoring.reports import Phase, PhaseTimer
+from asyncrl.monitoring.reports import PhaseTimer
 from asyncrl.rollout.env_group import EnvGroup
 from asyncrl.rollout.worker import ActionSource, ReplaySplit
 
@@ -37,7 +37,10 @@ class GoalEnvGroup(EnvGroup):
 
     Attributes:
         last_steps: the newest step of each environment, by its position.
+        note_rows: called with the rows of each step.
     """
+
+    note_rows: Callable[[StepRows], None]
 
     def __init__(self, *args: Any) -> None:
         """Takes the arguments of `EnvGroup`."""
@@ -46,6 +49,11 @@ class GoalEnvGroup(EnvGroup):
         self._methods: dict[int, dict[str, Callable[..., Any] | None]] = {}
         for env in range(len(self._envs)):
             self._keep_steps(env)
+
+    def step(self, actions: npt.NDArray[Any], rows: StepRows) -> int:
+        num_steps = super().step(actions, rows)
+        self.note_rows(rows)
+        return num_steps
 
     def judge(self, env: int, step: GoalStep, goal: npt.NDArray[Any]) -> tuple[float, bool]:
         """The reward of a step if `goal` had been desired, and whether it would have ended the episode.
@@ -100,13 +108,12 @@ class HindsightSplit(ReplaySplit):
         self._goals, self._rewards, self._ends = stripes.goal, stripes.goal_reward, stripes.goal_terminated
         self._random = np.random.default_rng(seed)
         self._episodes: list[list[GoalStep]] = [[] for _ in range(stripes.num_envs)]
+        group.note_rows = self._note_rows
 
-    def advance(self) -> int:
-        """See `ReplaySplit`."""
-        stripes, split_idx, row = self._stripes, self.split_idx, self.num_rows
-        self._rewards[split_idx, row % stripes.capacity] = np.nan
-        num_steps = super().advance()
-        rows = stripes.rows(split_idx, row)
+    def _note_rows(self, rows: StepRows) -> None:
+        """Takes the steps of a row before it is published: a learner that sees an episode's end sees its goals."""
+        row = self.num_rows
+        self._rewards[self.split_idx, row % self._stripes.capacity] = np.nan
         for env, episode in enumerate(self._episodes):
             if not rows.valid[env]:  # the final observation of an episode, or a step that was lost
                 episode.clear()
@@ -115,8 +122,6 @@ class HindsightSplit(ReplaySplit):
             if rows.terminated[env] or rows.truncated[env]:
                 self._store_goals(env, row, has_terminated=bool(rows.terminated[env]))
                 episode.clear()
-        self._phases.charge(Phase.STEP)
-        return num_steps
 
     def _store_goals(self, env: int, last_row: int, has_terminated: bool) -> None:
         """Draws goals for all steps of an episode whose rows are still there; its last step is in `last_row`."""

@@ -118,7 +118,7 @@ def test_rows_that_were_overwritten_get_no_goals_and_steps_that_failed_neither(m
     monkeypatch.setattr(GoalEnvGroup, "judge", lambda *args: (judged.append(args), judge(*args))[1])
     run = Run(([float(number) for number in range(12)] + [None, 1.0], False), capacity=6)
     run.advance(12)
-    assert len(judged) == 4 * 6, "of rows that the worker may be overwriting there is nothing to read"
+    assert len(judged) == 4 * 7, "of rows that the worker may be overwriting there is nothing to read"
     stripes = run.stripes
     oldest = stripes.first_whole_row(0)
     assert oldest == 6

@@ -194,6 +194,11 @@ def run_program(call: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
 
 
+def test_an_interpreter_that_exits_does_not_wait_for_children(tmp_path: Path) -> None:
+    stdout, _ = run_program(f"exit_while_a_child_sleeps({str(tmp_path)!r})").communicate(timeout=60.0)
+    assert not psutil.pid_exists(int(stdout))
+
+
 def test_children_die_with_their_parent(tmp_path: Path) -> None:
     parent = run_program(f"parent_of_sleepers({str(tmp_path)!r}, 2)")
     while not (tmp_path / "pids").exists():

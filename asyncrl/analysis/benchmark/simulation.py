@@ -24,7 +24,7 @@ from asyncrl.config.errors import UsageError
 from asyncrl.config.schema import TrainConfig
 from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
-from asyncrl.envs.factory import env_seed, make_run_env, make_run_vector_env, vector_env_seed
+from asyncrl.envs.factory import env_seed, gives_tensors, make_run_env, make_run_vector_env, vector_env_seed
 from asyncrl.runtime.processes import process_context
 
 _NUM_ACTIONS = 1000
@@ -209,6 +209,10 @@ class _Player:
 
     def _vectorized_steps(self) -> Iterator[None]:
         env = make_run_vector_env(self.config, self.num_envs)
+        if gives_tensors(env):
+            from asyncrl.envs.tensors import ArraysOfTensors
+
+            env = ArraysOfTensors(env)
         env.reset(seed=vector_env_seed(0, self.first_env_idx))
         resets_itself = env.metadata["autoreset_mode"] != AutoresetMode.DISABLED
         for actions in self._actions(env):
