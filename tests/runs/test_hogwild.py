@@ -219,14 +219,15 @@ def test_one_worker_that_stands_still_stops_nobody(start: Callable[..., Command]
 
 
 def test_the_curves_of_workers_go_on_where_the_run_was_stopped(start: Callable[..., Command]) -> None:
-    first = start("asyncrl.train", *FLAGS, "--train_for_env_steps=4000")
+    first = start("asyncrl.train", *FLAGS, "--train_for_env_steps=12000")
     assert first.finish()[0] == 0
     before = worker_steps(first)
-    again = start("asyncrl.train", *FLAGS, "--train_for_env_steps=6000")
+    again = start("asyncrl.train", *FLAGS, "--train_for_env_steps=14000")
     assert again.finish()[0] == 0
     after = worker_steps(again)
-    assert all(now > then > 0 for then, now in zip(before, after, strict=True))
-    assert 6000 <= sum(after) < 6500
+    # On a busy machine one worker may have made all new steps before the other one has started.
+    assert all(now >= then > 0 for then, now in zip(before, after, strict=True))
+    assert 12000 <= sum(before) < sum(after) and 14000 <= sum(after) < 14500
 
 
 def test_a_worker_that_may_not_be_replaced_ends_the_run_by_name_and_what_was_learned_is_saved(
