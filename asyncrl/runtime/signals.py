@@ -6,8 +6,12 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import Any
+
+_SAME_REQUEST_S = 1.0
+"""`timeout` sends SIGTERM to the program and at once to its process group: that is one request."""
 
 _ANSWER = (
     "stopping after the current update, then saving.\n"
@@ -38,6 +42,7 @@ class StopSignals:
         self.was_asked = self.was_answered = False
         self.is_silent = is_silent
         self._received: list[int] = []
+        self._received_at = 0.0
         self._previous: dict[int, Any] = {}
 
     @property
@@ -73,8 +78,11 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        now, before = time.monotonic(), self._received_at
+        if number == signal.SIGTERM and self._received[-1:] == [number] and now - before < _SAME_REQUEST_S:
+            return
         self._received.append(number)
-        self.was_asked = True
+        self._received_at, self.was_asked = now, True
         if len(self._received) == 1 and not self.is_silent:
             self.was_answered = True
             # The handler may have interrupted a print, so it does not use Python's buffers. The terminal shows ^C.

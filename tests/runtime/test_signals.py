@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from unittest import mock
 
 import pytest
@@ -13,15 +14,27 @@ from asyncrl.runtime.signals import StopAtOnce, StopSignals
 
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_once_is_a_request_and_twice_an_order(number: signal.Signals, exit_code: int) -> None:
+def test_once_is_a_request_and_twice_an_order(
+    number: signal.Signals, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with StopSignals() as stop:
         assert (stop.check(), stop.was_asked, stop.exit_code) == (False, False, 0)
         signal.raise_signal(number)
         assert (stop.check(), stop.was_asked, stop.exit_code) == (True, True, exit_code)
+        now += 2.0
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(StopAtOnce) as raised:
             stop.check()
         assert raised.value.exit_code == stop.exit_code == exit_code
+
+
+def test_sigterm_to_the_program_and_to_its_group_is_one_request() -> None:
+    with StopSignals() as stop:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        assert stop.check()
 
 
 def test_the_first_request_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
