@@ -228,11 +228,6 @@ def approximate_kls(log_ratio: Tensor) -> Tensor:
     return log_ratio.expm1() - log_ratio
 
 
-def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """KL(old || current) from samples `[N]` of old, see `approximate_kls`."""
-    return approximate_kls(log_ratio).mean()
-
-
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     """1 - Var[returns - values] / Var[returns], both [N]; 0 where the returns do not vary."""
     variance = returns.var(correction=0)

@@ -23,7 +23,6 @@ from asyncrl.algorithms.losses import (
     Samples,
     VtraceResult,
     advantage_sums,
-    approximate_kl,
     approximate_kls,
     behaviour_weights,
     effective_sample_size,
@@ -171,7 +170,8 @@ class OnPolicyLearner:
         self._take_step: Callable[[Samples, float], tuple[Tensor, Tensor]] = self._step_by_autograd
         # The shapes inside a packed sequence depend on where episodes end.
         can_capture = self._algorithm.fits_cuda_graph and storage.is_capturable and self._recurrence == 0
-        can_capture &= scheduled(config, 0) is config  # a graph contains the settings of the loss
+        self._has_schedules = scheduled(config, 0) is not config
+        can_capture &= not self._has_schedules  # a graph contains the settings of the loss
         self._has_graphs = can_capture and makes_graphs(config.compile, device)
         self._prepare_steps()
 
@@ -251,10 +251,10 @@ class OnPolicyLearner:
         if config.final_stddev is not None:
             progress = env_steps_before / config.train_for_env_steps
             self.model.limit_stddev(stddev_limit(config.initial_stddev, config.final_stddev, progress))
-        if (loss_config := scheduled(config, env_steps_before)) is not config:
-            self._loss_config = loss_config
+        if self._has_schedules:
+            self._loss_config = scheduled(config, env_steps_before)
             if self._array_update is not None:
-                self._array_update.config = loss_config
+                self._array_update.config = self._loss_config
         prepared = self._prepare(dataset)
         samples = prepared.samples
         learning_rate.start_dataset(env_steps_before)
@@ -344,7 +344,7 @@ class OnPolicyLearner:
             positions = distribution.deviation_positions
             own = torch.stack(
                 (
-                    approximate_kl(log_ratio),
+                    approximate_kls(log_ratio).mean(),
                     clipped,
                     effective_sample_size(log_weight),
                     explained_variance(prepared.raw_values, prepared.raw_returns),
@@ -622,7 +622,7 @@ class OnPolicyLearner:
             num_batches = min(num_batches, samples.floats.shape[0])
         if config.shuffle_minibatches:
             order = torch.randperm(len(samples.floats), generator=self._generator)
-            samples = samples.at(to_device([order], self.device)[0])
+            samples = samples.at(order if self.device.type == "cpu" else to_device([order], self.device)[0])
         if config.normalize_advantage:
             sums = advantage_sums(samples.advantage, num_batches, samples.valid)
             if self.ranks.num_ranks > 1:

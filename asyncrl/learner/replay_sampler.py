@@ -140,7 +140,8 @@ class ReplaySampler:
 
     def _gather(self, *where: IntArray) -> Transitions:
         """The transitions that start at (split, row, environment), where the replay is."""
-        split, row, env = to_device([torch.from_numpy(each) for each in where], self._reward.device)
+        places, device = [torch.from_numpy(each) for each in where], self._reward.device
+        split, row, env = places if device.type == "cpu" else to_device(places, device)
         start = self._places(split, row, env)
         reward = torch.zeros(len(row), device=start.device)
         discount = torch.ones_like(reward)
