@@ -66,7 +66,7 @@ class LoadedConfig:
 
 
 FindSaved = Callable[[str, str], Path | None]
-"""Maps `train_dir` and `experiment` to the config.yaml of that run, None if there is none."""
+"""Maps `train_dir` and `experiment` to the config.yaml of that run, or to None if that run does not exist."""
 
 
 @dataclass

@@ -14,51 +14,29 @@ from pydantic import (
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
-    PlainSerializer,
-    PlainValidator,
     ValidationError,
-    ValidationInfo,
-    WithJsonSchema,
     model_validator,
 )
 
-from asyncrl.config.algorithms import BUILT_IN, Algorithm, find_algorithm
-from asyncrl.config.env_maker import MakesEnv, as_env
+from asyncrl.config.algorithms import Algorithm, find_algorithm
 from asyncrl.config.errors import ConfigError, Problem, UsageError
-
-
-def _read_env(given: Any) -> str:
-    if isinstance(given, str) or callable(given):
-        return as_env(given)
-    raise ValueError("expected text or a callable that makes an environment")
-
-
-def _check_algo(name: Any, info: ValidationInfo) -> str:
-    try:
-        find_algorithm(name, info.data.get("import_modules", ()))
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise ValueError(str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}") from error
-    return str(name)
-
-
-Auto = Literal["auto"]
-ImageChannels = Literal["auto", "first", "last"]
-ActionMapping = Literal["raw", "rescaled", "squashed"]
-"""How continuous actions of the policy are converted for the environment, see `asyncrl.envs.actions`."""
-EnvSource = Annotated[
-    str | MakesEnv, PlainValidator(_read_env), PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"})
-]
-AlgorithmName = Annotated[str, PlainValidator(_check_algo), WithJsonSchema({"type": "string", "enum": list(BUILT_IN)})]
-PositiveInt = Annotated[int, Field(gt=0)]
-AutoPositiveInt = PositiveInt | Auto
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
-AtLeastOne = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-PositiveFloat = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+from asyncrl.config.value_types import (
+    ActionMapping,
+    AlgorithmName,
+    AtLeastOne,
+    Auto,
+    AutoPositiveInt,
+    Beta,
+    EnvSource,
+    Fraction,
+    ImageChannels,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Seed,
+)
 
 Progress = Literal["auto", "dashboard", "live", "lines"]
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asyncrl.config.schema import ActionMapping
+from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.observations import nest
 from asyncrl.envs.spec import Action, BoxAction, DiscreteAction, EnvSpec, MultiDiscreteAction, Path, TreeAction
 

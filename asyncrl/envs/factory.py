@@ -128,7 +128,7 @@ def _called(make: MakesEnv, env_id: str, arguments: Mapping[str, Any]) -> gymnas
 
 
 def _find_vector_maker(env_id: str, registered_id: str) -> MakesEnv | None:
-    """The callable with a parameter `num_envs` that makes a vectorized environment; None if there is none."""
+    """The callable with a parameter `num_envs` that makes a vectorized environment; None if it is not found."""
     make: MakesEnv | None = None
     if isinstance(env_id, EnvMaker):
         make = env_id.make

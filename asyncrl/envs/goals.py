@@ -13,7 +13,7 @@ COMPUTE_REWARD, COMPUTE_TERMINATED = "compute_reward", "compute_terminated"
 
 
 def desired_goal_place(layout: ObservationLayout) -> slice:
-    """Position of the desired goal among the float32 numbers of a row; empty if there is none (`goal_problem`)."""
+    """Position of the desired goal among the float32 numbers of a row; an empty slice without one (`goal_problem`)."""
     found = zip(layout.parts, layout.places, strict=True)
     return next((place for part, place in found if part.path == (DESIRED_GOAL,)), slice(0, 0))
 

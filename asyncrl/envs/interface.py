@@ -73,7 +73,7 @@ def default_reward_shaping(env: Any, env_id: str) -> tuple[tuple[str, float], ..
 
 
 def find_method(env: Any, name: str) -> Any:
-    """A method of an environment of any kind, or of one of its wrappers; None if there is none."""
+    """A method of an environment of any kind, or of one of its wrappers; None if nothing has it."""
     if isinstance(env, gymnasium.Env):
         if env.has_wrapper_attr(name):
             return env.get_wrapper_attr(name)

@@ -21,7 +21,7 @@ from typing import Any
 
 from asyncrl.config.env_maker import EnvMaker, unpickled
 from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import ImageChannels
+from asyncrl.config.value_types import ImageChannels
 from asyncrl.envs.errors import EnvironmentFailed, environment_traceback
 from asyncrl.envs.spec import EnvSpec
 from asyncrl.runtime.lifeline import end_with

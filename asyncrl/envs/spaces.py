@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import ImageChannels
+from asyncrl.config.value_types import ImageChannels
 from asyncrl.envs.agents import AgentsEnv
 from asyncrl.envs.goals import COMPUTE_REWARD
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch

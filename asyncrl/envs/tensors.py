@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import ActionMapping
+from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import unit_of
 from asyncrl.envs.observations import ObservationMismatch, leaf_of, nest
 from asyncrl.envs.single import SingleEnv

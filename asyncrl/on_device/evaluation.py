@@ -20,7 +20,7 @@ from torch import Tensor
 
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.weights import Publication
-from asyncrl.config.schema import ActionMapping
+from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.spec import EnvSpec, stored_action
 from asyncrl.evaluation.episodes import EvaluationResult
 from asyncrl.evaluation.worker import EvaluationWorker, PublishedTeam

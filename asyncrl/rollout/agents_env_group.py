@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from asyncrl.buffers.replay import StepRows
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.config.schema import ActionMapping
+from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.agents import AgentsEnv, AgentsState
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch

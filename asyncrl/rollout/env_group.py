@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from asyncrl.buffers.control import TrainingInfo
 from asyncrl.buffers.replay import StepRows
-from asyncrl.config.schema import ActionMapping
+from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.interface import give_reward_shaping, give_training_info, without_bookkeeping
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch

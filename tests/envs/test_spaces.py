@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import ActionMapping, ImageChannels
+from asyncrl.config.value_types import ActionMapping, ImageChannels
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch, split_rows
 from asyncrl.envs.spaces import spec_of_spaces

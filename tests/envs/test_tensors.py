@@ -14,7 +14,7 @@ from probe_envs import EndlessReward
 from tensor_envs import AsTensors
 
 from asyncrl.config.errors import UsageError
-from asyncrl.config.schema import ActionMapping
+from asyncrl.config.value_types import ActionMapping
 from asyncrl.envs.actions import ActionAdapter
 from asyncrl.envs.observations import ObservationCodec, ObservationMismatch
 from asyncrl.envs.probe import probe

@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from asyncrl.analysis.benchmark.variants import Mode
 from asyncrl.config.errors import UsageError
 from asyncrl.config.flags import option, option_flags, parse_options, split_flags
-from asyncrl.config.schema import NonNegativeFloat, PositiveFloat
 from asyncrl.config.settings import all_settings, read_mapping
+from asyncrl.config.value_types import NonNegativeFloat, PositiveFloat
 from asyncrl.runtime.locating import locate
 
 INSTEAD = {
