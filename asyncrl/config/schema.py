@@ -252,7 +252,7 @@ class TrainConfig(BaseModel):
     compile: Literal["auto", "off", "cuda_graph"] = _roles(
         "auto",
         "run each update, and each batch of central inference, as one CUDA graph (cuda_graph); auto is cuda_graph on a "
-        "CUDA device and off on a CPU",
+        "CUDA device, but for updates of several ranks, and off on a CPU",
     )
     learner_threads: AutoPositiveInt = _roles("auto", "CPU threads of the learner")
     max_policy_lag: PositiveInt = _roles(
