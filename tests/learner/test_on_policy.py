@@ -519,8 +519,9 @@ def test_minibatches_filled_up_for_a_graph_train_as_those_that_are_not(
     assert max(num_calls) > 2 and sum(num_calls) == 9 * plain._config.num_epochs
 
 
-def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so() -> None:
-    (plain, actor), (graphed, _) = make(BOX), make(BOX, compile="cuda_graph")
+@pytest.mark.parametrize("memory", [{}, {"use_rnn": True, "rollout": 8}], ids=["", "recurrent"])
+def test_a_learner_without_a_device_for_graphs_goes_on_plainly_and_says_so(memory: dict[str, Any]) -> None:
+    (plain, actor), (graphed, _) = make(BOX, **memory), make(BOX, compile="cuda_graph", **memory)
     dataset = actor.collect(actor.receive(plain))
     for learner in (plain, graphed):
         learner.publication()
