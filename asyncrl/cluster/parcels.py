@@ -1,26 +1,62 @@
-"""What travels from a pool to its bridge: slots as bytes, reports and counts."""
+"""What travels from a pool to its bridge: slots or rows of a replay as bytes, reports and counts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.buffers.arena import Arena
 from asyncrl.monitoring.reports import Report
 from asyncrl.runtime.processes import RunFailed
 
 PARCEL_BYTES = 1 << 20
-"""Ready slots are joined up to about this size while all requests for parcels are being answered."""
-
-_PREFIX = "slots."
-OWN_WORDS = ("slots.state", "slots.owner")
-"""Arrays of slots that do not travel: each arena has its own."""
+"""Slots and rows are joined up to about this size while all requests for parcels are being answered."""
 
 Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class SentSlots:
+    """Slots that are ready.
+
+    Attributes:
+        slots: their numbers.
+        content: their bytes, [slots, bytes of a slot], as `SlotCodec` packs them.
+    """
+
+    slots: Sequence[int]
+    content: Bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what travels, without counts and numbers."""
+        return self.content.nbytes
+
+
+@dataclass(frozen=True)
+class SentRows:
+    """Rows of a replay, those of a split in their order.
+
+    Attributes:
+        rows: split and number of each.
+        content: their bytes, [rows, bytes of a row], as `RowCodec` packs them.
+        first_obs: observations [bytes] of rows whose environments were reset before them, by position in `rows`;
+            those of all other rows travel with the row before.
+        env_steps: environment steps that splits have made in this pool, for those whose number has changed.
+    """
+
+    rows: Sequence[tuple[int, int]]
+    content: Bytes
+    first_obs: Mapping[int, Bytes]
+    env_steps: Mapping[int, int]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of what travels, without counts and numbers."""
+        return self.content.nbytes + sum(obs.nbytes for obs in self.first_obs.values())
 
 
 @dataclass(frozen=True)
@@ -29,8 +65,7 @@ class Parcel:
 
     Attributes:
         number: of the pool's answers, from 0; the bridge takes them in this order.
-        slots: numbers of the slots.
-        content: their bytes, [slots, bytes of a slot], as `SlotCodec` packs them.
+        cargo: slots or rows; None if there are none.
         collected: environment steps that each worker of the pool has made so far.
         has_finished_episode: whether an episode was finished.
         reports: of the workers since the last answer, and restarts of workers.
@@ -38,40 +73,28 @@ class Parcel:
     """
 
     number: int
-    slots: Sequence[int]
-    content: Bytes
+    cargo: SentSlots | SentRows | None
     collected: dict[int, int]
     has_finished_episode: bool
     reports: Sequence[Report]
     failure: RunFailed | None
 
 
-class SlotCodec:
-    """Copies slots between an arena and bytes: all arrays of a slot one behind the other, but state and owner.
+class PackedField:
+    """An array [N, ...] whose items travel as bytes.
 
     Attributes:
-        slot_bytes: size of a slot.
+        num_bytes: of an item.
     """
 
-    def __init__(self, arena: Arena) -> None:
-        names = [spec.name for spec in arena.specs if spec.name.startswith(_PREFIX) and spec.name not in OWN_WORDS]
-        arrays: list[npt.NDArray[Any]] = [arena.array(name) for name in names]
-        self._fields: list[Bytes] = [array.reshape(len(array), -1).view(np.uint8) for array in arrays if array.size > 0]
-        self.slot_bytes = sum(field.shape[1] for field in self._fields)
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._items: Bytes = array.reshape(len(array), -1).view(np.uint8)
+        self.num_bytes: int = self._items.shape[1]
 
-    def pack(self, slots: Sequence[int]) -> Bytes:
-        """The bytes of slots, [slots, slot_bytes]."""
-        content = np.empty((len(slots), self.slot_bytes), np.uint8)
-        for row, slot in zip(content, slots, strict=True):
-            start = 0
-            for field in self._fields:
-                row[start : start + field.shape[1]] = field[slot]
-                start += field.shape[1]
-        return content
+    def pack(self, item: int, out: Bytes) -> None:
+        """Copies an item to `out` [num_bytes]."""
+        out[:] = self._items[item]
 
-    def unpack(self, content: Bytes, slot: int) -> None:
-        """Writes the bytes of one slot, [slot_bytes], into the slot."""
-        start = 0
-        for field in self._fields:
-            field[slot] = content[start : start + field.shape[1]]
-            start += field.shape[1]
+    def unpack(self, content: Bytes, item: int) -> None:
+        """Writes `content` [num_bytes] into an item."""
+        self._items[item] = content

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from asyncrl.buffers.layout import slot_specs
-from asyncrl.cluster.parcels import OWN_WORDS
+from asyncrl.cluster.sent_slots import OWN_WORDS
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.envs.spec import EnvSpec
 

@@ -13,11 +13,13 @@ import pytest
 from small_runs import BOX, CountingWaker, fill, planned, small_arena
 
 from asyncrl.buffers.control import RunControl, TrainingInfo
+from asyncrl.buffers.messages import IndexRing
 from asyncrl.buffers.slots import SlotState
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.cluster.bridge import ClockOffset, PoolBridge
 from asyncrl.cluster.connection import NUM_REQUESTS
-from asyncrl.cluster.parcels import Parcel, SlotCodec
+from asyncrl.cluster.parcels import Parcel, SentSlots
+from asyncrl.cluster.sent_slots import SlotCodec, SlotReceiver
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
 from asyncrl.run.setup import RunSetup
@@ -61,17 +63,16 @@ class Link:
         self.arena, self.slots = small_arena(self.plan)
         self.setup = RunSetup(TrainConfig(cluster="ray"), self.plan, BOX, self.arena, Path(), None, 0)
         self.pool, self.learner, self.reports = SilentPool(), CountingWaker(), []
-        rings = {"ready": [], "granted": []}
         before(self.setup.control)
+        receiver = SlotReceiver(self.setup, range(2))
+        wakers = CountingWaker(), self.learner
         self.bridge = PoolBridge(
-            self.setup, range(2), self.pool, CountingWaker(), self.learner, self.reports.append, 60.0, silence_s=30.0
+            self.setup, range(2), receiver, self.pool, *wakers, self.reports.append, 60.0, silence_s=30.0
         )
-        for worker_idx in range(2):
-            rings["ready"].append(self.bridge._ready[worker_idx])
-            rings["granted"].append(self.bridge._granted[worker_idx])
         self.exchange = SlotExchange(
             SlotLedger(self.slots, self.plan),
-            **rings,
+            ready=[IndexRing(self.arena, f"ready.{worker_idx}") for worker_idx in range(2)],
+            granted=[IndexRing(self.arena, f"granted.{worker_idx}") for worker_idx in range(2)],
             workers=[CountingWaker()] * 2,
             splits_per_worker=1,
             worker_deaths=self.setup.worker_deaths,
@@ -89,8 +90,8 @@ class Link:
         for slot in slots:
             fill(other, slot, version=1, value=float(slot))
             other.chosen_at[slot] = time.monotonic() + AHEAD_S - 1.0
-        content = SlotCodec(other_arena).pack(slots)
-        return Parcel(number, slots, content, {0: collected, 1: 0}, False, [f"report {number}"], failure)
+        sent = SentSlots(slots, SlotCodec(other_arena).pack(slots)) if slots else None
+        return Parcel(number, sent, {0: collected, 1: 0}, False, [f"report {number}"], failure)
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ import pytest
 from small_runs import fill, planned, small_arena
 
 from asyncrl.buffers.slots import SlotState, SlotStateError
-from asyncrl.cluster import pool
-from asyncrl.cluster.parcels import SlotCodec
-from asyncrl.cluster.pool import CreditLedger
+from asyncrl.cluster import sent_slots
+from asyncrl.cluster.sent_slots import CreditLedger, SlotCodec
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.learner.slot_ledger import SlotLedger
 
@@ -57,7 +56,7 @@ def test_a_grant_waits_for_the_weights_that_it_was_made_with() -> None:
 def test_ready_slots_are_joined_up_to_the_size_of_a_parcel(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = remote(num_batches_to_accumulate=4)
     _, slots = small_arena(plan)
-    monkeypatch.setattr(pool, "PARCEL_BYTES", 250)
+    monkeypatch.setattr(sent_slots, "PARCEL_BYTES", 250)
     ledger = CreditLedger(slots, plan, slot_bytes=100)
     for slot in range(5):
         ledger.add_credit(0, slot % 2, slot)

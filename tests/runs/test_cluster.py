@@ -17,7 +17,7 @@ from command import Command
 from ledger_envs import count_started
 from ray_cluster import RayCluster
 from row_cases import ENV, Case
-from row_checks import Counts, check_lag, check_on_policy
+from row_checks import Counts, check_lag, check_on_policy, check_replay
 from run_helper import FinishedRun, run
 
 from asyncrl.monitoring.reports import RestartReport
@@ -54,15 +54,15 @@ class Killer(threading.Thread):
     Environments make few steps before the gate is open, so the run needs all of its workers.
     """
 
-    def __init__(self, ledgers: Path, count: int, victim: Callable[[], psutil.Process]) -> None:
+    def __init__(self, ledgers: Path, count: int, victim: Callable[[], psutil.Process], num_envs: int) -> None:
         super().__init__(daemon=True)
-        self._ledgers, self._count, self._victim = ledgers, count, victim
+        self._ledgers, self._count, self._victim, self._num_envs = ledgers, count, victim, num_envs
         self.num_killed = 0
 
     def run(self) -> None:
         try:
             for killed in range(self._count + 1):
-                self._await_environments(NUM_ENVS + killed * NUM_ENVS // 2)
+                self._await_environments(self._num_envs + killed * self._num_envs // 2)
                 if killed < self._count:
                     self._victim().kill()
                     self.num_killed += 1
@@ -86,7 +86,8 @@ def run_case(
     ledgers.mkdir()
     of_probe.mkdir()
     settings = {**case.settings(ledgers), **REMOTE, "ray_address": cluster.address, **more}
-    killer = Killer(ledgers, count, victim)
+    num_envs = 2 * settings["num_envs_per_worker"] if case.is_off_policy else NUM_ENVS
+    killer = Killer(ledgers, count, victim, num_envs)
     killer.start()
     finished = run(folder, case.mode, ENV, recorded=True, spec=case.spec(of_probe), **settings)
     killer.join()
@@ -94,6 +95,10 @@ def run_case(
     assert killer.num_killed == count and len(restarts(finished)) <= count
     wait_until(lambda: not cluster.pools())  # no pool outlives its run
     plan = finished.plan
+    if case.is_off_policy:
+        # Each time the rows of a pool that were under way, and at the end those of all pools.
+        in_pools = (count + 1) * plan.remote_rows_in_flight * plan.num_envs
+        return finished, check_replay(finished, ledgers, case.autoreset, count, in_pools)
     in_pools = count * plan.remote_slots_in_flight * plan.rollout * plan.envs_per_split
     counts = check_on_policy(finished, ledgers, case.autoreset, count, in_pools)
     check_lag(finished)
@@ -146,6 +151,20 @@ def test_an_environment_that_raises_in_a_pool_ends_the_run_with_its_traceback(
         run(tmp_path, "sync-local", "faulty_envs:FailsToReset-v0", env_kwargs={"run_seed": 1}, **settings)
     assert "the arm is not calibrated" in found.value.details
     wait_until(lambda: not cluster.pools())
+
+
+def test_a_replay_holds_every_row_of_local_and_remote_workers(cluster: RayCluster, tmp_path: Path) -> None:
+    case = Case("sac", "sync-local", n_step=3, killed="rollout")
+    finished, counts = run_case(case, tmp_path, cluster, num_workers=1, num_remote_hosts=1)
+    assert counts.trained >= finished.config.train_for_env_steps
+
+
+def test_a_replay_holds_every_row_that_came_from_pools_which_die(cluster: RayCluster, tmp_path: Path) -> None:
+    case = Case("sac", "async-local", killed="rollout")
+    finished, counts = run_case(case, tmp_path, cluster, lambda: cluster.pools()[0], 2)
+    assert counts.lives == 4 + 2 * 2, "environments of a dead pool are made again"
+    assert counts.trained >= finished.config.train_for_env_steps
+    assert len(restarts(finished)) == 2
 
 
 @pytest.mark.long
