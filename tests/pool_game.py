@@ -57,7 +57,12 @@ class TestPool:
         """A worker dies between two rows, and the pool starts another one."""
         self._life = life
         self.stripes.close_episodes(split)
+        self._send()  # before the environments of the new worker are reset
         self.writers[split] = self._writer(split)
+
+    def _send(self) -> None:
+        if (sent := self.sender.take(0.0)) is not None:
+            self.to_learner.append(sent)
 
     def move(self) -> bool:
         """Everything that is under way arrives, and what is new is sent."""
@@ -68,8 +73,7 @@ class TestPool:
             self.receiver.write(self.to_learner.popleft(), 0.0)
         if grants := self.receiver.take_grants():
             self.to_pool.append((1, grants))
-        if (sent := self.sender.take(0.0)) is not None:
-            self.to_learner.append(sent)
+        self._send()
         return moved or bool(self.to_pool or self.to_learner)
 
 

@@ -56,8 +56,10 @@ class RowCodec:
 
     def __init__(self, arena: Arena) -> None:
         self._truncated = arena.array("replay.truncated")
-        self._num_splits, self._capacity = self._truncated.shape[:2]
-        self._num_flags: int = self._truncated.shape[2]
+        self._num_splits: int
+        self._capacity: int
+        self._num_flags: int
+        self._num_splits, self._capacity, self._num_flags = self._truncated.shape
         self._fields = [self._field(arena, name) for name in FIELDS]
         self._obs = self._field(arena, "obs")
         self.row_bytes = self._num_flags + sum(field.num_bytes for field in self._fields) + self._obs.num_bytes

@@ -153,10 +153,19 @@ def test_an_environment_that_raises_in_a_pool_ends_the_run_with_its_traceback(
     wait_until(lambda: not cluster.pools())
 
 
-def test_a_replay_holds_every_row_of_local_and_remote_workers(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_replay_holds_every_row_of_local_and_remote_workers_and_of_the_run_before(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
     case = Case("sac", "sync-local", n_step=3, killed="rollout")
-    finished, counts = run_case(case, tmp_path, cluster, num_workers=1, num_remote_hosts=1)
+    settings = {"num_workers": 1, "num_remote_hosts": 1}
+    finished, counts = run_case(case, tmp_path, cluster, **settings)
     assert counts.trained >= finished.config.train_for_env_steps
+    ledgers = tmp_path / "ledgers"
+    settings |= {**REMOTE, **case.settings(ledgers), **settings, "ray_address": cluster.address}
+    settings |= {"train_for_env_steps": 1300, "resume_from": Path(str(finished.outcome.checkpoint))}
+    resumed = run(tmp_path, case.mode, ENV, recorded=True, spec=finished.spec, **settings)
+    counts = check_replay(resumed, ledgers, case.autoreset, deaths=2, lost_with_machines=resumed.plan.num_envs)
+    assert counts.trained >= 1300 and counts.lives == 2 * resumed.plan.num_envs
 
 
 def test_a_replay_holds_every_row_that_came_from_pools_which_die(cluster: RayCluster, tmp_path: Path) -> None:
