@@ -7,7 +7,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from replays import TaggedWriter, new_replay
+from replays import SPEC, TaggedWriter, new_replay
 from small_runs import CountingWaker
 
 from asyncrl.buffers.arena import Arena
@@ -16,6 +16,7 @@ from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
 from asyncrl.cluster.parcels import SentRows
 from asyncrl.cluster.sent_rows import RowReceiver, RowSender, pool_specs
 from asyncrl.config.plan import ReplayPlan
+from asyncrl.config.schema import TrainConfig
 
 ENDLESS = 10**12
 
@@ -28,14 +29,16 @@ class TestPool:
     def __init__(self, game: Game, workers: list[int], life: int, is_restarted: bool) -> None:
         self._game, self.workers, self._life = game, workers, life
         own = SimpleNamespace(worker_num_splits=1, remote_rows_in_flight=game.rows_in_flight)
-        setup: Any = SimpleNamespace(arena=game.arena, plan=own, steps_at_restart=0 if is_restarted else None)
-        self.receiver = RowReceiver(setup, workers)
+        self.setup: Any = SimpleNamespace(
+            config=game.config, spec=SPEC, arena=game.arena, plan=own, steps_at_restart=0 if is_restarted else None
+        )
+        self.receiver = RowReceiver(self.setup, workers)
         arena = Arena.create(pool_specs(game.arena.specs, own))
         self.stripes, self.limits = ReplayStripes(arena), ReplayLimits(arena)
         wakers: Any = dict.fromkeys(workers, CountingWaker())
         waker: Any = SimpleNamespace(wait=lambda timeout_s: False)
-        setup = SimpleNamespace(arena=arena)
-        self.sender = RowSender(setup, waker, wakers, self.receiver.num_rows)
+        of_pool: Any = SimpleNamespace(config=game.config, spec=SPEC, arena=arena)
+        self.sender = RowSender(of_pool, waker, wakers, self.receiver.num_rows)
         self.writers = {split: self._writer(split) for split in workers}
         self.to_pool: deque[tuple[int, list[tuple[int, int]]]] = deque()
         self.to_learner: deque[SentRows] = deque()
@@ -92,9 +95,11 @@ class Game:
         rows_in_flight: int = 3,
         target: int = ENDLESS,
         num_rows: int = 3000,
+        observations: str = "float32",
     ) -> None:
         """`pools` has the number of splits of each pool."""
         self.rows_in_flight, self.num_envs = rows_in_flight, num_envs
+        self.config = TrainConfig(cluster="ray", cluster_observations=observations)
         num_splits = num_local + sum(pools)
         self.arena, self.stripes = new_replay(num_splits, num_envs, num_rows)
         self.limits = ReplayLimits(self.arena)

@@ -9,11 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.envs.spec import FLOAT_BYTES, ObservationLayout
 from asyncrl.monitoring.reports import Report
+from asyncrl.run.setup import RunSetup
 from asyncrl.runtime.processes import RunFailed
 
 PARCEL_BYTES = 1 << 20
 """Slots and rows are joined up to about this size while all requests for parcels are being answered."""
+
+LARGEST_FLOAT16 = 65504.0
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -98,3 +102,69 @@ class PackedField:
     def unpack(self, content: Bytes, item: int) -> None:
         """Writes `content` [num_bytes] into an item."""
         self._items[item] = content
+
+
+class PackedObservations(PackedField):
+    """Observations [N, ..., row_size], whose floating-point numbers travel as float16.
+
+    They are rounded, and those beyond float16's largest number become this number. Numbers of integer spaces and images
+    travel as they are.
+    """
+
+    def __init__(self, array: npt.NDArray[Any], layout: ObservationLayout) -> None:
+        self._rows: Bytes = array.reshape(len(array), -1, array.shape[-1]).view(np.uint8)
+        self._runs = _runs(layout)
+        self.num_bytes = self._rows.shape[1] * float16_row_bytes(layout)
+
+    def pack(self, item: int, out: Bytes) -> None:
+        start = 0
+        for place, is_half in self._runs:
+            part = self._rows[item][:, place]
+            if is_half:
+                numbers = np.clip(part.view(np.float32), -LARGEST_FLOAT16, LARGEST_FLOAT16)
+                part = numbers.astype(np.float16).view(np.uint8)
+            out[start : start + part.size] = part.reshape(-1)
+            start += part.size
+
+    def unpack(self, content: Bytes, item: int) -> None:
+        start = 0
+        for place, is_half in self._runs:
+            target = self._rows[item][:, place]
+            stop = start + (target.size // 2 if is_half else target.size)
+            if is_half:
+                target.view(np.float32)[...] = content[start:stop].view(np.float16).reshape(len(target), -1)
+            else:
+                target[...] = content[start:stop].reshape(target.shape)
+            start = stop
+
+
+def float16_row_bytes(layout: ObservationLayout) -> int:
+    """Bytes that a row of observations takes on the way, if its floating-point numbers travel as float16."""
+    return sum((place.stop - place.start) // (2 if is_half else 1) for place, is_half in _runs(layout))
+
+
+def _runs(layout: ObservationLayout) -> list[tuple[slice, bool]]:
+    """The bytes of a row in runs, and whether each run travels as float16."""
+    # Choices, flags and masks are 0 and 1.
+    is_half = [
+        part.kind != "numbers" or np.issubdtype(part.dtype, np.floating)
+        for part in layout.parts
+        if part.kind != "image"
+        for _ in range(part.size)
+    ]
+    starts = [idx for idx, half in enumerate(is_half) if idx == 0 or half != is_half[idx - 1]]
+    runs = [
+        (slice(FLOAT_BYTES * start, FLOAT_BYTES * stop), is_half[start])
+        for start, stop in zip(starts, [*starts[1:], len(is_half)], strict=False)
+    ]
+    num_pixel_bytes = layout.row_size - FLOAT_BYTES * len(is_half) if layout.num_pixels else 0
+    if num_pixel_bytes > 0:
+        runs.append((slice(FLOAT_BYTES * len(is_half), layout.row_size), False))
+    return runs
+
+
+def pack_observations(array: npt.NDArray[Any], setup: RunSetup) -> PackedField:
+    """Observations [N, ..., row_size], as the settings let them travel."""
+    if setup.config.cluster_observations == "float16":
+        return PackedObservations(array, setup.spec.observation)
+    return PackedField(array)

@@ -19,13 +19,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from asyncrl.buffers.arena import Arena, ArraySpec
 from asyncrl.buffers.messages import Waker
 from asyncrl.buffers.replay import ReplayLimits, ReplayStripes
-from asyncrl.cluster.parcels import PARCEL_BYTES, Bytes, PackedField, SentRows
+from asyncrl.cluster.parcels import PARCEL_BYTES, Bytes, PackedField, SentRows, pack_observations
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.run.setup import RunSetup
 
@@ -54,19 +56,20 @@ class RowCodec:
         row_bytes: size of a row.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, setup: RunSetup) -> None:
+        arena = setup.arena
         self._truncated = arena.array("replay.truncated")
         self._num_splits: int
         self._capacity: int
         self._num_flags: int
         self._num_splits, self._capacity, self._num_flags = self._truncated.shape
-        self._fields = [self._field(arena, name) for name in FIELDS]
-        self._obs = self._field(arena, "obs")
+        self._fields = [PackedField(self._flat(arena, name)) for name in FIELDS]
+        self._obs = pack_observations(self._flat(arena, "obs"), setup)
         self.row_bytes = self._num_flags + sum(field.num_bytes for field in self._fields) + self._obs.num_bytes
 
-    def _field(self, arena: Arena, name: str) -> PackedField:
+    def _flat(self, arena: Arena, name: str) -> npt.NDArray[Any]:
         array = arena.array(f"replay.{name}")
-        return PackedField(array.reshape(self._num_splits * self._capacity, *array.shape[2:]))
+        return array.reshape(self._num_splits * self._capacity, *array.shape[2:])
 
     def pack(self, rows: Sequence[tuple[int, int]]) -> Bytes:
         """The bytes of rows, given by split and number: [rows, row_bytes]."""
@@ -110,7 +113,7 @@ class RowReceiver:
         """Closes the episodes of the pool before this one, if there was one."""
         arena, num_splits = setup.arena, setup.plan.worker_num_splits
         self._stripes = ReplayStripes(arena)
-        self._codec = RowCodec(arena)
+        self._codec = RowCodec(setup)
         self._limits = ReplayLimits(arena)
         self._splits = [split for idx in workers for split in range(idx * num_splits, (idx + 1) * num_splits)]
         if setup.steps_at_restart is not None:
@@ -180,7 +183,7 @@ class RowSender:
         """
         self._stripes = ReplayStripes(setup.arena)
         self._limits = ReplayLimits(setup.arena)
-        self._codec = RowCodec(setup.arena)
+        self._codec = RowCodec(setup)
         self._waker, self._workers = waker, list(workers.values())
         for split_idx, count in num_rows.items():
             self._stripes.begin_at(split_idx, count)

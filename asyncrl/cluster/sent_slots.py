@@ -12,21 +12,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl
 from asyncrl.buffers.messages import IndexRing, Waker
 from asyncrl.buffers.slots import TrajectorySlots
-from asyncrl.cluster.parcels import PARCEL_BYTES, Bytes, PackedField, SentSlots
+from asyncrl.cluster.parcels import PARCEL_BYTES, Bytes, PackedField, SentSlots, pack_observations
 from asyncrl.config.plan import ResourcePlan
 from asyncrl.learner.slot_ledger import Columns, SlotExchange, SlotLedger
 from asyncrl.run.setup import RunSetup
 
-_PREFIX = "slots."
+_PREFIX, _OBSERVATIONS = "slots.", "slots.obs"
 OWN_WORDS = ("slots.state", "slots.owner")
 """Arrays of slots that do not travel: each arena has its own."""
 
@@ -38,10 +35,14 @@ class SlotCodec:
         slot_bytes: size of a slot.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, setup: RunSetup) -> None:
+        arena = setup.arena
         names = [spec.name for spec in arena.specs if spec.name.startswith(_PREFIX) and spec.name not in OWN_WORDS]
-        arrays: list[npt.NDArray[Any]] = [arena.array(name) for name in names]
-        self._fields = [PackedField(array) for array in arrays if array.size > 0]
+        self._fields = [
+            pack_observations(arena.array(name), setup) if name == _OBSERVATIONS else PackedField(arena.array(name))
+            for name in names
+            if arena.array(name).size > 0
+        ]
         self.slot_bytes = sum(field.num_bytes for field in self._fields)
 
     def pack(self, slots: Sequence[int]) -> Bytes:
@@ -68,7 +69,7 @@ class SlotReceiver:
     def __init__(self, setup: RunSetup, workers: Sequence[int]) -> None:
         arena = setup.arena
         self._slots = TrajectorySlots(arena)
-        self._codec = SlotCodec(arena)
+        self._codec = SlotCodec(setup)
         self._granted = [IndexRing(arena, f"granted.{worker_idx}") for worker_idx in workers]
         self._ready = {worker_idx: IndexRing(arena, f"ready.{worker_idx}") for worker_idx in workers}
         self._worker_num_splits = setup.plan.worker_num_splits
@@ -150,7 +151,7 @@ class SlotSender:
         slots = TrajectorySlots(arena)
         slots.reset()
         self._waker = waker
-        self._codec = SlotCodec(arena)
+        self._codec = SlotCodec(setup)
         self._ledger = CreditLedger(slots, plan, self._codec.slot_bytes)
         self._exchange = SlotExchange(
             ledger=self._ledger,

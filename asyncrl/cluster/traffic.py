@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncrl.buffers.layout import slot_specs
 from asyncrl.buffers.replay import replay_specs
+from asyncrl.cluster.parcels import float16_row_bytes
 from asyncrl.cluster.sent_rows import FIELDS
 from asyncrl.cluster.sent_slots import OWN_WORDS
 from asyncrl.config.plan import ResourcePlan
@@ -68,8 +69,8 @@ class Traffic:
     num_grants: int
 
     @classmethod
-    def of(cls, plan: ResourcePlan, spec: EnvSpec, num_weights: int) -> Traffic:
-        """The traffic of a plan, for blocks of `num_weights` float32."""
+    def of(cls, plan: ResourcePlan, spec: EnvSpec, num_weights: int, has_float16: bool = False) -> Traffic:
+        """The traffic of a plan, for blocks of `num_weights` float32; observations may travel as float16."""
         is_late = plan.async_rl and not plan.fixed_lag
         if plan.replay is None:
             publications = plan.num_epochs * plan.num_agents / plan.dataset_size
@@ -85,7 +86,7 @@ class Traffic:
             num_hosts=plan.num_remote_hosts,
             workers_per_host=plan.num_workers_per_remote_host,
             num_local_workers=plan.num_local_workers,
-            step_bytes=_bytes_of_a_step(plan, spec),
+            step_bytes=_bytes_of_a_step(plan, spec, has_float16),
             remote_share=1.0 - plan.num_local_workers / plan.num_workers,
             weights_bytes=4 * num_weights,
             publications_per_step=publications,
@@ -177,7 +178,7 @@ class Traffic:
         return lines
 
 
-def _bytes_of_a_step(plan: ResourcePlan, spec: EnvSpec) -> float:
+def _bytes_of_a_step(plan: ResourcePlan, spec: EnvSpec, has_float16: bool) -> float:
     """Bytes of a slot or a row, divided by its environment steps."""
     if plan.replay is None:
         arrays = [each for each in slot_specs(spec, plan) if each.name not in OWN_WORDS]
@@ -188,5 +189,9 @@ def _bytes_of_a_step(plan: ResourcePlan, spec: EnvSpec) -> float:
         arrays = [each for each in replay_specs(spec, *layout) if each.name in travel]
         num_steps = math.prod(arrays[0].shape[:3])
     num_bytes = sum(math.prod(each.shape) * np.dtype(each.dtype).itemsize for each in arrays)
+    if has_float16:
+        (obs,) = (each for each in arrays if each.name.endswith(".obs"))
+        row_bytes = obs.shape[-1] * np.dtype(obs.dtype).itemsize
+        num_bytes -= math.prod(obs.shape[:-1]) * (row_bytes - float16_row_bytes(spec.observation))
     flags_of_row_before = 0 if plan.replay is None else 1
     return num_bytes / num_steps + flags_of_row_before

@@ -278,6 +278,10 @@ class TrainConfig(BaseModel):
     ray_resources: dict[str, float] = _cluster({}, "custom resources of Ray that a pool takes, as JSON")
     ray_runtime_env: dict[str, Any] = _cluster({}, "Ray's runtime environment for the pools, as JSON")
     remote_start_timeout: PositiveFloat = _cluster(600.0, "seconds in which Ray must have placed and started a pool")
+    cluster_observations: Literal["float32", "float16"] = _cluster(
+        "float32",
+        "how floating-point observations of other machines travel; float16 halves their bytes and rounds them",
+    )
     cluster_bandwidth_mbit: PositiveFloat | None = _cluster(
         None, "Mbit/s of this machine's network each way, for which asyncrl.validate counts what it can carry"
     )

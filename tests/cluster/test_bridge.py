@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -90,7 +91,11 @@ class Link:
         for slot in slots:
             fill(other, slot, version=1, value=float(slot))
             other.chosen_at[slot] = time.monotonic() + AHEAD_S - 1.0
-        sent = SentSlots(slots, SlotCodec(other_arena).pack(slots)) if slots else None
+        sent = (
+            SentSlots(slots, SlotCodec(dataclasses.replace(self.setup, arena=other_arena)).pack(slots))
+            if slots
+            else None
+        )
         return Parcel(number, sent, {0: collected, 1: 0}, False, [f"report {number}"], failure)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.layout import arena_specs
 from asyncrl.cluster import sent_rows
 from asyncrl.cluster.sent_rows import RowCodec, RowReceiver, pool_specs
+from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.replay_sampler import ReplaySampler
+from asyncrl.run.setup import RunSetup
 
 
 def steps_of(game: Game) -> list[tuple[int, ...]]:
@@ -97,7 +100,7 @@ def test_a_row_that_is_not_the_next_one_is_refused() -> None:
 
 def test_each_observation_travels_once_and_a_parcel_has_at_most_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     game = Game(1.0, num_local=0, pools=[1], num_envs=2, warmup=1000, rows_in_flight=9)
-    row_bytes = RowCodec(game.arena).row_bytes
+    row_bytes = RowCodec(game.pools[0].setup).row_bytes
     # Of 2 environments: flags of the row before, an action of 8 bytes, reward, three flags, four float32; a version.
     assert row_bytes == 2 * (1 + 8 + 4 + 3 + 16) + 4
     monkeypatch.setattr(sent_rows, "PARCEL_BYTES", 4 * row_bytes)
@@ -129,7 +132,9 @@ def test_every_field_of_a_step_arrives_and_priorities_stay_with_the_learner() ->
         array = there.array(name)
         array[...] = random_numbers.integers(0, 2, array.shape) if array.dtype == bool else 7.25
     before = here.array("replay.obs").copy()
-    RowCodec(here).unpack(RowCodec(there).pack([(1, 12)])[0], 1, 12)
+    config = TrainConfig(cluster="ray")
+    sent, received = (RunSetup(config, plan, BOX, arena, Path(), None, 0) for arena in (there, here))
+    RowCodec(received).unpack(RowCodec(sent).pack([(1, 12)])[0], 1, 12)
     for name in travel - {"replay.obs"}:
         np.testing.assert_array_equal(here.array(name)[1, 12], there.array(name)[1, 3], name)
     assert (here.array("replay.obs")[1, 13] == 7.25).all(), "the observation after the step"
@@ -216,7 +221,7 @@ def test_a_pool_begins_behind_the_rows_of_a_restored_replay() -> None:
         game.move_all(chance, [1.0, 1.0])
     arena, stripes = new_replay(2, 2, 3000)
     stripes.restore(game.stripes.content())
-    setup: Any = SimpleNamespace(arena=arena, plan=SimpleNamespace(worker_num_splits=1), steps_at_restart=None)
-    receiver = RowReceiver(setup, [1])
+    setup = SimpleNamespace(**{**vars(game.pools[0].setup), "arena": arena})
+    receiver = RowReceiver(cast(Any, setup), [1])
     assert receiver.num_rows == {1: stripes.num_rows[1]} == {1: game.stripes.num_rows[1] + 1}
     assert receiver.take_grants() == []
