@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
@@ -39,6 +40,7 @@ from asyncrl.runtime.reporting import ReportSender
 WAIT_S = 0.01
 SILENCE_S = 60.0
 CLOSE_S = 2.5
+CLOCK_S = 30.0
 PAUSE_S = 5.0
 """A longer time between two polls is no silence of the pool: this process was stopped, or the machine asleep."""
 _REPORT_EVERY_S = 10.0
@@ -49,20 +51,24 @@ log = logging.getLogger(__name__)
 class ClockOffset:
     """How far the pool's `time.monotonic` is ahead of this machine's: half of a round trip may be unknown.
 
+    Clocks drift apart, so an answer counts for one to two times `CLOCK_S`.
+
     Attributes:
-        offset_s: of the call with the shortest round trip so far.
+        offset_s: of the call with the shortest round trip.
     """
 
     def __init__(self) -> None:
         self.offset_s = 0.0
-        self._round_trip_s = float("inf")
+        self._ends_at = -math.inf
+        self._before = self._now = (math.inf, 0.0)  # shortest round trip, and offset, of a time `CLOCK_S`
 
     def note(self, asked_at: float, pool_time: float, answered_at: float) -> None:
         """Takes the times of a call and of its answer here, and the pool's time in between."""
-        round_trip_s = answered_at - asked_at
-        if round_trip_s < self._round_trip_s:
-            self._round_trip_s = round_trip_s
-            self.offset_s = pool_time - (asked_at + answered_at) / 2.0
+        if answered_at >= self._ends_at:
+            self._ends_at = answered_at + CLOCK_S
+            self._before, self._now = self._now, (math.inf, 0.0)
+        self._now = min(self._now, (answered_at - asked_at, pool_time - (asked_at + answered_at) / 2.0))
+        self.offset_s = min(self._before, self._now)[1]
 
 
 @dataclasses.dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 import signal
 import socket
 import subprocess
@@ -65,6 +66,9 @@ def find_problem(config: TrainConfig) -> str | None:
 def _refusal(address: str) -> str | None:
     """Why nobody answers at an address; Ray itself tries for minutes."""
     if address == "auto":
+        of_environment = os.environ.get("RAY_ADDRESS", "")
+        if of_environment.startswith("ray://"):
+            return f"RAY_ADDRESS={of_environment}: the learner's machine must be a node of the cluster, not a client."
         return None
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():

@@ -17,7 +17,7 @@ from asyncrl.buffers.control import RunControl, TrainingInfo
 from asyncrl.buffers.messages import IndexRing
 from asyncrl.buffers.slots import SlotState
 from asyncrl.buffers.weights import WeightsChannel
-from asyncrl.cluster.bridge import ClockOffset, PoolBridge
+from asyncrl.cluster.bridge import CLOCK_S, ClockOffset, PoolBridge
 from asyncrl.cluster.connection import NUM_REQUESTS
 from asyncrl.cluster.parcels import Parcel, SentSlots
 from asyncrl.cluster.sent_slots import SlotCodec, SlotReceiver
@@ -224,3 +224,15 @@ def test_the_offset_of_a_clock_is_taken_from_the_quickest_answer() -> None:
     assert clock.offset_s == pytest.approx(100.0)
     clock.note(30.0, 139.0, 30.4)
     assert clock.offset_s == pytest.approx(100.0)
+
+
+def test_the_offset_of_clocks_that_drift_apart_follows() -> None:
+    clock, drift = ClockOffset(), 0.001
+    offsets = []
+    for second in range(0, 200, 5):
+        round_trip_s = 0.002 if second == 0 else 0.01  # the first answer is the quickest of all
+        clock.note(second, 100.0 + second * (1.0 + drift), second + round_trip_s)
+        offsets.append(clock.offset_s)
+    errors = [abs(offset - 100.0 - drift * 5 * number) for number, offset in enumerate(offsets)]
+    assert max(errors) < drift * 2 * CLOCK_S + 0.01
+    assert offsets[1] == offsets[0], "the quickest answer counts for a while"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import ray_cluster
-from command import Command
+from command import PROBE, Command
 from ledger_envs import count_started
 from ray_cluster import RayCluster
 from row_cases import ENV, Case
@@ -174,6 +176,20 @@ def test_a_replay_holds_every_row_that_came_from_pools_which_die(cluster: RayClu
     assert counts.lives == 4 + 2 * 2, "environments of a dead pool are made again"
     assert counts.trained >= finished.config.train_for_env_steps
     assert len(restarts(finished)) == 2
+
+
+def test_sigterm_to_all_processes_of_a_run_with_pools_saves_and_ends_it(
+    cluster: RayCluster, start: Callable[..., Command], leaves_nothing: None
+) -> None:
+    flags = ("--env=CartPole-v1", "--cluster=ray", f"--ray_address={cluster.address}", "--num_remote_hosts=2")
+    training = start("asyncrl.train", *flags, *PROBE[2:])
+    training.wait_until_trained()
+    os.killpg(training.process.pid, signal.SIGTERM)
+    code, _, stderr = training.finish()
+    assert code == 143, stderr
+    assert "Traceback" not in stderr
+    assert training.checkpoint() is not None and training.summary()["restarts"] == 0
+    wait_until(lambda: not cluster.pools())
 
 
 @pytest.mark.long
