@@ -53,7 +53,9 @@ class RemoteReplayLimiter(ReplayLimiter):
             given[split] = max(given[split], num_rows)  # a row that closes episodes is not given
             in_flight[split] = given[split] - num_rows
         num_in_flight = sum(in_flight.values())
-        room = self._step_limit - stripes.total_env_steps() - num_envs * num_in_flight
+        limit = self._start + math.floor((self.num_updates + self._slack) / self._ratio)
+        limit = min(limit, self._most_env_steps)
+        room = limit - stripes.total_env_steps() - num_envs * num_in_flight
         most_local_rows = max((stripes.num_rows[split] - self._first_rows[split] for split in self._local), default=0)
         is_behind = len(self._local) > 0 and self.due > 0
         # Splits with the fewest rows in flight are first, and among these the ones with the fewest rows.
@@ -73,4 +75,4 @@ class RemoteReplayLimiter(ReplayLimiter):
             if count + 1 < self._rows_in_flight:
                 heapq.heappush(order, (count + 1, num_given + 1, split))
         row_limits = [None if split in self._local else given[split] for split in range(stripes.num_splits)]
-        return self._limits.set(row_limits, self._step_limit - num_envs * num_in_flight)
+        return self._limits.set(row_limits, limit - num_envs * num_in_flight)

@@ -408,16 +408,11 @@ class ReplayLimiter:
         Returns whether they may step further than before.
         """
         if self._is_async:
-            return self._limits.set(None, self._step_limit)
+            limit = self._start + math.floor((self.num_updates + self._slack) / self._ratio)
+            return self._limits.set(None, min(limit, self._most_env_steps))
         if self._is_round_over and self.due == 0:
             self._round += 1
         return self._limits.set([first + self._round for first in self._first_rows], self._most_env_steps)
-
-    @property
-    def _step_limit(self) -> int:
-        """Async: environment steps that all splits together may have made."""
-        limit = self._start + math.floor((self.num_updates + self._slack) / self._ratio)
-        return min(limit, self._most_env_steps)
 
     @property
     def _is_round_over(self) -> bool:

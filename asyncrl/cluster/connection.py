@@ -22,7 +22,7 @@ from asyncrl.runtime.processes import RunFailed
 NUM_REQUESTS = 4
 """Requests for parcels that are under way at a time: what is ready is joined when all of them are being answered."""
 
-_THREADS = NUM_REQUESTS + 4
+_THREADS = 2 * NUM_REQUESTS + 4  # takes, grants, and the other calls
 _CONNECT_S, _LOOK_S = 10.0, 60.0
 _LOOK = """
 import logging, os, sys

@@ -77,7 +77,7 @@ class Traffic:
             versions = publications * plan.num_batches_per_epoch
             granted = plan.rollout * plan.num_envs_per_worker
             if not is_late:
-                granted = plan.dataset_size // plan.num_agents // plan.num_workers
+                granted = max(1, plan.dataset_size // plan.num_agents // plan.num_workers)
             num_grants = plan.remote_slots_in_flight if is_late else 1
         else:
             publications = versions = plan.replay.updates_per_env_step

@@ -13,13 +13,17 @@ import numpy as np
 import pytest
 from small_runs import BOX, CountingWaker, fill, planned, small_arena
 
+from asyncrl.buffers.arena import Arena
 from asyncrl.buffers.control import RunControl, TrainingInfo
+from asyncrl.buffers.layout import arena_specs
 from asyncrl.buffers.messages import IndexRing
+from asyncrl.buffers.replay import ReplayLimits
 from asyncrl.buffers.slots import SlotState
 from asyncrl.buffers.weights import WeightsChannel
 from asyncrl.cluster.bridge import CLOCK_S, ClockOffset, PoolBridge
 from asyncrl.cluster.connection import NUM_REQUESTS
 from asyncrl.cluster.parcels import Parcel, SentSlots
+from asyncrl.cluster.sent_rows import RowReceiver
 from asyncrl.cluster.sent_slots import SlotCodec, SlotReceiver
 from asyncrl.config.schema import TrainConfig
 from asyncrl.learner.slot_ledger import SlotExchange, SlotLedger
@@ -120,6 +124,28 @@ def test_grants_name_the_weights_and_only_the_newest_weights_travel(link: Link) 
     (((number, version, env_steps, block), _),) = link.pool.open("publish")
     assert (number, version, env_steps) == (3, 3, 30)
     assert (block == 3.0).all()
+
+
+@pytest.mark.parametrize(("async_rl", "named"), [(True, 1), (False, 2)], ids=["async", "sync"])
+def test_rows_are_granted_with_new_weights_in_sync_and_with_any_in_async(async_rl: bool, named: int) -> None:
+    plan = planned(algo="sac", cluster="ray", async_rl=async_rl, num_envs_per_worker=1, replay_size=100)
+    arena = Arena.create(arena_specs(BOX, plan, 8))
+    setup = RunSetup(TrainConfig(cluster="ray", algo="sac"), plan, BOX, arena, Path(), None, 0)
+    channel, limits, pool = WeightsChannel(arena), ReplayLimits(arena), SilentPool()
+    wakers = CountingWaker(), CountingWaker()
+    bridge = PoolBridge(setup, range(1), RowReceiver(setup, range(1)), pool, *wakers, lambda report: None, 60.0)
+    for version in (0, 1):
+        channel.publish(np.zeros(8, np.float32), version, 0)
+    for limit in range(1, NUM_REQUESTS + 3):
+        limits.set([limit], None)
+        bridge.poll()
+    calls = [args[:2] for args, _ in pool.open("grant")]
+    assert calls == [(named, [(0, limit)]) for limit in range(1, NUM_REQUESTS + 1)], "so many calls at a time"
+    pool.answer("grant")
+    for _ in range(2):
+        bridge.poll()
+    assert pool.open("grant")[-1][0][1] == [(0, NUM_REQUESTS + 2)], "the newest limit only"
+    arena.close()
 
 
 def test_slots_are_written_finished_and_announced_in_the_order_of_the_pool(link: Link) -> None:
