@@ -194,7 +194,10 @@ def test_sigterm_to_all_processes_of_a_run_with_pools_saves_and_ends_it(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_nothing_is_lost_or_trained_twice_under_fifty_random_deaths(cluster: RayCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("learner", ["ppo", "sac"])
+def test_nothing_is_lost_or_trained_twice_under_fifty_random_deaths(
+    cluster: RayCluster, tmp_path: Path, learner: str
+) -> None:
     chosen = random.Random(50)
 
     def victim() -> psutil.Process:
@@ -205,10 +208,10 @@ def test_nothing_is_lost_or_trained_twice_under_fifty_random_deaths(cluster: Ray
     def logs() -> list[Path]:
         return sorted(tmp_path.glob("pool-*.log"))
 
-    case = Case("ppo", "async-local", rnn_type="gru", killed="rollout")
-    settings = {"train_for_env_steps": 25_000, "restart_window_s": 5.0}
+    case = Case(learner, "async-local", rnn_type="gru" if learner == "ppo" else "", killed="rollout")
+    settings = {"train_for_env_steps": 25_000, "restart_window_s": 5.0, "replay_size": 60_000}
     finished, counts = run_case(case, tmp_path, cluster, victim, 50, **settings)
-    assert counts.lives > 15 * NUM_ENVS
+    assert counts.lives > 15 * finished.plan.num_envs
     assert len(restarts(finished)) > 25
 
 
