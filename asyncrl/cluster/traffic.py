@@ -131,11 +131,14 @@ class Traffic:
         return max(0, math.ceil(missing / of_a_host))
 
     def added_lag(self, steps_per_s: float, round_trip_s: float) -> float:
-        """Policy versions by which samples of pools are older because of the round trip.
+        """Policy versions by which samples of pools are older because of the round trip, on average.
 
-        Weights arrive half a round trip late, and samples travel for the other half.
+        Samples travel for half a round trip, and weights for the other half. If weights are published more often than
+        once in a round trip, the pool gets the newest once in each, and acts with them for a round trip.
         """
-        return round_trip_s * steps_per_s * self.versions_per_step
+        is_frequent = round_trip_s * steps_per_s * self.publications_per_step >= 1.0
+        late_s = round_trip_s * (1.5 if is_frequent else 1.0)
+        return late_s * steps_per_s * self.versions_per_step
 
     def describe(self, network: Network) -> list[str]:
         """The traffic in words, and what follows from all that is known of the network."""

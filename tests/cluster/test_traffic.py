@@ -70,6 +70,10 @@ def test_hosts_for_a_wanted_speed_and_the_lag_of_a_round_trip() -> None:
     ]
     assert traffic().hosts_needed(1200.0, 200.0, 1.5) == 2
     assert traffic().added_lag(1000.0, 0.2) == pytest.approx(2.0), "0.2 s of 1000 steps/s and a version in 100 steps"
+    assert traffic().added_lag(1000.0, 0.999) == pytest.approx(9.99), "a publication in 1 s arrives before the next one"
+    assert traffic().added_lag(1000.0, 1.0) == pytest.approx(15.0), (
+        "in use for another round trip, half of it on average"
+    )
 
 
 def test_datasets_that_are_collected_with_fixed_weights_get_no_older() -> None:
@@ -85,6 +89,6 @@ def test_what_is_known_of_a_network_is_put_in_words() -> None:
     # 125,000 bytes a second are 2,500 steps/s of pools, which are 40 of 42 workers.
     assert "all workers together make 2,625 steps/s, which the bandwidth limits," in lines[2]
     assert "1 Mbit/s of samples arrive, at most 0.21 Mbit/s of weights leave" in lines[2]
-    assert "a round trip of 1500 ms adds 39.4 versions to the lag" in lines[3]
+    assert "a round trip of 1500 ms adds 59.1 versions to the lag" in lines[3]
     assert "50 % of their speed with 2 in flight, and all of it with 4" in lines[3]
     assert lines[4] == "1,200 steps/s need 2 pools of 4 workers"
