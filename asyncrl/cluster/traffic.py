@@ -95,10 +95,16 @@ class Traffic:
             num_grants=num_grants,
         )
 
-    def bytes_per_s(self, steps_per_s: float) -> tuple[float, float]:
-        """Samples that arrive and weights that leave, if all workers together make so many environment steps."""
+    def bytes_per_s(self, steps_per_s: float, round_trip_s: float = 0.0) -> tuple[float, float]:
+        """Samples that arrive and weights that leave, if all workers together make so many environment steps.
+
+        A pool gets at most one publication in a round trip.
+        """
         arriving = steps_per_s * self.step_bytes * self.remote_share
-        return arriving, steps_per_s * self.num_hosts * self.weights_bytes * self.publications_per_step
+        publications_per_s = steps_per_s * self.publications_per_step
+        if round_trip_s > 0.0:
+            publications_per_s = min(publications_per_s, 1.0 / round_trip_s)
+        return arriving, publications_per_s * self.num_hosts * self.weights_bytes
 
     def most_steps_per_s(self, bandwidth_mbit: float) -> tuple[float, float]:
         """Environment steps a second at which the samples that arrive, and the weights that leave, fill a network."""
@@ -166,7 +172,9 @@ class Traffic:
         limit = ""
         if bandwidth_mbit is not None and (most := self.most_steps_per_s(bandwidth_mbit)[0]) < total:
             total, limit = most, ", which the bandwidth limits,"
-        arriving, leaving = (each / _BYTES_PER_S_OF_MBIT for each in self.bytes_per_s(total))
+        arriving, leaving = (each / _BYTES_PER_S_OF_MBIT for each in self.bytes_per_s(total, round_trip_s))
+        if bandwidth_mbit is not None:
+            leaving = min(leaving, bandwidth_mbit)  # publications are left out
         lines = [
             f"all workers together make {total:,.0f} steps/s{limit} if the learner keeps up: {arriving:,.3g} Mbit/s of "
             f"samples arrive, at most {leaving:,.3g} Mbit/s of weights leave"

@@ -27,6 +27,8 @@ def test_bytes_each_way_and_what_a_network_carries() -> None:
     assert "8 Mbit/s each way carry" in traffic.describe(Network(8.0))[1]
     at_speed = traffic.bytes_per_s(100.0)
     assert at_speed == (100 * 0.75 * of_slot / 4, 100 * 3 * 4000 * 0.25)
+    assert traffic.bytes_per_s(100.0, 0.1)[1] == 10 * 3 * 4000, "one publication in a round trip, not 25 a second"
+    assert traffic.bytes_per_s(100.0, 0.01) == at_speed
 
 
 def test_bytes_of_a_step_in_a_replay() -> None:
@@ -88,7 +90,8 @@ def test_what_is_known_of_a_network_is_put_in_words() -> None:
     assert len(lines) == 5
     # 125,000 bytes a second are 2,500 steps/s of pools, which are 40 of 42 workers.
     assert "all workers together make 2,625 steps/s, which the bandwidth limits," in lines[2]
-    assert "1 Mbit/s of samples arrive, at most 0.21 Mbit/s of weights leave" in lines[2]
+    assert "1 Mbit/s of samples arrive, at most 0.0533 Mbit/s of weights leave" in lines[2]
+    assert "at most 1 Mbit/s of weights leave" in traffic(weights_bytes=10**6).describe(Network(1.0, 0.0, 200.0))[2]
     assert "a round trip of 1500 ms adds 59.1 versions to the lag" in lines[3]
     assert "50 % of their speed with 2 in flight, and all of it with 4" in lines[3]
     assert lines[4] == "1,200 steps/s need 2 pools of 4 workers"

@@ -183,7 +183,7 @@ def test_sigterm_to_all_processes_of_a_run_with_pools_saves_and_ends_it(
 ) -> None:
     flags = ("--env=CartPole-v1", "--cluster=ray", f"--ray_address={cluster.address}", "--num_remote_hosts=2")
     training = start("asyncrl.train", *flags, *PROBE[2:])
-    training.wait_until_trained()
+    training.wait_until_trained(patience_s=150.0)
     os.killpg(training.process.pid, signal.SIGTERM)
     code, _, stderr = training.finish()
     assert code == 143, stderr
