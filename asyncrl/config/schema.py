@@ -509,6 +509,8 @@ class TrainConfig(BaseModel):
     initial_stddev: PositiveFloat = _model(
         0.6, "continuous actions: standard deviation at the start, in the unit of action_unit"
     )
+    use_sde: bool = _model(False, "continuous actions: the exploration noise is a function of the observation (gSDE)")
+    sde_sample_freq: Annotated[int, Field(ge=-1)] = _model(-1, "steps between new noise of gSDE; -1 is for an episode")
     action_unit: Literal["bounds", "raw"] = _model(
         "bounds",
         "continuous actions: the policy's -1 and 1 are the environment's bounds in each dimension where both bounds "

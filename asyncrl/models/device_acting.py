@@ -31,9 +31,9 @@ Part = tuple[npt.NDArray[Any], npt.NDArray[Any]]
 
 
 def answer_of(model: ActingModel, arrays: Sequence[npt.NDArray[Any]]) -> ActorOutput:
-    """Names the arrays of a model's `act`."""
+    """Names the arrays of a model's `act` or `act_with_features`."""
     names = SacActResult._fields if isinstance(model, SacActor) else ActResult._fields
-    return ActorOutput(**dict(zip(names, arrays, strict=True)))
+    return ActorOutput(**dict(zip((*names, "features"), arrays, strict=False)))
 
 
 class DeviceActor:
@@ -41,6 +41,7 @@ class DeviceActor:
 
     def __init__(self, model: ActingModel, device: torch.device, seed: int, compile: Compile = "auto") -> None:
         self._model = model
+        self._act = getattr(model, "act_with_features", model.act)
         self._device = device
         self._seed = seed
         self._generator = torch.Generator(device=device).manual_seed(seed)
@@ -87,7 +88,7 @@ class DeviceActor:
         return warning
 
     def _run(self, obs: Tensor, state: Tensor) -> list[Tensor]:
-        return [*self._model.act(obs, self._generator, state)]
+        return [*self._act(obs, self._generator, state)]
 
 
 class _Batch:
