@@ -9,10 +9,11 @@ humanoid  one run: SAC with 16 Hogwild workers on shared parameters (the preset 
 pong      A3C with 16 workers that pull copies (`--algo=a3c`), A2C and PPO with a learner, and Stable-Baselines3's A2C
           with rl-baselines3-zoo's settings, in a virtual environment in --work_dir.
 
-Each system trains for --minutes in all. Systems take turns in stretches, one at a time, so a machine that becomes slower
-slows all of them. A finished stretch is noted in showcases.jsonl and is not repeated. The script may be stopped at any
-time: a run of asyncrl saves and resumes within its stretch, one of Stable-Baselines3 repeats the stretch. More --minutes
-continue the runs. The pictures are those of `asyncrl plot`: trials over the steps of each worker, and a comparison.
+Each system trains for --minutes in all. Systems take turns in stretches, one at a time, so a machine that becomes
+slower slows all of them. A finished stretch is noted in showcases.jsonl and is not repeated. The script may be stopped
+at any time: a run of asyncrl saves and resumes within its stretch, one of Stable-Baselines3 repeats the stretch. More
+--minutes continue the runs. The pictures are those of `asyncrl plot`: trials over the steps of each worker, and a
+comparison.
 """
 
 from __future__ import annotations
@@ -39,13 +40,17 @@ from asyncrl.cli.many_runs import run_many
 from asyncrl.plot import main as plot
 from asyncrl.runtime.run_folder import RunFolder
 
-ENDLESS = "--train_for_env_steps=1000000000"
+ENDLESS = ("--train_for_env_steps=1000000000", "--lr_schedule=constant")
 START_AND_END_S = 300.0
 PONG = "ALE/Pong-v5"
 FRAMES_PER_STEP = {"humanoid": 1, "pong": 4}
 SB3_A2C = {
-    **{"algorithm": "a2c", "policy": "CnnPolicy", "n_envs": 16, "frame_stack": 4},
-    **{"ent_coef": 0.01, "vf_coef": 0.25},
+    "algorithm": "a2c",
+    "policy": "CnnPolicy",
+    "n_envs": 16,
+    "frame_stack": 4,
+    "ent_coef": 0.01,
+    "vf_coef": 0.25,
 }
 """rl-baselines3-zoo's settings of A2C for Atari games; the others are Stable-Baselines3's defaults."""
 
@@ -134,13 +139,18 @@ class Showcase:
         """`train_for_seconds` counts all stretches, so one that was stopped goes on to its end."""
         seconds = f"--train_for_seconds={sum(done) + self._stretch_s:g}"
         place = (f"--train_dir={self._folder}", f"--experiment={system.name}", f"--seed={self._seed}")
-        return train_command((*system.flags, *place, ENDLESS, "--lr_schedule=constant", seconds, "--quiet"))
+        return train_command((*system.flags, *place, *ENDLESS, seconds, "--quiet"))
 
     def _peer_command(self, system: System, done: Sequence[float]) -> list[str]:
         """Each stretch has a folder, and begins with the policy that the one before has saved."""
         options: dict[str, Any] = {
-            **{"env": PONG, "env_steps": 1_000_000_000, "seed": self._seed, "limit_s": self._stretch_s},
-            **{"step_marks": [], "time_marks_s": [], "settings": SB3_A2C},
+            "env": PONG,
+            "env_steps": 1_000_000_000,
+            "seed": self._seed,
+            "limit_s": self._stretch_s,
+            "step_marks": [],
+            "time_marks_s": [],
+            "settings": SB3_A2C,
         }
         if done:
             (last,) = (self._stretch_folder(system, len(done) - 1) / "policies").glob("*.zip")

@@ -99,7 +99,7 @@ def make_envs(env: str, settings: dict, num_envs: int, seed: int, in_training: b
 
 
 def arguments(settings: dict) -> dict:
-    """Returns the arguments of an algorithm: {"linear": x} is a schedule from x to 0, activation functions are names."""
+    """Returns arguments of an algorithm: {"linear": x} is a schedule from x to 0, activation functions are names."""
     found = {}
     for name, value in settings.items():
         if name not in OF_THE_ENVIRONMENT:
