@@ -153,8 +153,8 @@ class Showcase:
             "settings": SB3_A2C,
         }
         if done:
-            (last,) = (self._stretch_folder(system, len(done) - 1) / "policies").glob("*.zip")
-            options["start_from"] = str(last)
+            saved = (self._stretch_folder(system, len(done) - 1) / "policies").glob("*.zip")
+            options["start_from"] = str(max(saved, key=lambda path: path.stat().st_mtime))
         python = python_of(STABLE_BASELINES3, self._work_dir)
         folder = self._stretch_folder(system, len(done))
         return [str(python), str(DRIVERS / STABLE_BASELINES3.driver), "train", str(folder), json.dumps(options)]

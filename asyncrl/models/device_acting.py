@@ -41,7 +41,6 @@ class DeviceActor:
 
     def __init__(self, model: ActingModel, device: torch.device, seed: int, compile: Compile = "auto") -> None:
         self._model = model
-        self._act = getattr(model, "act_with_features", model.act)
         self._device = device
         self._seed = seed
         self._generator = torch.Generator(device=device).manual_seed(seed)
@@ -88,7 +87,8 @@ class DeviceActor:
         return warning
 
     def _run(self, obs: Tensor, state: Tensor) -> list[Tensor]:
-        return [*self._act(obs, self._generator, state)]
+        act = getattr(self._model, "act_with_features", self._model.act)
+        return [*act(obs, self._generator, state)]
 
 
 class _Batch:

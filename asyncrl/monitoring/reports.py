@@ -84,7 +84,7 @@ def _take_cpu_s() -> float:
 
 def _cpu_s() -> float:
     """The field `cpu_s` of a report: processor time since the last report of this process."""
-    return field(default_factory=_take_cpu_s, compare=False)  # type: ignore[no-any-return]
+    return field(default_factory=_take_cpu_s, compare=False)
 
 
 def busy_s(seconds: Mapping[Phase, float]) -> float:

@@ -25,6 +25,7 @@ from asyncrl.envs.spaces import spec_of_spaces
 from asyncrl.envs.spec import BoxAction, EnvSpec
 from asyncrl.models.acting import make_act
 from asyncrl.models.actor_critic import ActorCritic
+from asyncrl.models.device_acting import DeviceActor
 from asyncrl.models.exploration import HeldNoise, StateDependentExploration, make_exploration
 from asyncrl.models.factory import make_acting_model
 from asyncrl.models.flat import FlatParameters
@@ -107,6 +108,10 @@ def test_numpy_and_pytorch_act_with_the_parameters_that_training_computes(settin
     features = torch.from_numpy(np.array(answer.features))
     own = state_dependent_log_std(features, model.log_std.detach())
     np.testing.assert_allclose(answer.action_parameters[:, 2:], own, rtol=1e-4, atol=1e-5)
+    actor = DeviceActor(model, CPU, seed=1)  # as on an accelerator
+    of_device = actor.act(*actor.gather([(obs[:10], state[:10]), (obs[10:], state[10:])]))
+    np.testing.assert_allclose(of_device.action_parameters, answer.action_parameters, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(of_device.features, answer.features, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("settings", ALGORITHMS, ids=str)
