@@ -35,7 +35,7 @@ from scoring.systems import STABLE_BASELINES3
 from asyncrl.analysis.benchmark.tasks import train_command
 from asyncrl.analysis.benchmark.watch import TaskFailed, run_watched
 from asyncrl.analysis.records import ELAPSED, STEPS, TRAIN_RETURN, append_json_line, read_json_lines, read_records
-from asyncrl.analysis.tables import number, rounded, table
+from asyncrl.analysis.tables import UNKNOWN, number, rounded, table
 from asyncrl.cli.many_runs import run_many
 from asyncrl.plot import main as plot
 from asyncrl.runtime.run_folder import RunFolder
@@ -54,8 +54,8 @@ SB3_A2C = {
 }
 """rl-baselines3-zoo's settings of A2C for Atari games; the others are Stable-Baselines3's defaults."""
 
-Point = tuple[float, float, float]
-"""Seconds of training, environment steps, mean return of the last 100 training episodes."""
+Point = tuple[float, float, float | None]
+"""Seconds of training, environment steps, mean return of the last 100 training episodes; None before one has ended."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Showcase:
         """Returns what is on record of a system, that of an unfinished stretch of asyncrl included."""
         if system.flags:
             records = read_records(RunFolder(self._folder / system.name).metrics)
-            return [(each[ELAPSED], each[STEPS], each[TRAIN_RETURN]) for each in records if TRAIN_RETURN in each]
+            return [(each[ELAPSED], each[STEPS], each.get(TRAIN_RETURN)) for each in records if ELAPSED in each]
         points: list[Point] = []
         before_s = 0.0
         for idx, stretch_s in enumerate(self.stretches_of(system)):
@@ -183,12 +183,12 @@ class Showcase:
             curve = self.curve(system)
             if not curve:
                 continue
-            seconds, steps, value = curve[-1]
-            best = max(point[2] for point in curve)
+            seconds, steps, _ = curve[-1]
+            returns = [point[2] for point in curve if point[2] is not None]
             frames = FRAMES_PER_STEP[self.name] * steps
-            rows.append([system.label, f"{seconds / 60:.1f}", number(frames), number(frames / seconds)])
-            rows[-1] += [rounded(value), rounded(best)]
-            if system.flags:
+            shown = [rounded(returns[-1]), rounded(max(returns))] if returns else [UNKNOWN, UNKNOWN]
+            rows.append([system.label, f"{seconds / 60:.1f}", number(frames), number(frames / seconds), *shown])
+            if system.flags and returns:
                 drawn.append(str(self._folder / system.name))
         for run in drawn:
             if (RunFolder(Path(run)).read_config()).backend == "hogwild":
