@@ -55,7 +55,7 @@ class InferenceBuffer(Protocol):
         """Returns the observations `[E, row_size]` of a place, and the recurrent states `[E, S]` before them."""
 
     def beginnings(self, place: tuple[int, int]) -> Beginnings:
-        """Returns in which environments an episode begins at a place; none at the first place of a worker."""
+        """Returns in which environments an episode begins at a place; none at the first row of the run."""
 
     def answer(self, place: tuple[int, int], envs: slice, answer: ActorOutput, version: int, now: float) -> None:
         """Writes a policy's answer beside the observations of a place.

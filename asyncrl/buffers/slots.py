@@ -161,9 +161,9 @@ class TrajectorySlots:
         return self.obs[place], self.rnn_state[place]
 
     def beginnings(self, place: tuple[int, int]) -> Beginnings:
-        """See `InferenceBuffer`. The first row continues the last one of the split's slot before, which was told.
+        """See `InferenceBuffer`. A final observation after a truncation counts as a beginning, as does the row after it.
 
-        The row of a final observation, after a truncation, counts as a beginning as well as the one after it.
+        Row 0 has none: it continues the last row of the split's slot before, for which they were returned already.
         """
         (slot, row), begins = place, np.zeros(self.num_envs, dtype=np.bool_)
         if row > 0:

@@ -31,12 +31,15 @@ MIN_VARIANCE = 1e-6
 
 
 def state_dependent_log_std(features: Tensor, log_std: Tensor) -> Tensor:
-    """Log-deviations `[B, A]` of `features @ matrix` for features `[B, F]`.
+    """Log-deviations `[B, A]` of `features @ matrix`, in the precision of `log_std` also under autocast.
 
     Args:
         features: [B, F], inputs of the policy's last layer.
         log_std: [F, A], log-deviations of the elements of the matrix.
     """
+    if torch.is_autocast_enabled(features.device.type):
+        with torch.autocast(features.device.type, enabled=False):
+            return state_dependent_log_std(features.to(log_std.dtype), log_std)
     variance = features.square() @ (2.0 * log_std).exp()
     return 0.5 * (variance + MIN_VARIANCE).log()
 
@@ -151,5 +154,4 @@ class StateDependentSacActor(SacActor):
         assert self.encoder is not None
         features: Tensor = self.encoder(Inputs(floats, pixels))
         mean = self.mlp(features)[0].to(self.statistics.dtype)
-        log_std = state_dependent_log_std(features.to(mean.dtype), self.log_std)
-        return torch.cat((mean, log_std.to(mean.dtype)), dim=-1), features
+        return torch.cat((mean, state_dependent_log_std(features, self.log_std)), dim=-1), features

@@ -66,6 +66,14 @@ def test_the_deviation_is_that_of_features_times_a_matrix_drawn_element_by_eleme
     torch.testing.assert_close(found, drawn, rtol=0.02, atol=0.0)
 
 
+def test_deviations_keep_their_precision_under_autocast() -> None:
+    features, log_std = torch.rand(5, 4).bfloat16(), torch.randn(4, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = state_dependent_log_std(features, log_std)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, state_dependent_log_std(features.float(), log_std))
+
+
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
 def test_gradients_of_a_log_probability_are_those_of_the_formula(algo: str) -> None:
     model, _ = make_model(algo=algo, normalize_input=False)
