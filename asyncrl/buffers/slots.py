@@ -161,7 +161,7 @@ class TrajectorySlots:
         return self.obs[place], self.rnn_state[place]
 
     def beginnings(self, place: tuple[int, int]) -> Beginnings:
-        """See `InferenceBuffer`. A final observation after a truncation counts as a beginning, as does the row after it.
+        """See `InferenceBuffer`. The final observation of a truncated episode counts, and so does the row after it.
 
         Row 0 has none: it continues the last row of the split's slot before, for which they were returned already.
         """
