@@ -272,9 +272,16 @@ class TrainConfig(BaseModel):
     remote_slots_in_flight: PositiveInt = _cluster(
         2, "async: slots that a remote worker holds at a time; it fills one while the others travel"
     )
+    remote_rows_in_flight: PositiveInt = _cluster(
+        16, "async, replay: rows, one step of each of its environments, that a remote split may be ahead of the learner"
+    )
     ray_resources: dict[str, float] = _cluster({}, "custom resources of Ray that a pool takes, as JSON")
     ray_runtime_env: dict[str, Any] = _cluster({}, "Ray's runtime environment for the pools, as JSON")
     remote_start_timeout: PositiveFloat = _cluster(600.0, "seconds in which Ray must have placed and started a pool")
+    cluster_observations: Literal["float32", "float16"] = _cluster(
+        "float32",
+        "how floating-point observations of other machines travel; float16 halves their bytes and rounds them",
+    )
     cluster_bandwidth_mbit: PositiveFloat | None = _cluster(
         None, "Mbit/s of this machine's network each way, for which asyncrl.validate counts what it can carry"
     )
