@@ -400,9 +400,7 @@ class TrainConfig(BaseModel):
         "noise of continuous actions in one environment from step to step: independent (white), or correlated over a "
         "few steps (ou, Ornstein-Uhlenbeck) or over all times up to a thousand steps (pink)",
     )
-    exploration_stddev: NonNegativeFloat = _replay(
-        0.1, "TD3: deviation of the noise on actions in [-1, 1] while collecting"
-    )
+    exploration_stddev: NonNegativeFloat = _replay(0.1, "TD3: deviation of the noise on acted actions in [-1, 1]")
     exploration_stddev_max: NonNegativeFloat | None = _replay(
         None, "TD3: environments have deviations evenly spaced from exploration_stddev to this; none is one for all"
     )
@@ -423,8 +421,7 @@ class TrainConfig(BaseModel):
         0.6, "power of the errors by which transitions are drawn; 0 draws all of them equally often"
     )
     prioritized_replay_beta: Fraction = _replay(
-        0.4,
-        "power of the weights at the start, which rises to 1 at train_for_env_steps; 1 corrects the draw fully",
+        0.4, "power of the weights at the start, which rises to 1 at train_for_env_steps; 1 corrects the draw fully"
     )
     critic_mlp_layers: list[PositiveInt] | None = _replay(
         None, "widths of the critics' hidden layers, or of their residual blocks; none is encoder_mlp_layers"
