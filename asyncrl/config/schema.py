@@ -400,7 +400,7 @@ class TrainConfig(BaseModel):
         "noise of continuous actions in one environment from step to step: independent (white), or correlated over a "
         "few steps (ou, Ornstein-Uhlenbeck) or over all times up to a thousand steps (pink)",
     )
-    exploration_stddev: NonNegativeFloat = _replay(0.1, "TD3: deviation of the noise of rollouts, on actions in [-1, 1]")
+    exploration_stddev: NonNegativeFloat = _replay(0.1, "TD3: deviation of noise in rollouts, of actions in [-1, 1]")
     exploration_stddev_max: NonNegativeFloat | None = _replay(
         None, "TD3: environments have deviations evenly spaced from exploration_stddev to this; none is one for all"
     )
